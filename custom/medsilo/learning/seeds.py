@@ -1,0 +1,20 @@
+"""Random numbers that depend on what they are for and on nothing else.
+
+Every use derives its own seed from the plan's seed and words that name the use ("hospital-a", "shuffle", round 3).
+So a run needs no generator state in its checkpoints, and sites may train in any order, process or thread.
+"""
+
+import hashlib
+
+import torch
+
+
+def seed_for(seed: int, *purpose: str | int) -> int:
+    """A seed in [0, 2**63) for this purpose; the same on every machine."""
+    text = "\x1f".join([str(seed), *map(str, purpose)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def generator_for(seed: int, *purpose: str | int) -> torch.Generator:
+    """A CPU generator for this purpose."""
+    return torch.Generator().manual_seed(seed_for(seed, *purpose))

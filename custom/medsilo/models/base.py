@@ -1,0 +1,18 @@
+"""What a network of the plan is."""
+
+from abc import abstractmethod
+
+from torch import nn
+
+from medsilo.section import Section
+
+
+class Network(Section):
+    """A network of the plan: its name and its numbers; `build` makes the module.
+
+    Subclasses declare `name: Literal["..."] = "..."` and their own numbers.
+    """
+
+    @abstractmethod
+    def build(self, channels: int, classes: int) -> nn.Module:
+        """A freshly initialised module; its weights come from torch's global generator."""

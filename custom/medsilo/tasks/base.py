@@ -1,0 +1,72 @@
+"""What a task is: data, network, loss and metric of one medical question. It knows nothing of federations."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from medsilo.models.base import Network
+from medsilo.section import Section
+
+
+class Cases(TensorDataset):
+    """Cases that lie in memory: inputs, targets and the patient each case belongs to."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, patients: Sequence[str]) -> None:
+        super().__init__(inputs, targets)
+        if len(patients) != len(inputs):
+            raise ValueError(f"{len(inputs)} cases but {len(patients)} patients")
+        self.patients = tuple(patients)
+
+    @property
+    def inputs(self) -> Tensor:
+        return self.tensors[0]
+
+    @property
+    def targets(self) -> Tensor:
+        return self.tensors[1]
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """The three parts of one site's data; no patient is in two of them."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+
+
+class Task(Section):
+    """A task of the plan: its name and its numbers. Subclasses declare `name: Literal["..."] = "..."`."""
+
+    title: ClassVar[str]
+    metric: ClassVar[str]  # the name of what `case_scores` measures; higher is better
+    synthetic: ClassVar[bool] = False
+    channels: ClassVar[int]
+    classes: ClassVar[int]
+
+    @abstractmethod
+    def default_network(self) -> Network:
+        """The network that this task uses when the plan names none."""
+
+    @abstractmethod
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        """One site's data. `sites` are all sites of the study in sorted order; `folder` is the site's own data folder."""
+
+    @abstractmethod
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The scalar that training minimises: a mean over the batch."""
+
+    @abstractmethod
+    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
+        """The metric of every case of a batch: [batch], float32."""
+
+
+def accuracy_per_case(output: Tensor, target: Tensor) -> Tensor:
+    """1 where the class with the highest score is the right one: [batch]."""
+    return (output.argmax(1) == target).to(torch.float32)
