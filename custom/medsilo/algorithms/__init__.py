@@ -1,0 +1,15 @@
+"""The table of methods. A new method is one file here and one line below."""
+
+from medsilo.algorithms.base import Algorithm, Parcel, Phase
+from medsilo.algorithms.central import Central
+from medsilo.algorithms.fedavg import FedAvg
+from medsilo.algorithms.fedbn import FedBN
+from medsilo.algorithms.fedper import FedPer
+from medsilo.algorithms.fedprox import FedProx
+from medsilo.algorithms.local import Local
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    method.model_fields["name"].default: method for method in (Local, FedAvg, FedProx, FedBN, FedPer, Central)
+}
+
+__all__ = ["ALGORITHMS", "Algorithm", "Parcel", "Phase"]

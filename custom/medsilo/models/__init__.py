@@ -1,0 +1,12 @@
+"""Networks: MONAI's where it has them, and the papers' others."""
+
+from medsilo.models.activity_cnn import ActivityCnn
+from medsilo.models.base import Network
+from medsilo.models.small_cnn import SmallCnn
+from medsilo.models.unet import UNet
+
+NETWORKS: dict[str, type[Network]] = {
+    "activity-cnn": ActivityCnn,
+    "small-cnn": SmallCnn,
+    "unet": UNet,
+}

@@ -1,0 +1,115 @@
+"""What a federated method is: what is shared, how it is merged, what is trained."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from medsilo.errors import PlanError
+from medsilo.learning.steps import Step, plain_step
+from medsilo.learning.training import Training
+from medsilo.mixing.mixers import Mixer, WeightedMean
+from medsilo.section import Section
+
+Tensors = dict[str, Tensor]
+Groups = dict[str, Tensors]
+Modules = dict[str, nn.Module]
+
+
+@dataclass
+class Parcel:
+    """What travels between the server and one site: named groups of tensors and the facts beside them."""
+
+    groups: Groups = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    samples: int = 0
+    metrics: dict[str, float | None] = field(default_factory=dict)
+
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for group in self.groups.values() for tensor in group.values())
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of rounds in which the same groups travel."""
+
+    name: str
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What a method finds at a site when it trains: the networks, their optimizers, and one pass over the data."""
+
+    modules: Modules
+    optimizers: Mapping[str, Optimizer]
+    training: Training
+    epoch: Callable[[str, Step, int], float]  # (network's name, step, number of the epoch) -> mean loss
+
+    def train(self, name: str = "model", step: Step = plain_step) -> float:
+        """The plan's local epochs on one network; returns the mean loss of the last."""
+        return [self.epoch(name, step, number) for number in range(self.training.local_epochs)][-1]
+
+
+class Algorithm(Section):
+    """A method of the plan. Holds its numbers and no state: that lies in the site's networks and the server's mixers.
+
+    Subclasses declare `name: Literal["..."] = "..."`, their own numbers, and override the piece that makes them what
+    they are. Without overriding, this is federated averaging.
+    """
+
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    travels: ClassVar[str]  # for the table of methods: what leaves a site
+    pooled: ClassVar[bool] = False  # needs all data in one place, so it never runs on NVFlare
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        """The stretches of rounds, in order."""
+        return [Phase("train", training.rounds)]
+
+    def networks(self, build: Callable[[], nn.Module]) -> Modules:
+        """Every network a site holds; `build` makes the plan's network. "model" is the one that is evaluated."""
+        return {"model": build()}
+
+    # What is shared
+    def shared(self, modules: Modules, phase: str) -> Groups:
+        """The tensors that travel in a phase, by group: views into the site's networks, never copies."""
+        return {"model": modules["model"].state_dict()}
+
+    # How it is merged
+    def mixer(self, group: str, earlier: Mapping[str, Mixer]) -> Mixer:
+        """The server's mixer for a group; `earlier` are those of the groups that travelled in earlier phases."""
+        return WeightedMean()
+
+    # What is trained
+    def train(self, bench: Workbench, phase: str) -> float:
+        """A site's work in one round; returns the training loss."""
+        return bench.train()
+
+    def personal(self, modules: Modules, phase: str) -> bool:
+        """Whether sites end with models of their own: something of "model" stays behind."""
+        travelling = memory_of(self.shared(modules, phase))
+        return any(tensor.data_ptr() not in travelling for tensor in modules["model"].state_dict().values())
+
+    def check(self, modules: Modules) -> None:
+        """Raises a PlanError when the method makes no sense on these networks (they may lie on the meta device)."""
+
+
+def memory_of(groups: Groups) -> set[int]:
+    """Where the tensors of these groups lie in memory: tells whether another view is the same tensor."""
+    return {tensor.data_ptr() for tensors in groups.values() for tensor in tensors.values()}
+
+
+def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
+    """The tensors that are not named."""
+    kept_back = set(names)
+    return {name: tensor for name, tensor in tensors.items() if name not in kept_back}
+
+
+def require(names: Sequence[str], method: str, layer: str, remedy: str) -> None:
+    """A method that keeps a kind of layer at the sites needs a network that has it."""
+    if not names:
+        raise PlanError(f"algorithm.name: {method} keeps {layer} at the sites, but this network has none; {remedy}")

@@ -1,0 +1,193 @@
+"""The command line. Nothing heavy is imported before a command needs it: --help answers at once."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from medsilo import __version__
+from medsilo.errors import MedsiloError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0 only when everything it promised happened."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return options.command(options)
+    except MedsiloError as error:
+        print(f"medsilo: {error}" + (f" [{error.private}]" if error.private else ""), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("medsilo: stopped; what was finished is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="medsilo", description="Federated training of medical-imaging models on NVFlare.")
+    parser.add_argument("--version", action="version", version=f"medsilo {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="run every method over three synthetic hospitals and write a report")
+    demo.add_argument("--rounds", type=int, default=8)
+    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("--out", type=Path, default=Path("runs"), help="where runs are kept (default: runs)")
+    demo.set_defaults(command=_demo)
+
+    run = commands.add_parser("run", help="run a job in NVFlare's simulator")
+    run.add_argument("job", help="a job's folder, for example jobs/fedavg")
+    _add_changes(run)
+    run.add_argument("--name", default="", help="name of the run's folder (default: method, task and time)")
+    run.add_argument("--out", type=Path, default=Path("runs"), help="where runs are kept (default: runs)")
+    run.add_argument("--engine", choices=("simulator", "inprocess"), default="simulator")
+    _add_site_options(run)
+    run.set_defaults(command=_run)
+
+    resume = commands.add_parser("resume", help="go on with a run that stopped, from its last finished round")
+    resume.add_argument("run", type=Path, help="the run's folder")
+    _add_site_options(resume)
+    resume.set_defaults(command=_resume)
+
+    pack = commands.add_parser("pack", help="write a job as it is submitted")
+    pack.add_argument("job", help="a job's folder, for example jobs/fedavg")
+    pack.add_argument("--with-code", action="store_true", help="put the package into the job (for sites that allow code)")
+    pack.add_argument("-o", "--out", type=Path, default=None, help="the folder to write (default: dist/<job>)")
+    _add_changes(pack)
+    pack.set_defaults(command=_pack)
+
+    report = commands.add_parser("report", help="write one HTML page about one or more runs")
+    report.add_argument("runs", type=Path, nargs="+", help="folders of runs")
+    report.add_argument("-o", "--out", type=Path, default=None, help="the page (default: report.html in the first run)")
+    report.set_defaults(command=_report)
+
+    commands.add_parser("methods", help="list the methods").set_defaults(command=_methods)
+    commands.add_parser("tasks", help="list the tasks").set_defaults(command=_tasks)
+    return parser
+
+
+def _add_changes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the plan: training.rounds=3")
+
+
+def _add_site_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=int, default=None, help="sites that work at the same time (default: all)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<n>")
+    parser.add_argument("--data", type=Path, default=None, help="folder with the sites' data, for tasks that need one")
+
+
+def _settings(options: argparse.Namespace):
+    from medsilo.site.settings import make_settings
+
+    data = options.data.resolve() if options.data else None
+    return make_settings({"device": options.device, "data": data}, "the command line")
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from medsilo.report.page import write
+    from medsilo.report.table import text_table
+    from medsilo.study.demo import run_demo
+
+    runs, failures = run_demo(options.out, options.rounds, options.seed, _say)
+    if runs:
+        _say("\n" + text_table(runs))
+        page = write(runs, runs[0].parent / "report.html", "Demo: three synthetic hospitals")
+        _say(f"\nreport: {page}")
+    for failure in failures:
+        print(f"medsilo: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from medsilo.federation.record import new_study
+    from medsilo.files import is_safe_name
+    from medsilo.flare.jobs import find_job, plan_of
+    from medsilo.study.progress import round_lines
+
+    job = find_job(options.job)
+    plan = plan_of(job, options.set)
+    if options.name and not is_safe_name(options.name):
+        raise MedsiloError(f"--name {options.name!r} has odd characters; use letters, digits, '.', '_' and '-'")
+    folder = options.out / (options.name or new_study(plan))
+    settings = _settings(options)
+
+    def on_round(record: dict) -> None:
+        for line in round_lines(record, plan.rounds, plan.task.metric):
+            _say(line)
+
+    if options.engine == "simulator":
+        from medsilo.flare import simulator
+
+        simulator.run(plan, folder, settings, job, options.threads, on_round)
+    else:
+        from medsilo.study import inprocess
+
+        inprocess.run(plan, folder=folder, settings=settings, on_round=on_round)
+    return _conclude(folder)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from medsilo.flare import simulator
+    from medsilo.plan import load_plan
+    from medsilo.study.progress import round_lines
+
+    plan = load_plan(options.run / "plan.yaml")
+
+    def on_round(record: dict) -> None:
+        for line in round_lines(record, plan.rounds, plan.task.metric):
+            _say(line)
+
+    simulator.resume(options.run, _settings(options), options.threads, on_round)
+    return _conclude(options.run)
+
+
+def _conclude(folder: Path) -> int:
+    """The table, the page, and where both are."""
+    from medsilo.report.page import write
+    from medsilo.report.table import text_table
+
+    _say("\n" + text_table([folder]))
+    _say(f"\nreport: {write([folder], folder / 'report.html', folder.name)}")
+    return 0
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from medsilo.flare.jobs import find_job, pack
+
+    job = find_job(options.job)
+    destination = pack(job, options.out or Path("dist") / job.resolve().name, options.set, options.with_code)
+    _say(f"job: {destination}")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from medsilo.report.page import write
+
+    page = options.out or options.runs[0] / "report.html"
+    _say(f"report: {write(options.runs, page, page.parent.resolve().name)}")
+    return 0
+
+
+def _methods(options: argparse.Namespace) -> int:
+    from medsilo.algorithms import ALGORITHMS
+
+    for name, algorithm in ALGORITHMS.items():
+        _say(f"{name:<10} {algorithm.paper:<26} travels: {algorithm.travels}")
+    return 0
+
+
+def _tasks(options: argparse.Namespace) -> int:
+    from medsilo.tasks import TASKS
+
+    for name, task in TASKS.items():
+        _say(f"{name:<22} {task.title} ({task.metric})")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,418 @@
+"""The server's side of a study: who is asked, what is accepted, how it is merged, what is kept.
+
+No word here of how parcels travel: a `Transport` brings them, in a plain loop or over NVFlare.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from medsilo.algorithms.base import Groups, Parcel
+from medsilo.errors import MedsiloError, ParticipationError, Refused
+from medsilo.federation.record import Record, now
+from medsilo.mixing.mixers import Mixer
+from medsilo.package import package_facts
+from medsilo.plan import Plan
+
+RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
+MOST_SAMPLES = 1_000_000_000
+
+Outgoing = Callable[[str], Parcel]
+Receive = Callable[[str, Parcel], None]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why a site gave nothing in a round."""
+
+    kind: Literal["refused", "lost"]
+    reason: str
+
+
+class Transport(Protocol):
+    """Brings parcels to sites and their answers back."""
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        """Ask all these sites at once; `receive` raises Refused for an answer that must not count.
+
+        Returns the sites without an accepted answer.
+        """
+
+    def pause(self, seconds: float) -> None:
+        """Wait; raises Aborted when the run was told to stop."""
+
+
+@dataclass
+class Exchange:
+    """What came of asking all sites once."""
+
+    seconds: float = 0.0
+    replies: dict[str, Parcel] = field(default_factory=dict)  # without their tensors: those are in the mixers
+    missing: dict[str, Missing] = field(default_factory=dict)
+    bytes_up: dict[str, int] = field(default_factory=dict)
+    bytes_down: dict[str, int] = field(default_factory=dict)
+
+    def by_kind(self, kind: str) -> dict[str, str]:
+        return {site: gone.reason for site, gone in sorted(self.missing.items()) if gone.kind == kind}
+
+
+class Coordinator:
+    """Leads one study from the first parcel to the summary."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        sites: Sequence[str],
+        transport: Transport,
+        record: Record,
+        engine: str,
+        on_round: Callable[[dict[str, Any]], None] = lambda record: None,
+    ) -> None:
+        self.plan, self.sites, self.transport, self.record = plan, sorted(sites), transport, record
+        self.engine, self.on_round = engine, on_round
+        self.study = record.folder.name
+        self.required = plan.participation.required
+        self.mixers: dict[str, Mixer] = {}
+        self.done = 0
+        self.best: tuple[float, int] | None = None
+        self.rounds: list[dict[str, Any]] = []
+        self.ends: dict[str, Exchange] = {}
+        networks = plan.build_networks()
+        self.parameters = sum(parameter.numel() for parameter in networks["model"].parameters())
+        last_phase = plan.phase_of(plan.rounds)
+        self.personal = plan.algorithm.personal(networks, last_phase)
+        with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
+            self.layout = plan.build_networks()
+
+    # ------------------------------------------------------------------ the course of a study
+    def run(self, resume: bool = False) -> dict[str, Any]:
+        """Lead the study to its end; returns the summary, which is also written when the study fails."""
+        started, clock = now(), time.monotonic()
+        reason: str | None = "stopped"
+        try:
+            if not resume:
+                self.record.begin(self.plan)
+            self._check_sites()
+            self._restore() if resume else self._save()
+            self.ends["join"] = self._exchange("join", 0)
+            while self.done < self.plan.rounds:
+                self._round(self.done + 1)
+            self._finish()
+            reason = None
+        except MedsiloError as error:
+            reason = str(error)
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: see the server's log"
+            raise
+        finally:
+            summary = self._summary(reason, started, time.monotonic() - clock)
+            if (self.record.folder / "plan.yaml").exists():
+                self.record.write_summary(summary)
+        return summary
+
+    def _check_sites(self) -> None:
+        named = set(self.plan.participation.sites)
+        strangers = sorted(set(self.sites) - named) if named else []
+        if strangers:
+            raise ParticipationError(f"site {strangers[0]} is not named in participation.sites; name it or leave it out")
+        absent = sorted(named - set(self.sites))
+        self.sites = sorted({*self.sites, *absent})
+        if len(self.sites) < self.required:
+            raise ParticipationError(
+                f"{len(self.sites)} sites are there ({', '.join(self.sites) or 'none'}) but the plan needs "
+                f"{self.required}; start the others or lower participation.minimum"
+            )
+
+    def _round(self, number: int) -> None:
+        started = time.monotonic()
+        phase = self.plan.phase_of(number)
+        self._open_mixers(phase)
+        exchange = self._exchange("round", number)
+        self._consider_best(exchange, number - 1)
+        for group in self._shared(phase):
+            self.mixers[group].finish()
+        self.done = number
+        record = {
+            "round": number,
+            "phase": phase,
+            "seconds": round(time.monotonic() - started, 3),
+            "asked": self.sites,
+            "answered": sorted(exchange.replies),
+            "refused": exchange.by_kind("refused"),
+            "lost": exchange.by_kind("lost"),
+            "sites": {site: self._line(exchange, site) for site in sorted(exchange.replies)},
+        }
+        self.rounds.append(record)
+        self.record.add_round(record)
+        self._save()
+        self.on_round(record)
+
+    @staticmethod
+    def _line(exchange: Exchange, site: str) -> dict[str, Any]:
+        reply = exchange.replies[site]
+        return {
+            "samples": reply.samples,
+            "seconds": round(reply.facts["seconds"], 3),
+            **reply.metrics,
+            "bytes_up": exchange.bytes_up[site],
+            "bytes_down": exchange.bytes_down[site],
+        }
+
+    def _finish(self) -> None:
+        """Give every site the outcome, choose the model, test it once."""
+        number = self.plan.rounds
+        self.ends["deliver"] = self._exchange("deliver", number)
+        self._consider_best(self.ends["deliver"], number)
+        chosen = self.best[1] if self.best and self._selects() else number
+        if not self.personal:
+            self._save_global("last", number)
+        if chosen != number:
+            self._take_over(*self.record.load_best())
+        if not self.personal:
+            self._save_global("best", chosen)
+        self.ends["test"] = self._exchange("test", number, selected=chosen, empty=chosen == number)
+
+    # ------------------------------------------------------------------ asking
+    def _exchange(self, task: str, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
+        """Ask every site, as often as the plan allows; raises when too few answer."""
+        exchange = Exchange()
+        rules = self.plan.participation
+        started = time.monotonic()
+        facts = {
+            "task": task,
+            "round": number,
+            "study": self.study,
+            "plan": self.plan.hash,
+            "sites": self.sites,
+            "selected": selected,
+        }
+
+        def outgoing(site: str) -> Parcel:
+            groups = {} if task == "join" or empty else self._payload(site, self.plan.phase_of(number))
+            parcel = Parcel(groups, facts=facts)
+            exchange.bytes_down[site] = parcel.size()
+            return parcel
+
+        def receive(site: str, reply: Parcel) -> None:
+            self._check(site, reply, task, number, exchange)
+            exchange.bytes_up[site] = reply.size()
+            for group, tensors in reply.groups.items():
+                self.mixers[group].add(site, tensors, reply.samples)
+            exchange.replies[site] = Parcel(facts=reply.facts, samples=reply.samples, metrics=reply.metrics)
+
+        asked = self.sites
+        while True:
+            exchange.missing = self.transport.ask(asked, outgoing, receive, rules.timeout)
+            waited = time.monotonic() - started
+            if not exchange.missing or rules.when_missing != "wait" or waited + RETRY_PAUSE > rules.patience:
+                break
+            asked = sorted(exchange.missing)
+            self.transport.pause(RETRY_PAUSE)
+        exchange.seconds = time.monotonic() - started
+        self._hold_to_the_contract(exchange, task, number)
+        return exchange
+
+    def _hold_to_the_contract(self, exchange: Exchange, task: str, number: int) -> None:
+        enough = len(exchange.replies) >= self.required
+        if enough and not (exchange.missing and self.plan.participation.when_missing == "stop"):
+            return
+        where = f"round {number}" if task == "round" else task
+        reasons = "; ".join(f"{site} {gone.kind}: {gone.reason}" for site, gone in sorted(exchange.missing.items()))
+        raise ParticipationError(
+            f"{where}: {len(exchange.replies)} of {len(self.sites)} sites answered, the plan needs "
+            f"{self.required if self.plan.participation.when_missing != 'stop' else len(self.sites)}: {reasons}"
+        )
+
+    def _payload(self, site: str, phase: str) -> Groups:
+        return {group: self.mixers[group].current(site) for group in self._shared(phase)}
+
+    # ------------------------------------------------------------------ accepting
+    def _check(self, site: str, reply: Parcel, task: str, number: int, exchange: Exchange) -> None:
+        """Refuse an answer that is not what was asked for; nothing of it has entered a sum yet."""
+        facts = reply.facts
+        if site not in self.sites:
+            raise Refused(f"{site} is not a site of this study")
+        if site in exchange.replies:
+            raise Refused(f"{site} answered twice; the first answer counts")
+        if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
+            raise Refused(f"answers {facts.get('task')} {facts.get('round')} of a study, not {task} {number} of this one")
+        ours, theirs = package_facts(), facts.get("package") or {}
+        if theirs != ours:
+            raise Refused(
+                f"runs medsilo {theirs.get('version')} ({str(theirs.get('hash'))[:12]}), the server {ours['version']} "
+                f"({ours['hash'][:12]}); install the same package at both"
+            )
+        if task == "round":
+            samples = reply.samples
+            if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MOST_SAMPLES:
+                raise Refused(f"sample count {samples!r} is not between 1 and {MOST_SAMPLES}")
+        self._check_groups(reply.groups, self.plan.phase_of(number) if task == "round" else None)
+
+    def _check_groups(self, groups: Groups, phase: str | None) -> None:
+        expected = self._shared(phase) if phase else {}
+        _same_names("groups", set(groups), set(expected))
+        for group, layout in expected.items():
+            _same_names(f"group {group}", set(groups[group]), set(layout))
+            for name, like in layout.items():
+                tensor = groups[group][name]
+                if not isinstance(tensor, Tensor):
+                    raise Refused(f"{group}/{name} is a {type(tensor).__name__}, not a tensor")
+                if tensor.shape != like.shape:
+                    raise Refused(f"{group}/{name} has shape {list(tensor.shape)}, expected {list(like.shape)}")
+                if tensor.dtype != like.dtype:
+                    raise Refused(f"{group}/{name} has dtype {tensor.dtype}, expected {like.dtype}")
+                # the largest magnitude is not finite exactly when some value isn't, and needs no copy
+                if tensor.is_floating_point() and not torch.linalg.vector_norm(tensor, torch.inf).isfinite():
+                    raise Refused(f"{group}/{name} holds NaN or infinity; training diverged at this site")
+
+    def _shared(self, phase: str) -> Groups:
+        """What travels in a phase: its layout, without values."""
+        groups = self.plan.algorithm.shared(self.layout, phase)
+        pack = self.plan.transport.packed
+        return {group: {name: pack(tensor) for name, tensor in tensors.items()} for group, tensors in groups.items()}
+
+    # ------------------------------------------------------------------ the server's memory
+    def _open_mixers(self, phase: str) -> None:
+        """Begin a round of the phase's mixers; a group that travels for the first time gets its initial values."""
+        new = {group for group in self._shared(phase) if group not in self.mixers}
+        initial = self.plan.algorithm.shared(self.plan.build_networks(), phase) if new else {}
+        pack = self.plan.transport.packed
+        for group in self._shared(phase):
+            if group in new:
+                values = {name: pack(tensor) for name, tensor in initial[group].items()}
+                self.mixers[group] = self.plan.algorithm.mixer(group, self.mixers)
+                self.mixers[group].start(self.sites, values)
+            else:
+                self.mixers[group].start(self.sites)
+
+    def _selects(self) -> bool:
+        return not self.personal and self.plan.tracking.select == "best"
+
+    def _consider_best(self, exchange: Exchange, rounds: int) -> None:
+        """Keep the model after so many rounds when its mean validation score is strictly greater than all before."""
+        scores = [reply.metrics.get("validation") for reply in exchange.replies.values()]
+        known = [score for score in scores if score is not None]
+        if not self._selects() or not known or len(known) < len(scores):
+            return
+        mean = sum(known) / len(known)
+        if self.best is None or mean > self.best[0]:
+            self.record.keep_as_best(rounds)
+            self.best = (mean, rounds)
+
+    def _save(self) -> None:
+        if self.done == 0:
+            self._open_mixers(self.plan.phase_of(1))
+        tensors: dict[str, Tensor] = {}
+        facts: dict[str, Any] = {"plan": self.plan.hash, "sites": self.sites, "best": self.best, "mixers": {}}
+        for group, mixer in self.mixers.items():
+            state, facts["mixers"][group] = mixer.state()
+            tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
+        self.record.save_checkpoint(self.done, tensors, facts)
+
+    def _restore(self) -> None:
+        tensors, facts = self.record.load_checkpoint()
+        if facts["plan"] != self.plan.hash:
+            raise MedsiloError("the checkpoint belongs to another plan; resume with the plan.yaml of its run folder")
+        if facts["sites"] != self.sites:
+            raise MedsiloError(f"the checkpoint's sites were {', '.join(facts['sites'])}; resume with the same sites")
+        for number in range(1, facts["round"] + 1):  # the mixers of every phase so far, in their order
+            self._open_mixers(self.plan.phase_of(number))
+        self._take_over(tensors, facts)
+        self.done = facts["round"]
+        self.best = tuple(facts["best"]) if facts["best"] else None
+        self.rounds = self.record.forget_after(self.done)
+
+    def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Put a checkpoint's values into the mixers."""
+        for group, mixer_facts in facts["mixers"].items():
+            prefix = f"{group}/"
+            mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            self.mixers[group].load_state(mine, mixer_facts)
+
+    def _save_global(self, which: str, rounds: int) -> None:
+        networks = self.plan.build_networks()
+        phase = self.plan.phase_of(self.plan.rounds)
+        payload = self._payload(self.sites[0], phase)
+        for group, tensors in self.plan.algorithm.shared(networks, phase).items():
+            for name, tensor in tensors.items():
+                tensor.copy_(payload[group][name])
+        facts = {"round": rounds, "method": self.plan.algorithm.name, "plan_hash": self.plan.hash}
+        self.record.save_global(which, networks["model"].state_dict(), facts)
+
+    # ------------------------------------------------------------------ the summary
+    def _summary(self, reason: str | None, started: str, seconds: float) -> dict[str, Any]:
+        plan, rules = self.plan, self.plan.participation
+        sites = {site: self._site_summary(site) for site in self.sites}
+        tests = [facts["test"] for facts in sites.values() if facts["test"] and facts["test"][plan.task.metric] is not None]
+        cases = sum(test["cases"] for test in tests)
+        scores = [test[plan.task.metric] for test in tests]
+        pooled = sum(test[plan.task.metric] * test["cases"] for test in tests)
+        return {
+            "schema": 1,
+            "status": "finished" if reason is None else "failed",
+            "reason": reason,
+            "method": plan.algorithm.name,
+            "title": plan.algorithm.title,
+            "task": plan.task.name,
+            "task_title": plan.task.title,
+            "synthetic": plan.task.synthetic,
+            "engine": self.engine,
+            "metric": plan.task.metric,
+            "seed": plan.seed,
+            "protocol": plan.protocol,
+            "plan_hash": plan.hash,
+            "package": package_facts(),
+            "study": self.study,
+            "network": plan.network.name,
+            "parameters": self.parameters,
+            "rounds": {"planned": plan.rounds, "done": self.done},
+            "agreed": {"sites": self.sites, "minimum": self.required, "when_missing": rules.when_missing},
+            "selected": {"by": "site" if self.personal else "mean", "rounds": self._selected_rounds()},
+            "sites": sites,
+            "mean_test": sum(scores) / len(scores) if scores else None,
+            "pooled_test": pooled / cases if cases else None,
+            "seconds": round(seconds, 3),
+            "started": started,
+            "ended": now(),
+        }
+
+    def _selected_rounds(self) -> dict[str, int]:
+        replies = self.ends.get("test", Exchange()).replies
+        return {site: int(reply.metrics["selected"] or 0) for site, reply in sorted(replies.items())}
+
+    def _site_summary(self, site: str) -> dict[str, Any]:
+        lines = {record["round"]: record["sites"].get(site) for record in self.rounds}
+        known = [line for line in lines.values() if line]
+        joined, delivered, tested = (self.ends.get(end, Exchange()).replies.get(site) for end in ("join", "deliver", "test"))
+        validation = [line["validation"] if line else None for line in lines.values()]
+        if "deliver" in self.ends:
+            validation.append(delivered.metrics.get("validation") if delivered else None)
+        reply = joined or delivered or tested
+        test = {self.plan.task.metric: "test", "loss": "test_loss", "cases": "cases"}
+        return {
+            "cases": reply.facts["cases"] if reply else None,
+            "contributed": len(known),
+            "missed": {str(r["round"]): reason for r in self.rounds if (reason := _absence(r, site))},
+            "validation": validation,
+            "test": {name: tested.metrics[key] for name, key in test.items()} if tested else None,
+            "bytes_up": sum(line["bytes_up"] for line in known),
+            "bytes_down": sum(line["bytes_down"] for line in known),
+            "seconds": round(sum(line["seconds"] for line in known), 3),
+        }
+
+
+def _absence(record: dict[str, Any], site: str) -> str | None:
+    """Why a site is missing from a round."""
+    return next((f"{kind}: {record[kind][site]}" for kind in ("refused", "lost") if site in record[kind]), None)
+
+
+def _same_names(what: str, given: set[str], expected: set[str]) -> None:
+    for problem, names in (("lacks", expected - given), ("has the surplus", given - expected)):
+        if names:
+            shown = ", ".join(sorted(map(str, names))[:3]) + (", ..." if len(names) > 3 else "")
+            raise Refused(f"{what}: {problem} {shown}")

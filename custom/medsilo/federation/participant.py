@@ -1,0 +1,270 @@
+"""A site's side of a study: answers the coordinator's parcels, and keeps what never leaves.
+
+No word here of how parcels travel: the same participant works in a plain loop and behind NVFlare.
+"""
+
+import csv
+import io
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from medsilo.algorithms.base import Groups, Parcel, Workbench, memory_of
+from medsilo.errors import DataError
+from medsilo.files import load_tensors, save_tensors, write_text
+from medsilo.learning.loop import batches, evaluate, train_epoch
+from medsilo.learning.seeds import generator_for, seed_for
+from medsilo.learning.steps import Step
+from medsilo.package import package_facts
+from medsilo.plan import Plan
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.base import SiteData
+
+EVALUATION_BATCH = 64
+COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
+Stop = Callable[[], None]
+
+
+class Participant:
+    """One site of a study. Its state after a round lies in its folder, so any process may take over from there."""
+
+    def __init__(
+        self, plan: Plan, site: str, sites: Sequence[str], settings: SiteSettings, folder: Path, data: SiteData | None = None
+    ) -> None:
+        self.plan, self.site, self.folder = plan, site, folder
+        self.compute = settings.compute()
+        self.data = data or _load_data(plan, site, sites, settings)
+        self.cases = {part: len(getattr(self.data, part)) for part in ("train", "validation", "test")}
+        for part, cases in self.cases.items():
+            if cases == 0:
+                raise DataError(f"the {part} part of task {plan.task.name} has no cases at this site; check its split")
+        self._begin()
+        personal = plan.algorithm.personal(self.modules, plan.phase_of(plan.rounds))
+        self.chooses = personal and plan.tracking.select == "best"
+
+    @property
+    def model(self) -> nn.Module:
+        """The network that is evaluated and kept."""
+        return self.modules["model"]
+
+    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+        """Do what a parcel asks and answer it. `stop` is asked before every batch and raises to end the work."""
+        started = time.monotonic()
+        facts = parcel.facts
+        work = {"join": self._join, "round": self._round, "deliver": self._deliver, "test": self._test}
+        with self.compute.reproducible(seed_for(self.plan.seed, self.site, "work", facts["round"])):
+            reply = work[facts["task"]](parcel, facts["round"], stop)
+        echo = {key: facts[key] for key in ("task", "round", "study")}
+        reply.facts = {**echo, "package": package_facts(), "cases": self.cases, "seconds": time.monotonic() - started}
+        return reply
+
+    # ------------------------------------------------------------------ the four kinds of work
+    def _join(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
+        return Parcel()
+
+    def _round(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
+        """Take over what was merged, validate it, train, and give back what this phase shares."""
+        started = time.monotonic()
+        phase = self.plan.phase_of(number)
+        self._stand_after(number - 1)
+        self.done = -1  # until the round is whole, what lies in memory is the state after no round
+        self._receive(parcel, phase)
+        metrics = self._validate(number - 1, stop)
+        metrics["train_loss"] = _number(self._train(number, phase, stop))
+        self.done = number
+        self._save_state()
+        self._write_row(number, phase, metrics, time.monotonic() - started)
+        return Parcel(self._give(phase), samples=self.cases["train"], metrics=metrics)
+
+    def _deliver(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
+        """Take over and validate the outcome of the last round."""
+        self._stand_after(number)
+        self._receive(parcel, self.plan.phase_of(number))
+        metrics = self._validate(number, stop)
+        self._write_row(number + 1, "deliver", metrics, 0.0)
+        self._save_model("last", number)
+        return Parcel(metrics=metrics)
+
+    def _test(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
+        """Test the selected model, once: the one the coordinator sends, the last, or this site's own choice."""
+        selected = number
+        if self.chooses:
+            selected = self._load_model("best")["round"]
+        elif parcel.groups:
+            selected = parcel.facts["selected"]
+            self._load_model("last")
+            self._receive(parcel, self.plan.phase_of(number))
+        else:
+            self._load_model("last")
+        self._save_model("best", selected)
+        loss, score, cases = self._evaluate(self.data.test, stop)
+        return Parcel(metrics={"test": _number(score), "test_loss": _number(loss), "cases": cases, "selected": selected})
+
+    # ------------------------------------------------------------------ tensors in and out
+    @torch.no_grad()
+    def _receive(self, parcel: Parcel, phase: str) -> None:
+        """Put what arrived into the networks, in place: the optimizers keep hold of their parameters."""
+        mine = self.plan.algorithm.shared(self.modules, phase)
+        for group, tensors in parcel.groups.items():
+            for name, tensor in tensors.items():
+                mine[group][name].copy_(tensor)
+
+    def _give(self, phase: str) -> Groups:
+        """Copies of what travels: training may go on in the originals while these are still on their way."""
+        shared = self.plan.algorithm.shared(self.modules, phase)
+        return {
+            group: {name: self.plan.transport.packed(tensor.to("cpu", copy=True)) for name, tensor in tensors.items()}
+            for group, tensors in shared.items()
+        }
+
+    # ------------------------------------------------------------------ training and evaluation
+    def _train(self, number: int, phase: str, stop: Stop) -> float:
+        if self.plan.training.optimizer_state == "reset":
+            self._make_optimizers()
+
+        def epoch(name: str, step: Step, local_epoch: int) -> float:
+            order = generator_for(self.plan.seed, self.site, "shuffle", number, local_epoch)
+            data = batches(self.data.train, self.plan.training.batch_size, self.compute, order)
+            optimizer, loss = self.optimizers[name], self.plan.task.loss
+            return train_epoch(self.modules[name], data, loss, optimizer, self.compute, step, stop)
+
+        bench = Workbench(self.modules, self.optimizers, self.plan.training, epoch)
+        return self.plan.algorithm.train(bench, phase)
+
+    def _validate(self, rounds: int, stop: Stop) -> dict[str, float | None]:
+        """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
+        loss, score, _ = self._evaluate(self.data.validation, stop)
+        rank = score if math.isfinite(score) else -math.inf
+        if self.chooses and (self.best is None or rank > self.best):
+            self.best = rank
+            self._save_model("best", rounds)
+        return {"validation": _number(score), "validation_loss": _number(loss)}
+
+    def _evaluate(self, part: Dataset, stop: Stop) -> tuple[float, float, int]:
+        data = batches(part, EVALUATION_BATCH, self.compute)
+        return evaluate(self.model, data, self.plan.task.loss, self.plan.task.case_scores, self.compute, stop)
+
+    # ------------------------------------------------------------------ what is kept at the site
+    def _begin(self) -> None:
+        """The state before the first round, the same at every site."""
+        self.modules = {name: module.to(self.compute.device) for name, module in self.plan.build_networks().items()}
+        self._make_optimizers()
+        self.done = 0
+        self.best: float | None = None
+
+    def _make_optimizers(self) -> None:
+        self.optimizers = {
+            name: self.plan.training.make_optimizer(module.parameters())
+            for name, module in self.modules.items()
+            if any(parameter.requires_grad for parameter in module.parameters())
+        }
+
+    def _stand_after(self, number: int) -> None:
+        """Be in the state this site had after a round, also when this process is new or the server went back.
+
+        A site that missed rounds goes on from the last it took part in.
+        """
+        if self.done == number:
+            return
+        self._begin()
+        earlier = [saved for saved in self._saved_rounds() if saved <= number]
+        if earlier:
+            self._load_state(max(earlier))
+
+    def _saved_rounds(self) -> list[int]:
+        return [int(path.stem.removeprefix("state-")) for path in self.folder.glob("state-*.safetensors")]
+
+    def _state_path(self, number: int) -> Path:
+        return self.folder / f"state-{number}.safetensors"
+
+    def _save_state(self) -> None:
+        """Keep what the server won't send again: private tensors and optimizers, after this round and the one before.
+
+        Two rounds, because a server that dies inside a round asks for that round again.
+        """
+        sent = memory_of(self.plan.algorithm.shared(self.modules, self.plan.phase_of(self.done + 1)))
+        tensors = {
+            f"module/{module}/{name}": tensor
+            for module, network in self.modules.items()
+            for name, tensor in network.state_dict().items()
+            if tensor.data_ptr() not in sent
+        }
+        if self.plan.training.optimizer_state == "keep":
+            for name, optimizer in self.optimizers.items():
+                tensors |= {f"optimizer/{name}/{key}": tensor for key, tensor in _optimizer_tensors(optimizer).items()}
+        best = self.best if self.best is not None and math.isfinite(self.best) else None
+        save_tensors(self._state_path(self.done), tensors, {"best": best})
+        for old in self._saved_rounds():
+            if old < self.done - 1:
+                self._state_path(old).unlink(missing_ok=True)
+
+    def _load_state(self, number: int) -> None:
+        tensors, facts = load_tensors(self._state_path(number))
+        for module, network in self.modules.items():
+            network.load_state_dict(_under(tensors, f"module/{module}/"), strict=False)
+        for name, optimizer in self.optimizers.items():
+            _restore_optimizer(optimizer, _under(tensors, f"optimizer/{name}/"))
+        self.best = facts["best"]
+        self.done = number
+
+    def _save_model(self, which: str, rounds: int) -> None:
+        facts = {"round": rounds, "method": self.plan.algorithm.name, "site": self.site, "plan_hash": self.plan.hash}
+        save_tensors(self.folder / f"{which}.safetensors", self.model.state_dict(), facts)
+
+    def _load_model(self, which: str) -> dict[str, Any]:
+        tensors, facts = load_tensors(self.folder / f"{which}.safetensors")
+        self.model.load_state_dict(tensors)
+        return facts
+
+    def _write_row(self, number: int, phase: str, metrics: dict[str, float | None], seconds: float) -> None:
+        """One line a round in metrics.csv; a round that is repeated replaces its line."""
+        path = self.folder / "metrics.csv"
+        rows = list(csv.DictReader(io.StringIO(path.read_text()))) if path.exists() else []
+        rows = [row for row in rows if int(row["round"]) < number]
+        row = {"round": number, "phase": phase, "samples": self.cases["train"], "validated_round": number - 1}
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*rows, {**row, **metrics, "seconds": round(seconds, 3)}])
+        write_text(path, text.getvalue())
+
+
+def _load_data(plan: Plan, site: str, sites: Sequence[str], settings: SiteSettings) -> SiteData:
+    if settings.data is not None and not settings.data.is_dir():
+        message = "the data folder named in this site's medsilo.yaml does not exist; correct 'data' there"
+        raise DataError(message, private=str(settings.data))
+    return plan.task.load(site, sorted(sites), plan.seed, settings.data)
+
+
+def _number(value: float) -> float | None:
+    """A number that JSON can hold; None stands for one that could not be computed, never 0."""
+    return value if math.isfinite(value) else None
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """What an optimizer remembers, as "<parameter's index>/<key>"."""
+    return {
+        f"{index}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for index, memory in optimizer.state_dict()["state"].items()
+        for key, value in memory.items()
+        if value is not None
+    }
+
+
+def _restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, key = name.split("/")
+        state.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

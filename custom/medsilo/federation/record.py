@@ -1,0 +1,126 @@
+"""The run tree: what a study leaves on the server's disk, in files that other programs may rely on."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from medsilo.errors import MedsiloError
+from medsilo.files import load_tensors, newest, save_tensors, write_json, write_text
+from medsilo.package import package_facts
+from medsilo.plan import Plan
+
+PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
+
+
+def now() -> str:
+    """The time of day, UTC, as it stands in files."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def new_study(plan: Plan) -> str:
+    """A name for a new run: method, task and time."""
+    return f"{plan.algorithm.name}-{plan.task.name}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
+
+
+class Record:
+    """One run's folder: plan, provenance, rounds, checkpoints, summary."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, plan: Plan) -> None:
+        """Write what is known before the first round. A run never writes over another."""
+        if (self.folder / "plan.yaml").exists():
+            raise MedsiloError(f"run folder {self.folder.name} exists; choose another name, or resume that run")
+        write_text(self.folder / "plan.yaml", plan.to_yaml())
+        provenance = {
+            "package": package_facts(),
+            "plan_hash": plan.hash,
+            "seed": plan.seed,
+            "protocol": plan.protocol,
+            "started": now(),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        }
+        write_json(self.folder / "provenance.json", provenance)
+
+    # ------------------------------------------------------------------ rounds
+    def rounds(self) -> list[dict[str, Any]]:
+        """The rounds written so far; a line that a crash cut short doesn't count."""
+        path = self.folder / "rounds.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def add_round(self, record: dict[str, Any]) -> None:
+        """Append one line to rounds.jsonl."""
+        line = json.dumps(record, allow_nan=False)
+        try:
+            with (self.folder / "rounds.jsonl").open("a") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            message = "rounds.jsonl could not be written (is the disk full?); free space, then resume"
+            raise MedsiloError(message, private=str(error)) from error
+
+    def forget_after(self, round_number: int) -> list[dict[str, Any]]:
+        """Drop the lines of rounds that will be repeated; returns those that stay."""
+        kept = [record for record in self.rounds() if record["round"] <= round_number]
+        write_text(self.folder / "rounds.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+        return kept
+
+    # ------------------------------------------------------------------ checkpoints
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def _checkpoint(self, round_number: int) -> Path:
+        return self.checkpoints / f"round-{round_number}.safetensors"
+
+    def save_checkpoint(self, round_number: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """The server's state after a round; the one before goes only when this one is whole."""
+        save_tensors(self._checkpoint(round_number), tensors, {**facts, "round": round_number})
+        for path in self.checkpoints.glob("round-*.safetensors"):
+            if path != self._checkpoint(round_number):
+                path.unlink()
+
+    def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The newest checkpoint."""
+        path = newest(self.checkpoints, "round-*.safetensors", lambda path: int(path.stem.removeprefix("round-")))
+        if path is None:
+            raise MedsiloError(f"run {self.folder.name} has no checkpoint to resume from; start it anew")
+        return load_tensors(path)
+
+    def keep_as_best(self, round_number: int) -> None:
+        """Keep a round's checkpoint beyond the next. A second name for the same file, so it costs no copy."""
+        temporary = self.checkpoints / ".best.part"
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(self._checkpoint(round_number), temporary)
+        except OSError:  # file systems without links
+            shutil.copyfile(self._checkpoint(round_number), temporary)
+        temporary.replace(self.checkpoints / "best.safetensors")
+
+    def load_best(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The checkpoint of the best round."""
+        return load_tensors(self.checkpoints / "best.safetensors")
+
+    # ------------------------------------------------------------------ the end
+    def save_global(self, which: str, model: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """The model that all sites share, where the method has one."""
+        save_tensors(self.folder / "global" / f"{which}.safetensors", model, facts)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """The run's outcome, success or failure."""
+        write_json(self.folder / "summary.json", summary)
+
+    def summary(self) -> dict[str, Any]:
+        """The run's outcome; an empty dict while there is none."""
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else {}

@@ -1,0 +1,95 @@
+"""Files that are either whole or not there: atomic writing, and tensors without pickle."""
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from medsilo.errors import MedsiloError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether a name of a site or a study may become the name of a folder."""
+    return NAME.fullmatch(name) is not None and ".." not in name
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends well; else `path` stays as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        why = "the disk is full" if _is_disk_full(error) else f"{type(error).__name__} while writing"
+        raise MedsiloError(
+            f"{path.name} could not be written: {why}. What was saved before is intact; free space or choose another "
+            "output folder, then resume",
+            private=f"{path}: {error}",
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _is_disk_full(error: Exception) -> bool:
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return getattr(error, "errno", None) in full or any(f"code: {number}" in str(error) for number in full)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with _replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically; a number that is no number is an error and never a file that others can't read."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
+    """Write named tensors and JSON facts into one safetensors file, atomically."""
+    metadata = {"facts": json.dumps(facts or {}, allow_nan=False)}
+    with _replacing(path) as temporary:
+        safetensors.torch.save_file(_separate(tensors), temporary, metadata)
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as the format wants them: contiguous, on the CPU, no two in the same memory."""
+    seen: set[int] = set()
+    separate = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return separate
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and facts of a file that `save_tensors` wrote."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise MedsiloError(
+            f"{path.name} cannot be read ({type(error).__name__}); it is missing or damaged", private=str(path)
+        ) from error
+
+
+def newest(folder: Path, pattern: str, key: Callable[[Path], int]) -> Path | None:
+    """The file of a folder whose key is the greatest."""
+    return max(folder.glob(pattern), key=key, default=None)

@@ -1,0 +1,105 @@
+"""A method as an NVFlare job: one canonical form, written, checked and packed here."""
+
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from medsilo.errors import MedsiloError
+from medsilo.files import write_json, write_text
+from medsilo.package import ROOT, package_facts, package_files
+from medsilo.plan import Plan, load_plan
+
+CONFIG = Path("app/config")
+CUSTOM = Path("app/custom")
+CONTROLLER = "medsilo.flare.controller.MedsiloController"
+EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
+
+
+def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
+    """The JSON files of a job for this plan."""
+    common: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": [], "components": []}
+    controller = {"id": "medsilo", "path": CONTROLLER, "args": {}}
+    # Sites look for work this often (seconds); NVFlare's default of 2 would be the least a round takes.
+    server = {"server": {"task_request_interval": 0.1}, "workflows": [controller]}
+    client = {"executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {}}}]}
+    return {
+        Path("meta.json"): {
+            "name": plan.algorithm.name,
+            "min_clients": plan.participation.required,
+            "resource_spec": {},
+            "deploy_map": {"app": ["@ALL"]},
+        },
+        CONFIG / "config_fed_server.json": {**common, **server},
+        CONFIG / "config_fed_client.json": {**common, **client},
+    }
+
+
+def find_job(job: str | Path) -> Path:
+    """The job's folder; an error that lists the jobs that are there when it is none."""
+    folder = Path(job)
+    if (folder / CONFIG / "plan.yaml").is_file():
+        return folder
+    around = folder.parent if folder.parent.is_dir() else Path("jobs")
+    known = sorted(path.parents[2].name for path in around.glob("*/app/config/plan.yaml"))
+    raise MedsiloError(f"no job at {folder}: it needs {CONFIG}/plan.yaml; jobs in {around}: {', '.join(known) or 'none'}")
+
+
+def plan_of(job: Path, changes: Iterable[str] = ()) -> Plan:
+    """A job's plan, with `a.b=value` changes."""
+    return load_plan(job / CONFIG / "plan.yaml", changes)
+
+
+def write_job(destination: Path, plan: Plan, job: Path | None = None, **controller_args: Any) -> None:
+    """Write a job for this plan. Filters, components and code that an own `job` has beyond the canonical form stay."""
+    if destination.exists():
+        raise MedsiloError(f"{destination} exists; choose another place or remove it")
+    for path, content in canonical_job(plan).items():
+        if job and path.name != "meta.json":
+            content = json.loads((job / path).read_text())
+        for workflow in content.get("workflows", []):
+            if workflow.get("path") == CONTROLLER:
+                workflow["args"] = {**workflow.get("args", {}), **controller_args}
+        write_json(destination / path, content)
+    write_text(destination / CONFIG / "plan.yaml", plan.to_yaml())
+    if job and (job / CUSTOM).is_dir():
+        shutil.copytree(job / CUSTOM, destination / CUSTOM, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def pack(job: Path, destination: Path, changes: Iterable[str] = (), with_code: bool = False) -> Path:
+    """Write the job as it is submitted; with the package's code inside when asked (for sites that allow custom code)."""
+    plan = plan_of(job, changes)
+    write_job(destination, plan, job)
+    if with_code:
+        for path in package_files():
+            target = destination / CUSTOM / "medsilo" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((ROOT / path).read_bytes())
+        meta = json.loads((destination / "meta.json").read_text())
+        write_json(destination / "meta.json", {**meta, "custom_props": {"medsilo": package_facts()}})
+    return destination
+
+
+def check_components(job: Path) -> None:
+    """Import every class that the job names: NVFlare's simulator hangs on a missing one."""
+    if (job / CUSTOM).is_dir():
+        sys.path.append(str(job / CUSTOM))
+    for name in ("config_fed_server.json", "config_fed_client.json"):
+        for path in _component_paths(json.loads((job / CONFIG / name).read_text())):
+            module, _, attribute = path.rpartition(".")
+            try:
+                getattr(importlib.import_module(module), attribute)
+            except (ImportError, AttributeError, ValueError) as error:
+                raise MedsiloError(f"{name}: component {path} cannot be loaded: {error}") from error
+
+
+def _component_paths(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [path for item in value for path in _component_paths(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [value["path"]] if isinstance(value.get("path"), str) else []
+    return own + [path for item in value.values() for path in _component_paths(item)]

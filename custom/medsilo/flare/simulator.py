@@ -1,0 +1,146 @@
+"""Runs a job in NVFlare's simulator, in processes of its own, and watches it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from medsilo.errors import MedsiloError
+from medsilo.federation.record import Record
+from medsilo.files import write_json, write_text
+from medsilo.flare.jobs import check_components, write_job
+from medsilo.plan import Plan, load_plan
+from medsilo.site.settings import FILE_NAME, SiteSettings
+
+START_LIMIT = 120.0  # seconds NVFlare has until our controller has begun
+END_LIMIT = 60.0  # seconds it has to end after the study has
+OnRound = Callable[[dict[str, Any]], None]
+
+
+def run(
+    plan: Plan,
+    folder: Path,
+    settings: SiteSettings,
+    job: Path | None = None,
+    threads: int | None = None,
+    on_round: OnRound = lambda record: None,
+) -> Record:
+    """Run a plan over its sites, as the canonical job or as `job` has it; returns the record of a run that finished."""
+    if plan.algorithm.pooled:
+        raise MedsiloError(f"{plan.algorithm.name} pools all data: it runs with --engine inprocess only")
+    if not plan.participation.sites:
+        raise MedsiloError("the simulator needs named sites; give --set participation.sites=[hospital-a,hospital-b]")
+    record = Record(folder.resolve())
+    if record.folder.exists():
+        raise MedsiloError(f"run folder {folder} exists; choose another --name, or go on with 'medsilo resume {folder}'")
+    write_job(record.folder / "job", plan, job, study=record.folder.name, engine="simulator")
+    return _simulate(record, plan, settings, threads, on_round)
+
+
+def resume(
+    folder: Path, settings: SiteSettings, threads: int | None = None, on_round: OnRound = lambda record: None
+) -> Record:
+    """Go on with a run that stopped, from its last finished round."""
+    record = Record(folder.resolve())
+    if not (folder / "job").is_dir() or not record.checkpoints.is_dir():
+        raise MedsiloError(f"{folder} is no run that can be resumed: it has no job or no checkpoint")
+    if record.summary().get("status") == "finished":
+        raise MedsiloError(f"{folder} is finished; there is nothing to resume")
+    plan = load_plan(folder / "plan.yaml")
+    path = folder / "job/app/config/config_fed_server.json"
+    config = json.loads(path.read_text())
+    config["workflows"][0]["args"]["resume"] = True
+    write_json(path, config)
+    (folder / "summary.json").unlink(missing_ok=True)
+    return _simulate(record, plan, settings, threads, on_round)
+
+
+def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int | None, on_round: OnRound) -> Record:
+    settings.compute()  # a device that is not there ends the run before anything starts
+    check_components(record.folder / "job")
+    workspace = _prepare_workspace(record, settings)
+    sites = ",".join(plan.participation.sites)
+    command = [sys.executable, "-m", __name__, str(record.folder / "job"), str(workspace), sites]
+    command.append(str(threads or len(plan.participation.sites)))
+    seen = len(record.rounds()) if (record.folder / "rounds.jsonl").exists() else 0
+    log_path = record.folder / "nvflare.log"
+    with log_path.open("a") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        _watch(process, record, seen, on_round)
+    finally:
+        _end(process)
+    summary = record.summary()
+    if not summary:
+        raise MedsiloError(f"NVFlare ended without a result: {_last_error(log_path)} (all of it: {log_path})")
+    if summary["status"] != "finished":
+        raise MedsiloError(summary["reason"])
+    return record
+
+
+def _prepare_workspace(record: Record, settings: SiteSettings) -> Path:
+    """The simulator's workspace with the policy a hospital would have: our classes on the allow-list, no others."""
+    workspace = record.folder / "nvflare"
+    local = {**settings.model_dump(mode="json"), "output": str(record.folder.parent)}
+    write_text(workspace / "local" / FILE_NAME, yaml.safe_dump(local))
+    write_json(workspace / "local" / "resources.json", {"format_version": 2, "class_allow_list": ["medsilo.flare."]})
+    return workspace
+
+
+def _watch(process: subprocess.Popen, record: Record, seen: int, on_round: OnRound) -> None:
+    """Report rounds as they are written, until the study has ended or its processes have."""
+    started = time.monotonic()
+    ended: float | None = None
+    while True:
+        running = process.poll() is None
+        rounds = record.rounds()
+        for line in rounds[seen:]:
+            on_round(line)
+        seen = max(seen, len(rounds))
+        if not running:
+            return
+        now = time.monotonic()
+        ended = ended or (now if record.summary() else None)
+        if ended and now - ended > END_LIMIT:
+            return
+        if not record.checkpoints.is_dir() and now - started > START_LIMIT:
+            return
+        time.sleep(0.1)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End the simulator and every process it started; they share a process group of their own."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(timeout=5)
+            time.sleep(0.2)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _last_error(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line or "ERROR" in line or "CRITICAL" in line]
+    return (errors or lines or ["it said nothing"])[-1]
+
+
+def main() -> int:
+    """Run NVFlare's simulator; a process of its own, since it changes folders and starts processes."""
+    from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
+
+    job, workspace, sites, threads = sys.argv[1:]
+    return SimulatorRunner(job, workspace, clients=sites, threads=int(threads)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

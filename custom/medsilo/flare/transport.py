@@ -1,0 +1,126 @@
+"""Asks sites over NVFlare: one task per site, all standing at once.
+
+Never one broadcast: NVFlare copies a broadcast's data after the first site asked for it, and every other site would
+get that site's model.
+"""
+
+import threading
+from collections.abc import Sequence
+from time import monotonic
+
+from nvflare.apis.controller_spec import ClientTask, SendOrder, Task, TaskCompletionStatus
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from medsilo.errors import Aborted, MedsiloError
+from medsilo.federation.coordinator import Missing, Outgoing, Receive
+from medsilo.flare.wire import from_reply, to_shareable
+
+POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites
+
+
+class _EachOnce(list):
+    """A task's list of deliveries that holds each once.
+
+    NVFlare 2.9 appends a delivery again when a site asks twice for the same task; its monitor thread then dies on the
+    second copy and the job never ends.
+    """
+
+    def append(self, item: object) -> None:
+        if not any(item is known for known in self):
+            super().append(item)
+
+
+class FlareTransport:
+    """Carries parcels between a controller and its sites."""
+
+    def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal) -> None:
+        self.controller, self.fl_ctx, self.abort_signal = controller, fl_ctx, abort_signal
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        """Ask all these sites at once; returns those without an accepted answer, and why."""
+        missing = self._absent(sites)
+        here = [site for site in sites if site not in missing]
+        answered: set[str] = set()
+        news = threading.Event()
+
+        def before_sending(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            client_task.task.data = to_shareable(outgoing(client_task.client.name))
+
+        def after_sending(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            client_task.task.data = Shareable()  # NVFlare holds its own reference until the site has it
+
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            site, result = client_task.client.name, client_task.result
+            client_task.result = None
+            try:  # an exception that left this callback would end the task without a reason
+                receive(site, from_reply(result))
+            except MedsiloError as error:
+                missing[site] = Missing("refused", str(error))
+            except Exception as error:
+                self.controller.log_exception(fl_ctx, f"while merging the answer of {site}")
+                missing[site] = Missing("refused", f"{type(error).__name__} at the server; its log says more")
+            answered.add(site)
+            news.set()
+
+        tasks = {site: self._task(outgoing, timeout, before_sending, after_sending, received) for site in here}
+        for site, task in tasks.items():
+            self.controller.send(task, self.fl_ctx, targets=[site], send_order=SendOrder.SEQUENTIAL)
+        deadline = monotonic() + timeout
+        try:
+            while len(answered) < len(here):
+                news.wait(POLL)
+                news.clear()
+                self._raise_if_aborted()
+                gone = {site for site, task in tasks.items() if task.completion_status is not None}
+                if monotonic() > deadline or gone | answered == set(here):
+                    break
+        finally:
+            for task in tasks.values():
+                if task.completion_status is None:
+                    self.controller.cancel_task(task, TaskCompletionStatus.CANCELLED)
+        for site in here:
+            if site not in answered:
+                missing[site] = Missing("lost", self._reason(tasks[site], timeout))
+        return missing
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless the job is aborted."""
+        deadline = monotonic() + seconds
+        while monotonic() < deadline:
+            self._raise_if_aborted()
+            threading.Event().wait(POLL)
+
+    @staticmethod
+    def _task(outgoing, timeout, before_sending, after_sending, received) -> Task:
+        task = Task(
+            name="medsilo",
+            data=Shareable(),
+            timeout=max(1, int(timeout)),
+            before_task_sent_cb=before_sending,
+            after_task_sent_cb=after_sending,
+            result_received_cb=received,
+        )
+        task.client_tasks = _EachOnce()
+        return task
+
+    def _absent(self, sites: Sequence[str]) -> dict[str, Missing]:
+        """Sites that can't answer; asking a dead one would cost NVFlare's whole lead time in every round."""
+        connected = {client.name for client in self.controller._engine.get_clients()}
+        absent = {site: Missing("lost", "is not connected") for site in sites if site not in connected}
+        for site in connected.intersection(sites):
+            if self.controller.get_client_disconnect_time(site):
+                absent[site] = Missing("lost", "its connection broke")
+        return absent
+
+    @staticmethod
+    def _reason(task: Task, timeout: float) -> str:
+        if task.completion_status == TaskCompletionStatus.CLIENT_DEAD:
+            return "its process or connection died"
+        return f"no answer within {timeout:g} s"
+
+    def _raise_if_aborted(self) -> None:
+        if self.abort_signal.triggered:
+            raise Aborted("the run was aborted")

@@ -1,0 +1,61 @@
+"""A parcel as NVFlare carries it: a DXO collection with one WEIGHTS member per group.
+
+So NVFlare's own filters (a site's privacy policies, quantisation) see every tensor; facts travel as meta.
+"""
+
+import numpy as np
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.utils import fobs
+
+from medsilo.algorithms.base import Parcel
+from medsilo.errors import Refused
+
+META = "medsilo"
+REFUSAL = "medsilo.refusal"
+
+
+def let_tensors_travel() -> None:
+    """NVFlare sends torch tensors as they are once this process has said so."""
+    fobs.register(TensorDecomposer)
+
+
+def to_shareable(parcel: Parcel) -> Shareable:
+    """Wrap a parcel. Tensors are referenced and not copied; dicts are new, since filters change them in place."""
+    groups = {group: DXO(DataKind.WEIGHTS, data=dict(tensors)) for group, tensors in parcel.groups.items()}
+    meta = {META: {"facts": parcel.facts, "samples": parcel.samples, "metrics": parcel.metrics}}
+    return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
+
+
+def from_reply(shareable: Shareable) -> Parcel:
+    """Unwrap what came over the wire; raises Refused for a refusal or for something that is no parcel."""
+    code = shareable.get_return_code(ReturnCode.OK)
+    if code != ReturnCode.OK:
+        raise Refused(shareable.get_header(REFUSAL) or f"the site answered {code}; its own log says why")
+    try:
+        collection = from_shareable(shareable)
+        if collection.data_kind != DataKind.COLLECTION:
+            raise ValueError(collection.data_kind)
+        content = collection.meta[META]
+        groups = {
+            group: {name: _as_tensor(value) for name, value in member.data.items()}
+            for group, member in collection.data.items()
+        }
+        return Parcel(groups, dict(content["facts"]), content["samples"], dict(content["metrics"]))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
+
+
+def _as_tensor(value: object) -> object:
+    """Some of NVFlare's filters turn tensors into numpy arrays; what is neither is refused later, by name."""
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def refusal(reason: str) -> Shareable:
+    """A site's answer when it could not do the work."""
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply.set_header(REFUSAL, reason)
+    return reply

@@ -1,0 +1,35 @@
+"""Which tensors of a network belong to which kind of layer, told by the layers' types and never by their names."""
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+HEAD_TYPES = (nn.Linear, _ConvNd)
+
+
+def _names_within(module: nn.Module, layers: set[nn.Module]) -> list[str]:
+    """State-dict names, in state-dict order, of all tensors that these layers own (buffers included)."""
+    owned = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, layer in module.named_modules(remove_duplicate=False)
+        if layer in layers
+        for name in layer.state_dict()
+    }
+    return [name for name in module.state_dict() if name in owned]
+
+
+def batch_norm_names(module: nn.Module) -> list[str]:
+    """State-dict names of every batch-norm tensor: weights, biases, running statistics and counters."""
+    return _names_within(module, {layer for layer in module.modules() if isinstance(layer, _BatchNorm)})
+
+
+def batch_norm_buffer_names(module: nn.Module) -> list[str]:
+    """State-dict names of the running statistics and counters of every batch norm."""
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    return [name for name in batch_norm_names(module) if name in buffers]
+
+
+def head_names(module: nn.Module) -> list[str]:
+    """State-dict names of the head: the linear or convolution layer that the network registers last."""
+    candidates = [layer for layer in module.modules() if isinstance(layer, HEAD_TYPES)]
+    return _names_within(module, set(candidates[-1:]))

@@ -1,0 +1,131 @@
+"""The one training loop and the one evaluation loop of all methods."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, TensorDataset
+
+from medsilo.errors import MedsiloError
+from medsilo.learning.steps import Step, plain_step
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+Stop = Callable[[], None]  # raises when the run was told to stop; asked before every batch
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What a site computes with. Comes from the site's own settings, never from a plan."""
+
+    device: torch.device = torch.device("cpu")
+    precision: Literal["float32", "bfloat16"] = "float32"
+    threads: int = 1
+    workers: int = 0
+
+    @staticmethod
+    def choose(device: str = "auto", **others: object) -> "Compute":
+        """Turns a device's name into a device that is there: "auto", "cpu", "cuda" or "cuda:<n>"."""
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        wanted = torch.device(device)
+        if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+            raise MedsiloError(
+                f"device: {device} was asked for, but this machine shows {torch.cuda.device_count()} CUDA devices; "
+                "set device: cpu or auto in the site's medsilo.yaml, or install a CUDA build of torch"
+            )
+        return Compute(device=wanted, **others)  # type: ignore[arg-type]
+
+    @contextmanager
+    def reproducible(self, seed: int) -> Iterator[None]:
+        """Everything drawn or summed inside is the same at every call: seeded, with a fixed number of threads."""
+        threads = torch.get_num_threads()
+        cudnn = torch.backends.cudnn.deterministic
+        torch.set_num_threads(self.threads)
+        torch.backends.cudnn.deterministic = True
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.backends.cudnn.deterministic = cudnn
+
+    def cast(self) -> AbstractContextManager:
+        """Mixed precision, if the site asked for it."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def batches(
+    dataset: Dataset, batch_size: int, compute: Compute, shuffle: torch.Generator | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The data set in batches on the site's device; shuffled when a generator is given.
+
+    A last training batch of one case is left out: batch norm can't be trained on it.
+    """
+    size = len(dataset)  # type: ignore[arg-type]
+    drop_last = shuffle is not None and size > batch_size and size % batch_size == 1
+    order = RandomSampler(range(size), generator=shuffle) if shuffle else SequentialSampler(range(size))
+    sampler = BatchSampler(order, batch_size, drop_last)
+    if isinstance(dataset, TensorDataset):  # lies in memory: one indexing per batch, not one per case
+        loader = DataLoader(dataset, sampler=sampler, batch_size=None)
+    else:
+        loader = DataLoader(dataset, batch_sampler=sampler, num_workers=compute.workers)
+    for inputs, targets in loader:
+        yield inputs.to(compute.device, non_blocking=True), targets.to(compute.device, non_blocking=True)
+
+
+def train_epoch(
+    model: nn.Module,
+    data: Iterator[tuple[Tensor, Tensor]],
+    loss_function: LossFunction,
+    optimizer: Optimizer,
+    compute: Compute,
+    step: Step = plain_step,
+    stop: Stop = lambda: None,
+) -> float:
+    """One pass over the data; returns the mean loss over cases."""
+    model.train()
+    total, cases = torch.zeros((), dtype=torch.float64), 0
+    for inputs, targets in data:
+        stop()
+
+        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            optimizer.zero_grad()
+            with compute.cast():
+                loss = loss_function(model(inputs), targets)
+            loss.backward()
+            return loss.detach()
+
+        total = total.to(compute.device) + step(optimizer, closure) * len(inputs)
+        cases += len(inputs)
+    return float(total / cases)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    data: Iterator[tuple[Tensor, Tensor]],
+    loss_function: LossFunction,
+    case_scores: LossFunction,
+    compute: Compute,
+    stop: Stop = lambda: None,
+) -> tuple[float, float, int]:
+    """Mean loss and mean score over cases, and the number of cases."""
+    model.eval()
+    loss = torch.zeros((), dtype=torch.float64, device=compute.device)
+    score, cases = loss.clone(), 0
+    for inputs, targets in data:
+        stop()
+        with compute.cast():
+            output = model(inputs)
+        output = output.float()
+        loss += loss_function(output, targets) * len(inputs)
+        score += case_scores(output, targets).sum()
+        cases += len(inputs)
+    return float(loss / cases), float(score / cases), cases

@@ -1,0 +1,40 @@
+"""How a site trains: the numbers of the plan's `training` section and the optimizer that follows from them."""
+
+from collections.abc import Iterable
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+from torch import nn, optim
+
+from medsilo.section import Section
+
+
+class Training(Section):
+    """The plan's `training`: the same at every site."""
+
+    rounds: int = Field(10, ge=1, le=100_000)
+    local_epochs: int = Field(1, ge=1, le=10_000)
+    batch_size: int = Field(16, ge=1, le=65_536)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    learning_rate: float = Field(0.01, gt=0, le=1000)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0, le=1)
+    # What the papers' codes do with momentum when the server overwrites the weights: keep it, or start afresh.
+    optimizer_state: Literal["keep", "reset"] = "keep"
+
+    @model_validator(mode="after")
+    def _numbers_that_do_nothing(self) -> Self:
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError("momentum belongs to sgd; adam has betas: remove momentum or choose optimizer=sgd")
+        if self.optimizer == "sgd" and "betas" in self.model_fields_set and self.betas != (0.9, 0.999):
+            raise ValueError("betas belong to adam; sgd has momentum: remove betas or choose optimizer=adam")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must lie in [0, 1), not {self.betas}")
+        return self
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
+        """The torch optimizer of this plan."""
+        if self.optimizer == "adam":
+            return optim.Adam(parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay)
+        return optim.SGD(parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay)

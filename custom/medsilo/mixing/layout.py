@@ -1,0 +1,146 @@
+"""How the tensors of one group lie one after another, so that mathematics runs over a few long vectors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+
+# Numbers that are handled at once: few enough for a processor's cache in double precision, many enough that the
+# cost of calling torch does not show.
+BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor, or a stretch of a long one."""
+
+    name: str
+    start: int
+    stop: int
+    whole: bool
+
+    def of(self, tensors: Tensors) -> Tensor:
+        """The piece's numbers, in one dimension, without a copy."""
+        flat = tensors[self.name].view(-1)
+        return flat if self.whole else flat[self.start : self.stop]
+
+
+@dataclass(frozen=True)
+class Block:
+    """At most BLOCK numbers that follow each other in a section: many small tensors, or a part of a long one."""
+
+    start: int
+    size: int
+    pieces: tuple[Piece, ...]
+    sizes: tuple[int, ...]
+
+    def read(self, tensors: Tensors, into: Tensor) -> None:
+        """Copies the block's numbers to `into` [size], which may be of a wider type."""
+        torch._foreach_copy_(into.split(self.sizes), [piece.of(tensors) for piece in self.pieces])
+
+
+class Section:
+    """All tensors of one floating-point type, thought of as one vector."""
+
+    def __init__(self, dtype: torch.dtype, shapes: dict[str, torch.Size], offset: int) -> None:
+        self.dtype = dtype
+        self.wide = torch.complex128 if dtype.is_complex else torch.float64
+        self.names = sorted(shapes)  # the same places whoever came first: even the last bit may depend on the place
+        self.shapes = [shapes[name] for name in self.names]
+        self.sizes = [shape.numel() for shape in self.shapes]
+        self.size = sum(self.sizes)
+        self.offset = offset  # in bytes, from the beginning of the parcel
+        self.blocks = _blocks(self.names, self.sizes)
+        self.widths = [block.size for block in self.blocks]
+
+    def room(self, size: int | None = None) -> Tensor:
+        """Memory for `size` numbers (all of the section's if not given) in double precision, not yet filled."""
+        return torch.empty(self.size if size is None else size, dtype=self.wide)
+
+    def flatten(self, tensors: Tensors) -> Tensor:
+        """A new vector [size] with all tensors of the section."""
+        if not self.names:
+            return torch.empty(0, dtype=self.dtype)
+        return torch.cat([tensors[name].view(-1) for name in self.names])
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """New tensors in the section's own type and shapes, each with its own memory (they are sent one by one)."""
+        parts = vector.split(self.sizes)
+        return {
+            name: part.to(self.dtype, copy=True).view(shape)
+            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
+
+
+class Layout:
+    """What a group consists of: names, shapes and types, and the sections that are averaged."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.names = list(tensors)
+        self.signature = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        self.carried = [name for name, (_, dtype) in self.signature.items() if not _is_averaged(dtype)]
+        shapes: dict[torch.dtype, dict[str, torch.Size]] = {}
+        for name, (shape, dtype) in self.signature.items():
+            if _is_averaged(dtype):
+                shapes.setdefault(dtype, {})[name] = shape
+        self.sections: list[Section] = []
+        self.bytes = 0
+        for dtype in sorted(shapes, key=str):
+            section = Section(dtype, shapes[dtype], self.bytes)
+            self.sections.append(section)
+            self.bytes += section.size * dtype.itemsize
+
+    def difference(self, tensors: Tensors) -> str | None:
+        """The first key in which `tensors` differ from this layout and how, or None."""
+        for name, tensor in tensors.items():
+            expected = self.signature.get(name)
+            if expected is None:
+                return f"{name}: no other site sent it"
+            if tensor.shape != expected[0]:
+                return f"{name}: shape {list(tensor.shape)}, expected {list(expected[0])}"
+            if tensor.dtype != expected[1]:
+                return f"{name}: type {tensor.dtype}, expected {expected[1]}"
+        if len(tensors) < len(self.signature):
+            return f"{next(name for name in self.names if name not in tensors)}: missing"
+        return None
+
+    def restore(self, vectors: list[Tensor], carried: Tensors) -> dict[str, Tensor]:
+        """New tensors, in the order in which they came, from one vector per section.
+
+        `vectors` is emptied on the way: each vector goes as soon as its tensors exist.
+        """
+        tensors = dict(carried)
+        for section in self.sections:
+            tensors |= section.unflatten(vectors.pop(0))
+        return {name: tensors[name] for name in self.names}
+
+
+def _is_averaged(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _blocks(names: list[str], sizes: list[int]) -> list[Block]:
+    """Cuts the row of tensors into blocks: small neighbours together, long tensors in parts."""
+    blocks: list[Block] = []
+    pieces: list[Piece] = []
+    begin = filled = 0
+
+    def close() -> None:
+        nonlocal begin, filled
+        if pieces:
+            blocks.append(Block(begin, filled, tuple(pieces), tuple(piece.stop - piece.start for piece in pieces)))
+        begin, filled = begin + filled, 0
+        pieces.clear()
+
+    for name, size in zip(names, sizes, strict=True):
+        for start in range(0, size, BLOCK):
+            stop = min(start + BLOCK, size)
+            if filled + stop - start > BLOCK:
+                close()
+            pieces.append(Piece(name, start, stop, whole=stop - start == size))
+            filled += stop - start
+    close()
+    return blocks

@@ -1,0 +1,488 @@
+"""Mixers: θ_i ← Σ_j M_ij θ_j, the server's memory and mathematics for one group of tensors.
+
+A mixer lives as long as the study. Round after round:
+
+    mixer.start(sites)                    # who takes part in the study
+    mixer.current(site)                   # what the site trains from
+    mixer.add(site, tensors, weight)      # what the site sends back, in any order
+    mixer.result(site)                    # what the site gets next
+
+The result is the same to the last bit whatever the order of arrival, because sums run over the sites in sorted order
+and in double precision. Numbers of integer or boolean type are never averaged: a mean takes them from the first site in
+sorted order that answered, a personal model keeps its own.
+
+Whoever adds tensors hands them over, and whoever is given tensors only reads them: the same tensors may be on their way
+to several sites. A mixer itself changes neither. Calls must come one at a time.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medsilo.errors import MedsiloError, PlanError, Refused
+from medsilo.mixing.layout import Layout, Section, Tensors
+from medsilo.mixing.waiting import Read, WaitingRoom
+
+# Numbers of all sites together that are mixed at once (2 MiB in double precision).
+ROOM = 1 << 18
+
+
+class Mixer(ABC):
+    """One group of tensors across rounds: who may contribute, who has, and what everybody was given last."""
+
+    def __init__(self) -> None:
+        self._sites: list[str] = []
+        self._answered: set[str] = set()
+        self._layout: Layout | None = None
+        self._open = False
+
+    # -- a round ------------------------------------------------------------------------------------------------------
+
+    def start(self, sites: Iterable[str], initial: Tensors | None = None) -> None:
+        """Begins a round (and closes the one before).
+
+        sites: the names of the study's sites; what a site was given in earlier rounds stays.
+        initial: tensors that every site gets that was never given any; shared, not copied.
+        """
+        names = _site_names(sites)
+        self._check_sites(names)
+        self.finish()
+        self._sites = names
+        self._answered = set()
+        self._layout = None
+        self._open = True
+        if initial is not None:
+            self._begin_with(dict(initial))
+
+    @torch.no_grad()
+    def add(self, site: str, tensors: Tensors, weight: float) -> None:
+        """Takes what one site sends: tensors by name, and how many samples they rest on.
+
+        What does not fit raises Refused and changes nothing: the site may send again.
+        """
+        self._check_turn(site, weight)
+        own = _plain(site, tensors)
+        layout = self._layout or Layout(own)
+        difference = layout.difference(own)
+        if difference:
+            raise Refused(f"{site}: {difference}")
+        self._take(site, own, float(weight), layout)
+        self._layout = layout
+        self._answered.add(site)
+        self._settle()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Closes the round: mixes what has come. After it, `current` is the result; nothing can be added."""
+        if self._answered:
+            self._merge()
+        self._answered = set()
+        self._open = False
+
+    def result(self, site: str) -> dict[str, Tensor]:
+        """What the site gets next. Closes the round if anything has come; the same tensors however often asked."""
+        if self._answered:
+            self.finish()
+        return self.current(site)
+
+    def current(self, site: str) -> dict[str, Tensor]:
+        """What the site was given last, untouched by what comes in before the round closes."""
+        row = self._row(site)
+        if row is None:
+            raise MedsiloError(f"{site}: no tensors for this site yet: it neither sent any nor was given any")
+        return dict(row)
+
+    # -- between rounds -----------------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What must outlive the process, between two rounds: tensors by key, and facts that JSON can hold."""
+        if self._answered:
+            raise MedsiloError("A round is open: finish() it before its state is saved")
+        tensors, facts = self._save()
+        return tensors, {"mixer": type(self).__name__, "sites": list(self._sites), **facts}
+
+    def load_state(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+        """Continues from what `state` gave; the tensors are shared, not copied."""
+        own, saved = type(self).__name__, facts.get("mixer")
+        if saved != own:
+            raise MedsiloError(f"The saved state is that of the mixer {saved}, the plan wants {own}")
+        self._load(tensors, facts)
+        self._sites = list(facts["sites"])
+        self._answered = set()
+        self._layout = None
+        self._open = False
+
+    # -- what makes a mixer -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _begin_with(self, initial: dict[str, Tensor]) -> None:
+        """Gives the initial tensors to whoever has none."""
+
+    @abstractmethod
+    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
+        """Takes a contribution that is in order; changes nothing if it fails."""
+
+    @abstractmethod
+    def _merge(self) -> None:
+        """Mixes what has come and makes it what the sites were given last."""
+
+    @abstractmethod
+    def _row(self, site: str) -> dict[str, Tensor] | None:
+        """What the site was given last."""
+
+    @abstractmethod
+    def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+
+    @abstractmethod
+    def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None: ...
+
+    def _settle(self) -> None:  # noqa: B027
+        """Does what has become possible by the last contribution."""
+
+    def _check_sites(self, sites: list[str]) -> None:  # noqa: B027
+        """Raises if the mixer cannot serve these sites."""
+
+    def _check_turn(self, site: str, weight: float) -> None:
+        if site not in self._sites:
+            raise Refused(f"{site}: not a site of this study")
+        if site in self._answered:
+            raise Refused(f"{site}: it has already sent its tensors in this round")
+        if not self._open:
+            raise Refused(f"{site}: the round is closed")
+        if not _is_positive(weight):
+            raise Refused(f"{site}: weight {weight!r}, expected a positive number of samples")
+
+
+# -- one model for all ------------------------------------------------------------------------------------------------
+
+
+class WeightedMean(Mixer):
+    """FedAvg: θ ← Σ_k n_k θ_k / Σ_k n_k over the sites that answered; every site gets it, also the others.
+
+    Holds the last mean (one parcel) and, while a round is open, the mean so far in double precision (two parcels),
+    for any number of sites. A contribution waits until the sites before it, in sorted order, have had their turn:
+    up to 4 MiB of them in memory, the others in a temporary file.
+
+    spill_folder: where that file lies; the system's folder for temporary files if not given.
+    """
+
+    def __init__(self, spill_folder: str | Path | None = None) -> None:
+        super().__init__()
+        self._given: dict[str, Tensor] | None = None
+        self._waiting = WaitingRoom(spill_folder)
+        self._weights: dict[str, float] = {}
+        self._begin_sum()
+
+    def _begin_sum(self) -> None:
+        self._waiting.clear()
+        self._weights.clear()
+        self._turn = 0  # place of the site whose contribution comes next
+        self._total = 0.0
+        self._mean: list[Tensor] = []  # so far, one vector per section of the layout
+        self._scratch: list[Tensor] = []
+        self._carrier: str | None = None
+        self._carried: dict[str, Tensor] = {}
+
+    def _begin_with(self, initial: dict[str, Tensor]) -> None:
+        if self._given is None:
+            self._given = initial
+
+    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
+        if site == self._sites[self._turn]:
+            self._fold(weight, layout, lambda _, block, into: block.read(tensors, into))
+            self._turn += 1
+        else:
+            self._waiting.put(site, tensors, layout)
+            self._weights[site] = weight
+        if self._carrier is None or site < self._carrier:
+            self._carrier, self._carried = site, {name: tensors[name] for name in layout.carried}
+
+    def _settle(self) -> None:
+        """Folds in those that waited for the site that has just come."""
+        while self._turn < len(self._sites) and self._sites[self._turn] in self._waiting:
+            self._fold_waiting(self._sites[self._turn])
+            self._turn += 1
+
+    def _fold(self, weight: float, layout: Layout, read: Read) -> None:
+        """m ← m + w / Σw · (θ - m): the weighted mean so far. Equal sites leave m as it is, to the last bit."""
+        if not self._mean:
+            self._mean = [section.room() for section in layout.sections]
+            self._scratch = [section.room(max(section.widths, default=0)) for section in layout.sections]
+        self._total += weight
+        share = weight / self._total
+        for section, mean, scratch in zip(layout.sections, self._mean, self._scratch, strict=True):
+            for block, m in zip(section.blocks, mean.split(section.widths), strict=True):
+                if share == 1.0:
+                    read(section, block, m)
+                else:
+                    theta = scratch[: block.size]
+                    read(section, block, theta)
+                    m.lerp_(theta, share)
+
+    def _fold_waiting(self, site: str) -> None:
+        assert self._layout is not None
+        try:
+            self._fold(self._weights[site], self._layout, self._waiting.reader(site))
+        except MedsiloError:
+            # Part of a contribution is in the mean: no result is better than a wrong one.
+            self._begin_sum()
+            self._answered = set()
+            self._open = False
+            raise
+        self._waiting.drop(site)
+
+    def _merge(self) -> None:
+        assert self._layout is not None
+        for site in self._sites[self._turn :]:
+            if site in self._waiting:
+                self._fold_waiting(site)
+        self._given = self._layout.restore(self._mean, self._carried)
+        self._begin_sum()
+
+    def _row(self, site: str) -> dict[str, Tensor] | None:
+        return self._given if site in self._sites else None
+
+    def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return dict(self._given or {}), {"given": self._given is not None}
+
+    def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+        self._begin_sum()
+        self._given = dict(tensors) if facts["given"] else None
+
+
+class UniformMean(WeightedMean):
+    """θ ← Σ_k θ_k / K over the K sites that answered, whatever their sample counts."""
+
+    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
+        super()._take(site, tensors, 1.0, layout)
+
+
+# -- one model per site -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Packed:
+    """A site's tensors as the mixer's own vectors, one per section, which may be changed in place."""
+
+    layout: Layout
+    vectors: list[Tensor]
+    carried: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor], layout: Layout) -> "Packed":
+        vectors = [section.flatten(tensors) for section in layout.sections]
+        return cls(layout, vectors, {name: tensors[name] for name in layout.carried})
+
+    def unpack(self) -> dict[str, Tensor]:
+        """The tensors, to be given out; the vectors are gone afterwards."""
+        return self.layout.restore(self.vectors, self.carried)
+
+
+# Writes the mixed θ [K, numbers] of the K sites that answered to the second argument; double precision.
+Rule = Callable[[Tensor, Tensor], object]
+
+
+class PersonalMixer(Mixer):
+    """Every site has its own model. Who does not answer keeps it, and does not count for the others.
+
+    Holds one model per site. A site that has answered in the open round has no `current` until the round closes: it
+    has had its payload, and its old model makes room for the new one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: dict[str, dict[str, Tensor] | Packed] = {}
+        self._sent: dict[str, dict[str, Tensor] | Packed] = {}
+
+    @abstractmethod
+    def _rule(self, sites: list[str]) -> Rule:
+        """The equation for the sites that answered."""
+
+    def _begin_with(self, initial: dict[str, Tensor]) -> None:
+        for site in self._sites:
+            self._rows.setdefault(site, initial)
+
+    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
+        self._sent[site] = Packed.of(tensors, layout)
+        self._rows.pop(site, None)
+
+    def _merge(self) -> None:
+        """Mixes block by block, in place: every model is held once."""
+        assert self._layout is not None
+        sites = sorted(self._sent)
+        rows = [row for row in map(self._sent.get, sites) if isinstance(row, Packed)]
+        if len(rows) > 1:
+            rule = self._rule(sites)
+            for section, *vectors in zip(self._layout.sections, *(row.vectors for row in rows), strict=True):
+                _apply(rule, section, vectors)
+        self._rows |= self._sent
+        self._sent = {}
+
+    def _row(self, site: str) -> dict[str, Tensor] | None:
+        if site in self._sent:
+            raise MedsiloError(f"{site}: it has answered in this round; its next model comes when the round closes")
+        row = self._rows.get(site)
+        if isinstance(row, Packed):
+            row = self._rows[site] = row.unpack()
+        return row
+
+    def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Keys are "<site>/<name>"; a model that several sites share is saved with the first of them."""
+        tensors: dict[str, Tensor] = {}
+        owners: dict[int, str] = {}
+        same: dict[str, str] = {}
+        for site in sorted(self._rows):
+            row = self._row(site) or {}
+            same[site] = owners.setdefault(id(self._rows[site]), site)
+            if same[site] == site:
+                tensors |= {f"{site}/{name}": tensor for name, tensor in row.items()}
+        return tensors, {"rows": same}
+
+    def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+        rows: dict[str, dict[str, Tensor]] = {owner: {} for owner in facts["rows"].values()}
+        for key, tensor in tensors.items():
+            owner, name = key.split("/", 1)
+            rows[owner][name] = tensor
+        self._rows = {site: rows[owner] for site, owner in facts["rows"].items()}
+        self._sent = {}
+
+
+def _apply(rule: Rule, section: Section, vectors: list[Tensor]) -> None:
+    """Mixes the sites' vectors [size] in place, some columns at a time."""
+    sites = len(vectors)
+    width = min(max(ROOM // sites, 1024), section.size)
+    wide, mixed = section.room(sites * width), section.room(sites * width)
+    for columns in zip(*(vector.split(width) for vector in vectors), strict=True):
+        size = len(columns[0])
+        theta = wide[: sites * size].view(sites, size)
+        out = mixed[: sites * size].view(sites, size)
+        torch._foreach_copy_(theta.unbind(), columns)
+        rule(theta, out)
+        torch._foreach_copy_(columns, out.unbind())
+
+
+class SoftPull(PersonalMixer):
+    """FedSM Eq. 11: θ_i ← λ θ_i + (1 - λ)/(K - 1) Σ_{j≠i} θ_j, for all K sites that answered at once.
+
+    With m the mean of all K, this is θ_i ← θ_i + (1 - λ) K/(K - 1) · (m - θ_i).
+
+    pull: λ, in (0, 1]: how much of its own model a site keeps. 1 is local training, 1/K the plain mean.
+    """
+
+    def __init__(self, pull: float) -> None:
+        super().__init__()
+        if not _is_positive(pull) or pull > 1:
+            raise PlanError(f"pull is {pull!r}: λ must be in (0, 1]")
+        self.pull = float(pull)
+
+    def _rule(self, sites: list[str]) -> Rule:
+        step = (1 - self.pull) * len(sites) / (len(sites) - 1)
+
+        def pull(theta: Tensor, out: Tensor) -> None:
+            first = theta[0]
+            mean = first + torch.sub(theta, first, out=out).mean(0)  # exact where all sites are equal
+            torch.lerp(theta, mean, step, out=out)
+
+        return pull
+
+
+class SimilarityMix(PersonalMixer):
+    """AdaFed Eq. 2: θ_i ← Σ_j W_ij θ_j, each row of W renormalised over the sites that answered.
+
+    Where no site that counts for site i has answered, it keeps its own.
+
+    weights: W [N, N] for the N sites in sorted order; not negative, rows sum to 1.
+    """
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.weights = _mixing_matrix(weights)
+
+    def _check_sites(self, sites: list[str]) -> None:
+        if len(sites) != len(self.weights):
+            raise PlanError(f"The mixing weights are for {len(self.weights)} sites, the study has {len(sites)}")
+
+    def _rule(self, sites: list[str]) -> Rule:
+        here = [place for place, site in enumerate(self._sites) if site in self._sent]
+        weights = self.weights[here][:, here]
+        mass = weights.sum(1, keepdim=True)
+        weights = torch.where(mass > 0, weights / mass, torch.eye(len(sites), dtype=weights.dtype))
+        return lambda theta, out: torch.mm(weights.to(theta.dtype), theta, out=out)
+
+
+class Identity(PersonalMixer):
+    """Local training: θ_i ← θ_i."""
+
+    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
+        self._sent[site] = tensors
+        self._rows.pop(site, None)
+
+    def _rule(self, sites: list[str]) -> Rule:
+        return lambda theta, out: out.copy_(theta)
+
+
+# -- what is checked --------------------------------------------------------------------------------------------------
+
+
+def _site_names(sites: Iterable[str]) -> list[str]:
+    """The names in sorted order."""
+    if isinstance(sites, str):
+        raise Refused(f"sites is the single text {sites!r}: give a list of names")
+    names = list(sites)
+    for name in names:
+        if not isinstance(name, str) or not name or "/" in name:
+            raise Refused(f"site {name!r}: a site's name is a text that is not empty and has no slash")
+    if not names:
+        raise Refused("no sites: a study needs at least one")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Refused(f"{twice}: this site stands twice in the list of sites")
+    return sorted(names)
+
+
+def _plain(site: str, tensors: Tensors) -> dict[str, Tensor]:
+    """The same tensors, each in one stretch of the main memory and without a gradient."""
+    if not isinstance(tensors, Mapping):
+        raise Refused(f"{site}: {type(tensors).__name__}, expected tensors by name")
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise Refused(f"{site}: {name}: {type(tensor).__name__}, expected a tensor")
+        if tensor.layout is not torch.strided:
+            raise Refused(f"{site}: {name}: layout {tensor.layout}, expected a dense tensor")
+        plain[name] = tensor.detach().cpu().contiguous() if _needs_copy(tensor) else tensor
+    return plain
+
+
+def _needs_copy(tensor: Tensor) -> bool:
+    return tensor.requires_grad or not tensor.is_cpu or not tensor.is_contiguous()
+
+
+def _is_positive(number: object) -> bool:
+    if not isinstance(number, Real) or isinstance(number, bool):
+        return False
+    try:
+        return 0 < float(number) < math.inf
+    except OverflowError:
+        return False
+
+
+def _mixing_matrix(weights: Tensor) -> Tensor:
+    """A copy of the weights [N, N] in double precision, if they are what they should be."""
+    matrix = torch.as_tensor(weights).detach().to("cpu", torch.float64, copy=True)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
+        raise PlanError(f"The mixing weights have shape {list(matrix.shape)}: they must be N x N")
+    if not matrix.isfinite().all() or (matrix < 0).any():
+        raise PlanError("The mixing weights must be finite and not negative")
+    wrong = (matrix.sum(1) - 1).abs()
+    if wrong.max() > 1e-6:
+        row = int(wrong.argmax())
+        raise PlanError(f"Row {row} of the mixing weights sums to {float(matrix[row].sum()):.9g}: rows must sum to 1")
+    return matrix

@@ -1,0 +1,30 @@
+"""A small convolutional network for image patches."""
+
+from typing import Literal
+
+from pydantic import Field
+from torch import nn
+
+from medsilo.models.base import Network
+from medsilo.models.blocks import Norm, block
+
+
+class SmallCnn(Network):
+    """Three convolutions with pooling, the mean over the image, one linear layer (the head).
+
+    [B, channels, H, W] to [B, classes]; H and W are at least 8 and otherwise free.
+    """
+
+    name: Literal["small-cnn"] = "small-cnn"
+    width: int = Field(default=16, ge=1, le=512, description="features of the first convolution; doubled by each next")
+    norm: Norm = "batch"
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        return nn.Sequential(
+            block(2, channels, self.width, 3, self.norm),
+            block(2, self.width, 2 * self.width, 3, self.norm),
+            block(2, 2 * self.width, 4 * self.width, 3, self.norm),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4 * self.width, classes),
+        )

@@ -1,0 +1,253 @@
+"""The plan: the one description of a study. Checked before anything starts, resolved, hashed."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, Union
+
+import torch
+import yaml
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+from torch import Tensor, nn
+
+from medsilo.algorithms import ALGORITHMS
+from medsilo.errors import PlanError
+from medsilo.files import is_safe_name
+from medsilo.learning.seeds import seed_for
+from medsilo.learning.training import Training
+from medsilo.models import NETWORKS
+from medsilo.models.base import Network
+from medsilo.section import Section
+from medsilo.tasks import TASKS
+
+
+class Participation(Section):
+    """Which hospitals the study needs, and what happens when one is missing."""
+
+    sites: tuple[str, ...] = ()  # empty: whoever is connected when the job starts
+    minimum: int | None = Field(None, ge=1)  # contributors a round needs; by default all named sites
+    # stop: any missing site ends the run. wait: ask it again until `patience` is over. continue: go on without it.
+    # Going on always needs `minimum` contributors.
+    when_missing: Literal["stop", "wait", "continue"] = "stop"
+    timeout: int = Field(600, ge=1, le=604_800)  # seconds a site has for one answer
+    patience: int = Field(3600, ge=1, le=2_592_000)  # seconds a round waits for missing sites under "wait"
+
+    @field_validator("sites")
+    @classmethod
+    def _names(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
+        for site in sites:
+            if not is_safe_name(site):
+                raise ValueError(
+                    f"site name {site!r} has odd characters; use letters, digits, '.', '_' and '-' (at most 63)"
+                )
+        if len(set(sites)) < len(sites):
+            raise ValueError(f"a site is named twice in {list(sites)}; name each once")
+        return tuple(sorted(sites))
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if not self.sites and self.minimum is None:
+            raise ValueError("zero sites: name them in participation.sites, or set participation.minimum")
+        if self.sites and self.minimum is not None and self.minimum > len(self.sites):
+            raise ValueError(f"minimum {self.minimum} is more than the {len(self.sites)} named sites; lower it")
+        if self.sites and self.when_missing == "continue" and self.minimum in (None, len(self.sites)):
+            raise ValueError(
+                f"when_missing 'continue' can't go on while all {len(self.sites)} sites are required; lower minimum"
+            )
+        return self
+
+    @property
+    def required(self) -> int:
+        """The contributors that every round needs."""
+        return self.minimum if self.minimum is not None else len(self.sites)
+
+
+class Transport(Section):
+    """How tensors travel."""
+
+    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16 halves the bytes and rounds every tensor sent
+
+    def packed(self, tensor: Tensor) -> Tensor:
+        """A tensor as it travels: float32 is rounded when the plan says so, all else stays as it is."""
+        return tensor.bfloat16() if self.precision == "bfloat16" and tensor.dtype == torch.float32 else tensor
+
+
+class Tracking(Section):
+    """Which round's model is tested and kept as the result."""
+
+    select: Literal["best", "last"] = "best"  # best on validation data, strictly greater replaces
+
+
+def _one_of(table: Mapping[str, type[Section]]) -> Any:
+    """The union of a table's sections, told apart by their `name`."""
+    choices = tuple(table.values())
+    return choices[0] if len(choices) == 1 else Annotated[Union[choices], Field(discriminator="name")]  # noqa: UP007
+
+
+class Plan(Section):
+    """A study: method, task, network, training, participation, seed."""
+
+    algorithm: SerializeAsAny[_one_of(ALGORITHMS)]  # type: ignore[valid-type]
+    task: SerializeAsAny[_one_of(TASKS)]  # type: ignore[valid-type]
+    network: SerializeAsAny[_one_of(NETWORKS)] | None = None  # type: ignore[valid-type]
+    training: Training = Training()
+    participation: Participation
+    transport: Transport = Transport()
+    tracking: Tracking = Tracking()
+    seed: int = Field(0, ge=0, lt=2**32)
+    # What the numbers of this plan follow; declared in every output.
+    protocol: Literal["paper", "released-code", "clinical"] = "clinical"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.network is None:
+            object.__setattr__(self, "network", self.task.default_network())
+        with torch.device("meta"):
+            self.algorithm.check(self.algorithm.networks(self._build))
+        return self
+
+    def _build(self) -> nn.Module:
+        network: Network = self.network
+        return network.build(self.task.channels, self.task.classes)
+
+    def build_networks(self) -> dict[str, nn.Module]:
+        """The method's networks with the initial weights of this plan: the same at the server and at every site."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_for(self.seed, "initial weights"))
+            return self.algorithm.networks(self._build)
+
+    def phase_of(self, round_number: int) -> str:
+        """The phase that a round (from 1) belongs to; after the last round, the last phase."""
+        phases = self.algorithm.phases(self.training)
+        for phase in phases:
+            if round_number <= phase.rounds:
+                return phase.name
+            round_number -= phase.rounds
+        return phases[-1].name
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of all phases."""
+        return sum(phase.rounds for phase in self.algorithm.phases(self.training))
+
+    def resolved(self) -> dict[str, Any]:
+        """Every key with its value, defaults included."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        """The resolved plan as it is written to every run."""
+        return yaml.safe_dump(self.resolved(), sort_keys=False)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the resolved plan."""
+        return hashlib.sha256(json.dumps(self.resolved(), sort_keys=True).encode()).hexdigest()
+
+    def with_changes(self, changes: Iterable[str]) -> "Plan":
+        """This plan with `a.b=value` changes."""
+        return parse_plan(self.resolved(), changes)
+
+
+def load_plan(path: Path, changes: Iterable[str] = ()) -> Plan:
+    """Read a plan.yaml, apply `a.b=value` changes, and check everything."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path}: the plan cannot be read ({type(error).__name__}); give a plan.yaml") from error
+    try:
+        values = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader that also refuses duplicate keys
+    except yaml.YAMLError as error:
+        where = f"line {error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else "the file"
+        raise PlanError(f"{path.name}: {where} is not valid YAML: {getattr(error, 'problem', error)}") from error
+    return parse_plan(values, changes)
+
+
+def parse_plan(values: Any, changes: Iterable[str] = ()) -> Plan:
+    """Check a plan given as nested dicts, with `a.b=value` changes."""
+    if not isinstance(values, dict):
+        raise PlanError("a plan is a YAML mapping with the keys algorithm, task, participation, ...")
+    values = json.loads(json.dumps(values))
+    for change in changes:
+        _apply(values, change)
+    try:
+        return Plan.model_validate(values)
+    except ValidationError as error:
+        raise PlanError("; ".join(dict.fromkeys(_in_words(detail) for detail in error.errors()))) from error
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals or not all(key.split(".")):
+        raise PlanError(f"--set {change!r}: write it as key.subkey=value, for example training.rounds=3")
+    *path, last = key.split(".")
+    place = values
+    for part in path:
+        inner = place.get(part)
+        place[part] = place = dict(inner) if isinstance(inner, dict) else {}
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise PlanError(f"--set {key}: {text!r} is not a value that YAML knows; quote it") from error
+    if last == "name" and place.get("name") != value:
+        place.clear()  # another method, task or network: the numbers of the one before don't carry over
+    place[last] = value
+
+
+_MEANINGS = {
+    "greater_than_equal": "is too small; give {ge} or more",
+    "greater_than": "is too small; give more than {gt}",
+    "less_than_equal": "is too large; give {le} or less",
+    "less_than": "is too large; give less than {lt}",
+    "literal_error": "is not known; choose {expected}",
+    "union_tag_invalid": "is not known; choose one of {expected_tags}",
+}
+
+
+def _in_words(detail: ErrorDetails) -> str:
+    """One pydantic error as a line that names the key, the value and the fix."""
+    context = dict(detail.get("ctx") or {})
+    kind, given = detail["type"], detail["input"]
+    key, section = _place(detail["loc"])
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key with value {given!r}; remove it or use one of: {', '.join(section.model_fields)}"
+    if kind == "missing":
+        return f"{key}: is missing; add it"
+    if kind in ("union_tag_not_found", "model_type", "model_attributes_type", "dict_type"):
+        return f"{key}: {given!r} is no section; write '{key}:' with its keys below, 'name:' first"
+    if kind == "union_tag_invalid":
+        key, given = f"{key}.name", context["tag"]
+    if kind in _MEANINGS:
+        return f"{key}: {given!r} {_MEANINGS[kind].format(**context)}"
+    if kind == "value_error":
+        return f"{key}: {context['error']}"
+    return f"{key}: {given!r} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _place(location: tuple[int | str, ...]) -> tuple[str, type[Section]]:
+    """The dotted key of an error, and the section that the key stands in."""
+    tables: dict[int | str, Mapping[str, type[Section]]] = {"algorithm": ALGORITHMS, "task": TASKS, "network": NETWORKS}
+    if not location:
+        return "plan", Plan
+    first, *rest = location
+    if first in tables:
+        # Where a union has several members, the chosen name ("fedprox") follows its key; it is no key of the plan.
+        chosen = tables[first].get(str(rest[0])) if rest else None
+        section, rest = (chosen, rest[1:]) if chosen else (next(iter(tables[first].values())), rest)
+    else:
+        field = Plan.model_fields.get(str(first))
+        inner = field.annotation if field and len(location) > 1 else None
+        section = inner if isinstance(inner, type) and issubclass(inner, Section) else Plan
+    return ".".join(map(str, (first, *rest))), section
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key given twice instead of silently taking the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        doubled = [key for key in keys if keys.count(key) > 1]
+        if doubled:
+            raise yaml.constructor.ConstructorError(None, None, f"key {doubled[0]!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)

@@ -1,0 +1,183 @@
+"""Line charts as inline SVG: no library, no script, readable without colour and by a screen reader.
+
+Colours come from the page (CSS classes `s0` to `s7`), so one drawing serves light, dark and print. Each series also
+has its own dash pattern and marker, because colour alone is lost on paper and to one reader in twelve.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+NARROW, WIDE, HEIGHT = 330, 380, 220
+LEFT, RIGHT, TOP, BOTTOM = 48, 14, 12, 42
+COLOURS = 8
+DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4")  # five dashes and seven markers: no pair repeats with eight colours
+MARKERS = ("circle", "square", "triangle", "diamond", "wedge", "bar", "cross")
+MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a cloud
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: `values[x]` for x = 0, 1, 2, …; None leaves a gap. `ring` circles one point."""
+
+    name: str
+    values: Sequence[float | None]
+    style: int = 0
+    ring: int | None = None
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """At most `most` round numbers (1, 2 or 5 times a power of ten apart) that enclose low and high."""
+    if high <= low:
+        low, high = low - 0.05, high + 0.05
+    exponent = math.floor(math.log10((high - low) / most))
+    for step in (factor * 10.0**power for power in range(exponent, exponent + 3) for factor in (1, 2, 5)):
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first < most:
+            break
+    return [round(number * step, 10) for number in range(first, last + 1)]
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    key: str,
+    title: str,
+    x_label: str,
+    y_label: str,
+    y_ticks: Sequence[float],
+    last_x: int,
+    width: int = NARROW,
+) -> Markup:
+    """One chart. `key` makes its ids unique in the page; `y_ticks` and `last_x` may be shared to make charts alike."""
+    svg = ElementTree.Element(
+        "svg",
+        {"class": "chart", "viewBox": f"0 0 {width} {HEIGHT}", "role": "img"}
+        | {"aria-labelledby": f"{key}-title", "aria-describedby": f"{key}-description"},
+    )
+    _text(svg, "title", title, id=f"{key}-title")
+    _text(svg, "desc", describe(series), id=f"{key}-description")
+    plot = _Plot(y_ticks[0], y_ticks[-1], max(last_x, 1), width)
+    _axes(svg, plot, y_ticks, x_label, y_label)
+    every = max([1, *(math.ceil(len(one.values) * len(series) / MOST_MARKERS) for one in series)])
+    for one in series:
+        _series(svg, plot, one, every)
+    return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
+
+
+def swatch(style: int) -> Markup:
+    """A piece of a series' line with its marker, for a legend."""
+    svg = ElementTree.Element("svg", {"class": "swatch", "viewBox": "0 0 34 12", "aria-hidden": "true"})
+    group = ElementTree.SubElement(svg, "g", {"class": f"s{style % COLOURS}"})
+    ElementTree.SubElement(group, "path", _stroke(style) | {"d": "M1 6H33"})
+    ElementTree.SubElement(group, "path", {"class": "mark", "d": _marker(style, 17, 6)})
+    return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
+
+
+def describe(series: Sequence[Series]) -> str:
+    """The chart in words: where each line starts and ends."""
+    sentences = []
+    for one in series:
+        known = [(x, value) for x, value in enumerate(one.values) if value is not None]
+        if not known:
+            sentences.append(f"{one.name}: no values.")
+        else:
+            (start, first), (end, last) = known[0], known[-1]
+            sentences.append(f"{one.name}: {first:.3f} after {start} rounds, {last:.3f} after {end}.")
+    return " ".join(sentences)
+
+
+@dataclass(frozen=True)
+class _Plot:
+    """Where a value lies on the drawing."""
+
+    low: float
+    high: float
+    last: int
+    width: int
+
+    @property
+    def right(self) -> int:
+        return self.width - RIGHT
+
+    def x(self, position: float) -> float:
+        return round(LEFT + position / self.last * (self.right - LEFT), 1)
+
+    def y(self, value: float) -> float:
+        return round(HEIGHT - BOTTOM - (value - self.low) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM), 1)
+
+
+def _axes(svg: ElementTree.Element, plot: _Plot, y_ticks: Sequence[float], x_label: str, y_label: str) -> None:
+    decimals = max((len(f"{tick:.10f}".rstrip("0").partition(".")[2]) for tick in y_ticks), default=0)
+    for tick in y_ticks:
+        ElementTree.SubElement(svg, "path", {"class": "gridline", "d": f"M{LEFT} {plot.y(tick)}H{plot.right}"})
+        _text(svg, "text", f"{tick:.{decimals}f}", x=LEFT - 7, y=plot.y(tick) + 4, **{"text-anchor": "end"})
+    floor = HEIGHT - BOTTOM
+    ElementTree.SubElement(svg, "path", {"class": "axis", "d": f"M{LEFT} {floor}H{plot.right}"})
+    for position in ticks(0, plot.last, most=9):
+        if position == int(position) and position <= plot.last:
+            ElementTree.SubElement(svg, "path", {"class": "axis", "d": f"M{plot.x(position)} {floor}v4"})
+            _text(svg, "text", f"{position:.0f}", x=plot.x(position), y=floor + 17, **{"text-anchor": "middle"})
+    centre = (LEFT + plot.right) / 2
+    _text(svg, "text", x_label, x=centre, y=HEIGHT - 6, **{"text-anchor": "middle", "class": "label"})
+    middle = (TOP + floor) / 2
+    turned = {"text-anchor": "middle", "class": "label", "transform": f"rotate(-90 12 {middle})"}
+    _text(svg, "text", y_label, x=12, y=middle, **turned)
+
+
+def _series(svg: ElementTree.Element, plot: _Plot, one: Series, every: int) -> None:
+    group = ElementTree.SubElement(svg, "g", {"class": f"s{one.style % COLOURS}"})
+    path, drawing = [], False
+    for x, value in enumerate(one.values):
+        if value is not None:
+            path.append(f"{'L' if drawing else 'M'}{plot.x(x)} {plot.y(value)}")
+        drawing = value is not None
+    if path:
+        ElementTree.SubElement(group, "path", _stroke(one.style) | {"d": "".join(path)})
+    for x, value in enumerate(one.values):
+        if value is None:
+            continue
+        if x == one.ring:
+            ring = {"class": "ring", "cx": str(plot.x(x)), "cy": str(plot.y(value)), "r": "7"}
+            ElementTree.SubElement(group, "circle", ring)
+        if _marked(one, x, every):
+            outline = _marker(one.style, plot.x(x), plot.y(value))
+            mark = ElementTree.SubElement(group, "path", {"class": "mark", "d": outline})
+            _text(mark, "title", f"{one.name}, after {x} rounds: {value:.3f}")
+
+
+def _marked(one: Series, x: int, every: int) -> bool:
+    """Every point of a short line; of a long one some, its end, the ringed one, and points that no line reaches."""
+    before = one.values[x - 1] if x > 0 else None
+    after = one.values[x + 1] if x + 1 < len(one.values) else None
+    return x % every == 0 or x in (one.ring, len(one.values) - 1) or (before is None and after is None)
+
+
+def _stroke(style: int) -> dict[str, str]:
+    dash = DASHES[style % len(DASHES)]
+    return {"class": "line"} | ({"stroke-dasharray": dash} if dash else {})
+
+
+def _marker(style: int, x: float, y: float) -> str:
+    """The outline of a marker around (x, y); the shapes have about the same area."""
+    shape = MARKERS[style % len(MARKERS)]
+    steps = {
+        "circle": "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z",
+        "square": "m-3.2 -3.2h6.4v6.4h-6.4z",
+        "triangle": "m0 -4.4l4.2 7.4h-8.4z",
+        "diamond": "m0 -4.8l4.2 4.8l-4.2 4.8l-4.2 -4.8z",
+        "wedge": "m0 4.4l4.2 -7.4h-8.4z",
+        "bar": "m-1.6 -5h3.2v10h-3.2z",
+        "cross": "m-1.4 -4.4h2.8v3h3v2.8h-3v3h-2.8v-3h-3v-2.8h3z",
+    }
+    return f"M{x} {y}{steps[shape]}"
+
+
+def _text(parent: ElementTree.Element, tag: str, text: str, **attributes: str | float) -> None:
+    """ElementTree escapes the text, which may be anything a site chose to say."""
+    element = ElementTree.SubElement(parent, tag, {name: str(value) for name, value in attributes.items()})
+    # It does not drop what XML forbids outright; browsers would show such characters as boxes.
+    element.text = "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,0 +1,278 @@
+"""Run folders as objects: read once, checked once, with one-line errors that name the file and the fix."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from medsilo.errors import MedsiloError
+
+SCHEMA = 1
+BROKEN = "the file is damaged or was changed by hand: repeat the run"
+
+
+class Part(BaseModel):
+    """A part of a run's files. Unknown keys pass, so that a newer medsilo may add some within one schema version."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class SiteResult(Part):
+    """What one site gave and got over the whole run. A value that is missing is None, never 0."""
+
+    cases: dict[str, int | None] = {}
+    contributed: int | None = None
+    missed: dict[int, str] = {}
+    validation: list[float | None] = []
+    test: dict[str, float | None] | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    seconds: float | None = None
+
+
+class Package(Part):
+    version: str | None = None
+    hash: str | None = None
+
+
+class RoundCount(Part):
+    planned: int
+    done: int
+
+
+class Agreement(Part):
+    """Who was to take part, and what was to happen when a site is missing."""
+
+    sites: list[str] = []
+    minimum: int | None = None
+    when_missing: str | None = None
+
+
+class Selection(Part):
+    """The round whose model was tested at each site."""
+
+    by: str | None = None
+    rounds: dict[str, int | None] = {}
+
+
+class Summary(Part):
+    """summary.json, schema version 1."""
+
+    status: Literal["finished", "failed"]
+    reason: str | None = None
+    method: str
+    title: str
+    task: str | None = None
+    task_title: str | None = None
+    synthetic: bool = False
+    engine: str | None = None
+    metric: str
+    seed: int | None = None
+    protocol: str | None = None
+    plan_hash: str | None = None
+    package: Package = Package()
+    study: str | None = None
+    network: str | None = None
+    parameters: int | None = None
+    rounds: RoundCount
+    agreed: Agreement = Agreement()
+    selected: Selection = Selection()
+    sites: dict[str, SiteResult]
+    mean_test: float | None = None
+    pooled_test: float | None = None
+    seconds: float | None = None
+    started: str | None = None
+    ended: str | None = None
+
+    @model_validator(mode="after")
+    def _tested_with_the_metric(self) -> "Summary":
+        for name, site in self.sites.items():
+            if site.test is not None and self.metric not in site.test:
+                raise ValueError(f"sites.{name}.test has no '{self.metric}', which 'metric' names")
+        return self
+
+
+class Round(Part):
+    """One line of rounds.jsonl: who was asked, who answered, who was refused or lost and why."""
+
+    round: int
+    phase: str | None = None
+    asked: list[str] = []
+    answered: list[str] = []
+    refused: dict[str, str] = {}
+    lost: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A site without a part in one round's result."""
+
+    site: str
+    round: int
+    kind: Literal["refused", "lost", "missed"]
+    reason: str
+
+    @classmethod
+    def said(cls, site: str, number: int, kind: Literal["refused", "lost", "missed"], reason: str) -> "Absence":
+        """The reason may repeat the kind ("lost: no answer") or be the only one to know it."""
+        for word in ("refused", "lost"):
+            if reason.startswith(f"{word}: "):
+                return cls(site, number, word, reason.removeprefix(f"{word}: "))
+        return cls(site, number, kind, reason)
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. `label` is what people read; `read_all` makes it unique among the runs shown together."""
+
+    folder: str
+    label: str
+    summary: Summary
+    rounds: tuple[Round, ...]
+    plan: str
+    provenance: dict[str, Any]
+
+    @property
+    def failed(self) -> bool:
+        return self.summary.status == "failed"
+
+    @property
+    def sites(self) -> list[str]:
+        """All sites of the run: the agreed ones in the plan's order, then any others by name."""
+        agreed = list(dict.fromkeys(self.summary.agreed.sites))
+        return agreed + sorted(set(self.summary.sites) - set(agreed))
+
+    def site(self, name: str) -> SiteResult:
+        return self.summary.sites.get(name, SiteResult())
+
+    def score(self, site: str) -> float | None:
+        """The test score of the site's selected model."""
+        test = self.site(site).test
+        return None if test is None else test[self.summary.metric]
+
+    def test_cases(self, site: str) -> int | None:
+        result = self.site(site)
+        tested = result.test.get("cases") if result.test is not None else None
+        return result.cases.get("test") if tested is None else int(tested)
+
+    def absences(self) -> list[Absence]:
+        """Every site and round without a part in the result, from both files, in order of the rounds."""
+        found: list[Absence] = []
+        for line in self.rounds:
+            found += [Absence.said(site, line.round, "refused", why) for site, why in line.refused.items()]
+            found += [Absence.said(site, line.round, "lost", why) for site, why in line.lost.items()]
+            for site in set(line.asked) - set(line.answered) - set(line.refused) - set(line.lost):
+                why = self.site(site).missed.get(line.round, "no answer is recorded")
+                found.append(Absence.said(site, line.round, "missed", why))
+        known = {(absence.site, absence.round) for absence in found}
+        for site in self.sites:
+            for number, why in self.site(site).missed.items():
+                if (site, number) not in known:
+                    found.append(Absence.said(site, number, "missed", why))
+        return sorted(found, key=lambda absence: (absence.round, absence.site))
+
+
+def read(folder: Path) -> Run:
+    """Read one run folder, or raise a MedsiloError that names the file and what to do."""
+    name = Path(folder).resolve().name
+    if not Path(folder).is_dir():
+        raise MedsiloError(f"There is no run folder '{name}': give the folder that holds summary.json", str(folder))
+    summary = _summary(folder, name)
+    provenance = _parsed(_text(folder, "provenance.json", name), f"provenance.json of run '{name}'")
+    if not isinstance(provenance, dict):
+        raise MedsiloError(f"provenance.json of run '{name}' holds no object: {BROKEN}")
+    plan = _text(folder, "plan.yaml", name)
+    return Run(name, summary.title, summary, _rounds(folder, name, summary), plan, provenance)
+
+
+def read_all(folders: Sequence[Path]) -> list[Run]:
+    """Read several run folders. Runs with the same title are told apart by their seed, else by their folder."""
+    if not folders:
+        raise MedsiloError("There is no run to report on: give at least one run folder")
+    runs = [read(Path(folder)) for folder in folders]
+    for distinction in (lambda run: f"seed {run.summary.seed}", lambda run: run.folder):
+        count = Counter(run.label for run in runs)
+        runs = [replace(run, label=f"{run.label}, {distinction(run)}") if count[run.label] > 1 else run for run in runs]
+    return runs
+
+
+def all_sites(runs: Sequence[Run]) -> list[str]:
+    """The sites of all runs, in the order in which the runs name them."""
+    return list(dict.fromkeys(site for run in runs for site in run.sites))
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: 1, 2, 3, 5 becomes '1–3, 5'."""
+    groups: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if groups and number == groups[-1][-1] + 1:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return ", ".join(f"{group[0]}–{group[-1]}" if len(group) > 2 else ", ".join(map(str, group)) for group in groups)
+
+
+def one_line(text: str) -> str:
+    """Text from elsewhere on one line, without control characters that could steer a terminal."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def _summary(folder: Path, name: str) -> Summary:
+    content = _parsed(_text(folder, "summary.json", name), f"summary.json of run '{name}'")
+    version = content.get("schema") if isinstance(content, dict) else None
+    if version != SCHEMA:
+        raise MedsiloError(
+            f"summary.json of run '{name}' has schema {version!r}, but this medsilo reads schema {SCHEMA}: "
+            "make the report with the medsilo that made the run"
+        )
+    return _checked(Summary, content, f"summary.json of run '{name}'")
+
+
+def _rounds(folder: Path, name: str, summary: Summary) -> tuple[Round, ...]:
+    # A run that failed before its first round ended has nothing to write there.
+    if summary.status == "failed" and summary.rounds.done == 0 and not (Path(folder) / "rounds.jsonl").exists():
+        return ()
+    rounds = []
+    for number, line in enumerate(_text(folder, "rounds.jsonl", name).split("\n"), start=1):
+        if line.strip():
+            where = f"rounds.jsonl of run '{name}', line {number}"
+            rounds.append(_checked(Round, _parsed(line, where), where))
+    return tuple(rounds)
+
+
+def _text(folder: Path, file: str, name: str) -> str:
+    try:
+        return (Path(folder) / file).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MedsiloError(
+            f"Run '{name}' has no {file}: give a complete run folder, or repeat the run if it was interrupted",
+            str(folder),
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise MedsiloError(f"{file} of run '{name}' cannot be read: check its permissions", str(error)) from None
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        # NaN and Infinity are no JSON, but programs write them: for a reader such a number is missing.
+        return json.loads(text, parse_constant=lambda constant: None)
+    except ValueError as error:
+        raise MedsiloError(f"{where} is no JSON: {BROKEN}", str(error)) from None
+
+
+def _checked(model: type[Any], content: Any, where: str) -> Any:
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(step) for step in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise MedsiloError(f"{where}: {f'{key}: ' if key else ''}{message}; {BROKEN}", str(error)) from None

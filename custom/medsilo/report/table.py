@@ -1,0 +1,52 @@
+"""The result as plain text for the terminal: one row per method, one column per site."""
+
+from collections.abc import Sequence
+
+from medsilo.report.read import Run, all_sites, one_line, spans
+
+MISSING = "–"
+
+
+def number(value: float | None) -> str:
+    """Three decimals, or a dash for what is missing."""
+    return MISSING if value is None else f"{value:.3f}"
+
+
+def text_table(runs: Sequence[Run]) -> str:
+    """Test scores, method x site, with mean over sites and pooled over cases, and below it whatever went missing."""
+    sites = all_sites(runs)
+    header = [_heading(runs), *map(one_line, sites), "mean", "pooled"]
+    first = max(len(name) for name in [header[0], *(one_line(run.label) for run in runs)])
+    widths = [max(len(title), 5) for title in header[1:]]
+    lines = [_line(header, first, widths), "-" * (first + sum(width + 2 for width in widths))]
+    lines += [_row(run, sites, first, widths) for run in runs]
+    return "\n".join(lines + _absence_lines(runs))
+
+
+def _heading(runs: Sequence[Run]) -> str:
+    metrics = {run.summary.metric for run in runs}
+    return f"test {one_line(metrics.pop())}" if len(metrics) == 1 else "test score (different metrics)"
+
+
+def _row(run: Run, sites: Sequence[str], first: int, widths: Sequence[int]) -> str:
+    label = one_line(run.label)
+    if run.failed:
+        return f"{label:<{first}}  FAILED: {one_line(run.summary.reason or 'no reason given')}"
+    scores = [*(run.score(site) for site in sites), run.summary.mean_test, run.summary.pooled_test]
+    return _line([label, *map(number, scores)], first, widths)
+
+
+def _line(cells: Sequence[str], first: int, widths: Sequence[int]) -> str:
+    numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells[1:], widths, strict=True))
+    return f"{cells[0]:<{first}}{numbers}"
+
+
+def _absence_lines(runs: Sequence[Run]) -> list[str]:
+    """A score without its missing rounds would look like a full one, so the table never stands without them."""
+    lines = []
+    for run in runs:
+        absences = run.absences()
+        for site in dict.fromkeys(absence.site for absence in absences):
+            rounds = spans(absence.round for absence in absences if absence.site == site)
+            lines.append(f"{one_line(run.label)}: {one_line(site)} missing in round {rounds}")
+    return ["", *lines] if lines else []

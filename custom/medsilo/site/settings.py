@@ -1,0 +1,51 @@
+"""A site's own settings: what only the hospital decides. No job and no plan can override them."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from medsilo.errors import MedsiloError
+from medsilo.learning.loop import Compute
+from medsilo.section import Section
+
+FILE_NAME = "medsilo.yaml"
+
+
+class SiteSettings(Section):
+    """`medsilo.yaml` in the `local/` folder of a hospital's kit (and of the server's, for its `output`)."""
+
+    data: Path | None = None  # the folder with this hospital's data
+    output: Path | None = None  # where results are kept; by default `medsilo/` in the kit
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    precision: Literal["float32", "bfloat16"] = "float32"
+    threads: int = Field(1, ge=1, le=1024)  # CPU threads; another number may change the last digits of results
+    workers: int = Field(0, ge=0, le=256)  # processes that read data
+
+    def compute(self) -> Compute:
+        """The device and precision to train with; an error when the device is not there."""
+        return Compute.choose(self.device, precision=self.precision, threads=self.threads, workers=self.workers)
+
+
+def make_settings(values: Any, origin: str) -> SiteSettings:
+    """Checked settings; an error that names where they came from, the key and the fix."""
+    try:
+        return SiteSettings.model_validate(values or {})
+    except ValidationError as error:
+        detail = error.errors()[0]
+        key = ".".join(map(str, detail["loc"])) or "file"
+        known = ", ".join(SiteSettings.model_fields)
+        raise MedsiloError(f"{origin}: {key}: {detail['msg']}; correct it (keys: {known})") from error
+
+
+def read_settings(folder: Path) -> SiteSettings:
+    """The settings in this folder; the defaults when it has none."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return SiteSettings()
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise MedsiloError(f"the site's {FILE_NAME} cannot be read ({type(error).__name__}); it must be YAML") from error
+    return make_settings(values, f"the site's {FILE_NAME}")

@@ -1,0 +1,36 @@
+"""What a person sees while a study runs: one line per site and round."""
+
+from typing import Any
+
+
+def round_lines(record: dict[str, Any], rounds: int, metric: str) -> list[str]:
+    """The lines of one round; a site that is missing says why."""
+    head = f"round {record['round']:>{len(str(rounds))}}/{rounds}"
+    width = max(map(len, record["asked"]), default=0)
+    lines = []
+    for site in record["asked"]:
+        facts = record["sites"].get(site)
+        reason = record["refused"].get(site) or record["lost"].get(site)
+        text = _facts(facts, metric) if facts else f"MISSING: {reason}"
+        lines.append(f"{head}  {site:<{width}}  {text}")
+    return lines
+
+
+def _facts(facts: dict[str, Any], metric: str) -> str:
+    return (
+        f"{metric} before {_value(facts['validation'])}  loss {_value(facts['train_loss'])}  "
+        f"{facts['samples']} cases  {facts['seconds']:.1f} s  "
+        f"up {_bytes(facts['bytes_up'])}  down {_bytes(facts['bytes_down'])}"
+    )
+
+
+def _value(value: float | None) -> str:
+    return "  –  " if value is None else f"{value:.3f}"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

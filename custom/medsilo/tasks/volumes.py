@@ -1,0 +1,85 @@
+"""Volumes and masks as NIfTI files: one orientation for all, and image and mask must lie in the same place."""
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medsilo.errors import DataError
+
+ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count
+RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
+SAME_PLACE = 1e-2  # in millimetres
+
+
+@dataclass(frozen=True)
+class Volume:
+    """values: [D, H, W], slices from foot to head; affine: [4, 4] from voxel (x, y, z) to millimetres, LPS."""
+
+    values: np.ndarray
+    affine: np.ndarray
+
+    @property
+    def spacing(self) -> tuple[float, float, float]:
+        """Millimetres between voxels along x, y and z."""
+        x, y, z = np.linalg.norm(self.affine[:3, :3], axis=0)
+        return float(x), float(y), float(z)
+
+
+def write_volume(path: Path, volume: Volume, stored_as: str = ORIENTATION) -> None:
+    """Writes a NIfTI file whose voxel axes run in the order and directions of `stored_as`, for example "RAS", "PIR"."""
+    import nibabel
+    from nibabel import orientations
+
+    affine = RAS_TO_LPS @ volume.affine
+    image = nibabel.Nifti1Image(volume.values.transpose(2, 1, 0), affine)
+    turn = orientations.ornt_transform(
+        orientations.axcodes2ornt(ORIENTATION), orientations.axcodes2ornt(tuple(stored_as))
+    )
+    image = image.as_reoriented(turn)
+    image.set_sform(image.affine, code=1)
+    image.set_qform(image.affine, code=1)
+    nibabel.save(image, path)
+
+
+def read_image(path: Path) -> Volume:
+    """Reads an image with SimpleITK, float32, turned so that its axes come nearest to LPS."""
+    import SimpleITK
+
+    try:
+        image = SimpleITK.DICOMOrient(SimpleITK.ReadImage(str(path), SimpleITK.sitkFloat32), ORIENTATION)
+    except RuntimeError as error:
+        raise DataError("an image is no readable NIfTI file; see this site's log for its name", str(error)) from error
+    affine = np.eye(4)
+    affine[:3, :3] = np.array(image.GetDirection()).reshape(3, 3) * np.array(image.GetSpacing())
+    affine[:3, 3] = image.GetOrigin()
+    return Volume(SimpleITK.GetArrayFromImage(image), affine)
+
+
+def read_mask(path: Path) -> Volume:
+    """Reads a mask with nibabel, int64, turned so that its axes come nearest to LPS."""
+    import nibabel
+    from nibabel import orientations
+
+    try:
+        mask: Any = nibabel.load(path)
+        values = np.asanyarray(mask.dataobj)
+    except (OSError, EOFError, ValueError, zlib.error, nibabel.filebasedimages.ImageFileError) as error:
+        raise DataError("a mask is no readable NIfTI file; see this site's log for its name", str(error)) from error
+    turn = orientations.ornt_transform(orientations.io_orientation(mask.affine), orientations.axcodes2ornt(ORIENTATION))
+    affine = RAS_TO_LPS @ mask.affine @ orientations.inv_ornt_aff(turn, mask.shape)
+    values = orientations.apply_orientation(values, turn)
+    return Volume(np.ascontiguousarray(values.transpose(2, 1, 0)).astype(np.int64), affine)
+
+
+def read_pair(image_path: Path, mask_path: Path) -> tuple[Volume, Volume]:
+    """An image and its mask, which must have the same shape and lie in the same place."""
+    image, mask = read_image(image_path), read_mask(mask_path)
+    if image.values.shape != mask.values.shape:
+        shapes = f"{image.values.shape} and {mask.values.shape} voxels"
+        raise DataError(f"an image and its mask have {shapes}; export both from one series", str(image_path))
+    if not np.allclose(image.affine, mask.affine, atol=SAME_PLACE):
+        raise DataError("an image and its mask lie in different places; export both from one series", str(image_path))
+    return image, mask

@@ -1,0 +1,96 @@
+"""The networks: shapes, lengths, norms, repeatable weights."""
+
+import pytest
+import torch
+from medsilo.learning.seeds import seed_for
+from medsilo.models import NETWORKS
+from pydantic import ValidationError
+from torch import nn
+
+INPUTS = {"activity-cnn": (9, 64), "small-cnn": (3, 48, 48), "unet": (1, 48, 48)}
+NORMS = {
+    "batch": nn.modules.batchnorm._BatchNorm,
+    "group": nn.GroupNorm,
+    "instance": nn.modules.instancenorm._InstanceNorm,
+}
+VARIANTS = [
+    ("activity-cnn", "batch"),
+    ("activity-cnn", "group"),
+    ("activity-cnn", "none"),
+    ("small-cnn", "batch"),
+    ("small-cnn", "group"),
+    ("small-cnn", "none"),
+    ("unet", "batch"),
+    ("unet", "instance"),
+    ("unet", "none"),
+]
+
+
+def test_registry_is_sorted_and_named_as_the_classes():
+    assert list(NETWORKS) == sorted(NETWORKS)
+    assert all(network().name == name for name, network in NETWORKS.items())
+
+
+@pytest.mark.parametrize(("name", "norm"), VARIANTS)
+def test_output_shape_and_norm(name, norm):
+    module = NETWORKS[name](norm=norm).build(channels=INPUTS[name][0], classes=5)
+    output = module(torch.randn(4, *INPUTS[name]))
+    assert output.shape == ((4, 5, 48, 48) if name == "unet" else (4, 5))
+    kinds = {kind for kind, cls in NORMS.items() if any(isinstance(part, cls) for part in module.modules())}
+    assert kinds == ({norm} - {"none"})
+    output.mean().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_weights_come_from_the_global_generator_alone(name):
+    def weights(seed):
+        torch.manual_seed(seed_for(seed, "weights"))
+        return NETWORKS[name]().build(INPUTS[name][0], 3).state_dict()
+
+    first, again, other = weights(1), weights(1), weights(2)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_builds_without_memory_and_with_the_same_tensors(name):
+    with torch.device("meta"):
+        empty = NETWORKS[name]().build(INPUTS[name][0], 3).state_dict()
+    real = NETWORKS[name]().build(INPUTS[name][0], 3).state_dict()
+    assert {key: (value.shape, value.dtype) for key, value in empty.items()} == {
+        key: (value.shape, value.dtype) for key, value in real.items()
+    }
+    assert all(value.is_meta for value in empty.values())
+
+
+@pytest.mark.parametrize("steps", [4, 37, 200])
+def test_activity_cnn_takes_windows_of_any_length(steps):
+    assert NETWORKS["activity-cnn"]().build(27, 10)(torch.randn(2, 27, steps)).shape == (2, 10)
+
+
+def test_activity_cnn_has_the_papers_layers():
+    module = NETWORKS["activity-cnn"]().build(27, 10)
+    shapes = [tuple(p.shape) for part, p in module.named_parameters() if p.ndim > 1 and part.endswith("weight")]
+    assert shapes == [(16, 27, 9), (32, 16, 9), (64, 32), (10, 64)]
+
+
+def test_unet_levels_and_residual_units():
+    module = NETWORKS["unet"](features=(4, 8), residual_units=2).build(2, 3)
+    assert module(torch.randn(2, 2, 16, 20)).shape == (2, 3, 16, 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("small-cnn", {"width": 0}),
+        ("small-cnn", {"norm": "instance"}),
+        ("unet", {"features": (8,)}),
+        ("unet", {"features": (8, 0)}),
+        ("unet", {"depth": 3}),
+        ("activity-cnn", {"hidden": 0}),
+    ],
+)
+def test_wrong_numbers_are_refused(name, numbers):
+    with pytest.raises(ValidationError):
+        NETWORKS[name](**numbers)

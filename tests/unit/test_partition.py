@@ -1,0 +1,88 @@
+"""The Dirichlet partition: every sample exactly once, nobody empty, repeatable, honest about impossible wishes."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from medsilo.errors import PlanError
+from medsilo.tasks.partition import dirichlet, proportions
+
+COMBINATIONS = [
+    (samples, sites, alpha, minimum)
+    for samples, sites, alpha, minimum in itertools.product(
+        (1, 7, 60, 1000), (1, 2, 5, 50), (0.01, 0.5, 1000.0), (0, 1, 3, 20)
+    )
+    if sites * minimum <= samples
+]
+
+
+@pytest.mark.parametrize(("samples", "sites", "alpha", "minimum"), COMBINATIONS)
+def test_every_sample_exactly_once_and_no_site_below_the_minimum(samples, sites, alpha, minimum):
+    labels = np.random.default_rng(samples).integers(0, 6, samples)
+    parts = dirichlet(labels, sites, alpha, seed=3, minimum=minimum)
+    assert len(parts) == sites
+    assert sorted(np.concatenate(parts).tolist()) == list(range(samples))
+    assert min(map(len, parts)) >= minimum
+    assert all(np.issubdtype(part.dtype, np.integer) and (np.diff(part) > 0).all() for part in parts)
+
+
+def test_exactly_as_many_samples_as_the_minima_need():
+    parts = dirichlet(np.zeros(150, int), 50, 0.01, seed=0, minimum=3)
+    assert [len(part) for part in parts] == [3] * 50
+
+
+def test_depends_on_the_seed_and_on_no_global_generator():
+    labels = np.arange(500) % 7
+    np.random.seed(1)
+    first = dirichlet(labels, 4, 0.3, seed=1)
+    np.random.seed(2)
+    again, other = dirichlet(labels, 4, 0.3, seed=1), dirichlet(labels, 4, 0.3, seed=2)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_takes_tensors_and_lists_and_any_label_values():
+    labels = [5, -1, 5, 99, -1, 5, 99, 99]
+    parts = dirichlet(labels, 2, 1.0, seed=0)
+    for same in (torch.tensor(labels), np.array(labels)):
+        assert all(np.array_equal(a, b) for a, b in zip(parts, dirichlet(same, 2, 1.0, seed=0), strict=True))
+
+
+def test_small_alpha_shifts_labels_and_sizes_large_alpha_hardly_does():
+    labels = np.arange(6000) % 6
+
+    def distance(alpha):  # mean total variation between a site's label histogram and everybody's
+        parts = dirichlet(labels, 5, alpha, seed=0)
+        shares = np.stack([np.bincount(labels[part], minlength=6) / len(part) for part in parts])
+        return np.abs(shares - 1 / 6).sum(1).mean() / 2
+
+    assert distance(0.1) > 0.4
+    assert distance(1000.0) < 0.05
+    sizes = [len(part) for part in dirichlet(labels, 5, 0.1, seed=0)]
+    assert max(sizes) > 2 * min(sizes)
+
+
+@pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-5, 1e300])
+def test_proportions_survive_extreme_alphas(alpha):
+    shares = proportions(6, alpha, np.random.default_rng(0))
+    assert np.isfinite(shares).all() and shares.min() >= 0 and shares.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("sites", "alpha", "minimum", "key"),
+    [
+        (0, 1.0, 1, "sites: 0"),
+        (2, 0.0, 1, "alpha: 0.0"),
+        (2, -1.0, 1, "alpha: -1.0"),
+        (2, float("nan"), 1, "alpha: nan"),
+        (2, float("inf"), 1, "alpha: inf"),
+        (2, 1.0, -1, "minimum: -1"),
+        (4, 1.0, 3, "minimum: 4 sites with at least 3 samples each need 12, but there are 10"),
+    ],
+)
+def test_impossible_wishes_are_one_line_errors(sites, alpha, minimum, key):
+    with pytest.raises(PlanError) as caught:
+        dirichlet(np.zeros(10, int), sites, alpha, seed=0, minimum=minimum)
+    assert str(caught.value).startswith(key)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,516 @@
+"""The report says what the run folders say: every number, every failure, and nothing that could harm its reader."""
+
+import json
+import re
+import subprocess
+import sys
+from copy import deepcopy
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from medsilo.errors import MedsiloError
+from medsilo.report import charts, findings, page
+from medsilo.report.read import all_sites, read, read_all, spans
+from medsilo.report.table import text_table
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+SITES = {"hospital-a": 48, "hospital-b": 72, "hospital-c": 30}
+
+
+def summary_of(method: str, title: str, scores: dict[str, float | None], **changes: Any) -> dict[str, Any]:
+    """A summary of two rounds in which everybody took part."""
+    known = [score for score in scores.values() if score is not None]
+    sites = {
+        name: {
+            "cases": {"train": 96, "validation": 32, "test": SITES.get(name, 40)},
+            "contributed": 2,
+            "missed": {},
+            "validation": [0.5, 0.625, 0.75],
+            "test": None if score is None else {"accuracy": score, "loss": 0.3, "cases": SITES.get(name, 40)},
+            "bytes_up": 2000,
+            "bytes_down": 4000,
+            "seconds": 6.0,
+        }
+        for name, score in scores.items()
+    }
+    base = {
+        "schema": 1,
+        "status": "finished",
+        "reason": None,
+        "method": method,
+        "title": title,
+        "task": "synthetic-histology",
+        "task_title": "Synthetic histology",
+        "synthetic": True,
+        "engine": "simulator",
+        "metric": "accuracy",
+        "seed": 0,
+        "protocol": "clinical",
+        "plan_hash": "abcdef0123456789",
+        "package": {"version": "0.1.0", "hash": "0123456789abcdef"},
+        "study": "demo",
+        "network": "small-cnn",
+        "parameters": 12345,
+        "rounds": {"planned": 2, "done": 2},
+        "agreed": {"sites": list(scores), "minimum": len(scores), "when_missing": "stop"},
+        "selected": {"by": "mean", "rounds": dict.fromkeys(scores, 2)},
+        "sites": sites,
+        "mean_test": sum(known) / len(known) if known else None,
+        "pooled_test": 0.777 if known else None,
+        "seconds": 33.1,
+        "started": "2026-11-20T10:00:00Z",
+        "ended": "2026-11-20T10:00:33Z",
+    }
+    return base | changes
+
+
+def round_line(number: int, sites: list[str], **changes: Any) -> dict[str, Any]:
+    line = {"round": number, "phase": "train", "seconds": 1.8, "asked": sites, "answered": sites}
+    return line | {"refused": {}, "lost": {}, "sites": {}} | changes
+
+
+def save(root: Path, summary: dict[str, Any], rounds: list[dict[str, Any]] | None = None) -> Path:
+    """A run folder of this summary; without `rounds`, everybody answered each one."""
+    folder = root / f"{summary['method']}-seed{summary['seed']}"
+    folder.mkdir()
+    if rounds is None:
+        rounds = [round_line(number + 1, list(summary["sites"])) for number in range(summary["rounds"]["done"])]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
+    (folder / "plan.yaml").write_text(f"method: {summary['method']}\nnote: <b>bold</b>\n")
+    (folder / "provenance.json").write_text('{"python": "3.11"}')
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Local, FedAvg, FedBN with a lost round, AdaFed failed, Central."""
+
+    def scores(*values: float | None) -> dict[str, float | None]:
+        return dict(zip(SITES, values, strict=True))
+
+    fedbn = summary_of("fedbn", "FedBN", scores(0.9, 0.85, 0.8))
+    fedbn["sites"]["hospital-c"] |= {
+        "contributed": 1,
+        "missed": {"2": "lost: no answer within 600 s"},
+        "validation": [0.5, 0.6, None],
+    }
+    names = list(SITES)
+    lost = round_line(2, names, answered=names[:2], lost={"hospital-c": "no answer within 600 s"})
+    failed = summary_of("adafed", "AdaFed", scores(None, None, None), status="failed", reason="hospital-b went away")
+    return [
+        save(tmp_path, summary_of("local", "Local", scores(0.8, 0.86, 0.7))),
+        save(tmp_path, summary_of("fedavg", "FedAvg", scores(0.875, 0.8611111, 0.7333333))),
+        save(tmp_path, fedbn, [round_line(1, names), lost]),
+        save(tmp_path, failed),
+        save(tmp_path, summary_of("central", "Central (pooled data, upper bound)", scores(0.95, 0.93, 0.9))),
+    ]
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed in order, and keeps what tests look at."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.scripts = 0
+        self.rows: list[list[str]] = []
+        self.header_text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = dict(attrs)
+        assert not [name for name in names if name.startswith("on")], "no event handlers in attributes"
+        self.addresses += [names[name] or "" for name in ("src", "href", "action", "data", "srcset") if name in names]
+        self.ids += [names["id"] or ""] if "id" in names else []
+        self.scripts += tag == "script"
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-1:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if "header" in self.open:
+            self.header_text += data.replace("\N{NO-BREAK SPACE}", " ")
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+
+    def row(self, start: str) -> list[str]:
+        """The first row whose first cell starts so."""
+        return next(row for row in self.rows if row and row[0].strip().startswith(start))
+
+
+def rendered(folders: list[Path], title: str = "A title") -> tuple[str, Page]:
+    text = page.render(read_all(folders), title)
+    return text, Page(text)
+
+
+# The page
+
+
+def test_the_table_holds_the_numbers_of_the_summaries(folders: list[Path]) -> None:
+    _, parsed = rendered(folders)
+    for run in read_all(folders):
+        cells = [run.summary.mean_test, run.summary.pooled_test, *(run.score(site) for site in SITES)]
+        shown = ["–" if cell is None else f"{cell:.3f}" for cell in cells]
+        assert parsed.row(run.label)[1:] == shown
+
+
+def test_sorting_uses_full_precision_and_knows_missing_values(folders: list[Path]) -> None:
+    text, _ = rendered(folders)
+    assert 'data-value="0.8611111">0.861' in text
+    assert 'data-value="">–' in text
+    assert 'data-value="0">–' not in text
+
+
+def test_page_is_self_contained(folders: list[Path]) -> None:
+    text, parsed = rendered(folders)
+    assert not re.findall(r"https?://", text)
+    assert "@import" not in text and "url(" not in text
+    assert all(address.startswith(("#", "data:")) for address in parsed.addresses)
+    assert len(parsed.ids) == len(set(parsed.ids))
+
+
+def test_the_policy_allows_the_pages_one_script_and_no_other(folders: list[Path]) -> None:
+    text, parsed = rendered(folders)
+    code = re.search(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert code is not None and parsed.scripts == 1
+    assert f"script-src 'sha256-{page._script_hash(code.group(0))}'" in text
+
+
+def test_failure_and_missing_rounds_stand_on_the_first_screen(folders: list[Path]) -> None:
+    _, parsed = rendered(folders)
+    assert "AdaFed: hospital-b went away" in parsed.header_text
+    assert "FedBN: hospital-c in round 2 of 2 – lost: no answer within 600 s" in parsed.header_text
+    assert "Synthetic data" in parsed.header_text
+
+
+def test_the_answer_names_the_highest_mean_and_claims_no_winner(folders: list[Path]) -> None:
+    _, parsed = rendered(folders)
+    assert "FedBN has the highest mean test accuracy, 0.850 over 3 sites; next is FedAvg with 0.823." in (
+        parsed.header_text
+    )
+    assert "one seed (0)" in parsed.header_text and "no winner is claimed" in parsed.header_text
+    assert "FedBN is higher at 2 of 3 sites and lower at 1" in parsed.header_text
+    assert "hospital-a +0.100, hospital-b −0.010, hospital-c +0.100" in parsed.header_text
+    assert "Local 0.787; Central (pooled data, upper bound) 0.927" in parsed.header_text
+
+
+def test_gain_over_training_alone(folders: list[Path]) -> None:
+    gains = {gain.label: gain.differences for gain in findings.gains(read_all(folders))}
+    assert list(gains) == ["FedAvg", "FedBN", "Central (pooled data, upper bound)"]
+    assert gains["FedAvg"] == {"hospital-a": 0.075, "hospital-b": 0.001, "hospital-c": 0.033}
+
+
+def test_participation_gives_the_reason_in_the_cell_and_in_a_list(folders: list[Path]) -> None:
+    text, _ = rendered(folders)
+    assert '<td class="lost" title="round 2: lost: no answer within 600 s">' in text
+    assert "<li>Round 2, hospital-c, lost: no answer within 600 s</li>" in text
+
+
+def test_costs_are_per_contribution_and_relative_to_fedavg(folders: list[Path]) -> None:
+    costs = {cost.label: cost for cost in findings.costs(read_all(folders))}
+    assert costs["FedAvg"].bytes_up == 1000 and costs["FedAvg"].bytes_down == 2000 and costs["FedAvg"].seconds == 3
+    assert costs["FedBN"].bytes_up == 6000 / 5
+    text, _ = rendered(folders)
+    assert "1.2 kB <small>×1.20</small>" in text
+
+
+def test_text_from_other_machines_is_escaped_everywhere(tmp_path: Path) -> None:
+    attack = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u0000\ud800"
+    site = f"site {attack}"
+    summary = summary_of("fedavg", f"FedAvg {attack}", {site: 0.5}, status="failed", reason=attack, task_title=attack)
+    summary["sites"][site]["missed"] = {"1": attack}
+    lines = [round_line(1, [site], answered=[], refused={site: attack}), round_line(2, [site])]
+    folder = save(tmp_path, summary, lines)
+    (folder / "plan.yaml").write_text("</pre><script>alert(3)</script>")
+    written = page.write([folder], tmp_path / "report.html", attack).read_text(encoding="utf-8")
+    parsed = Page(written)
+    assert parsed.scripts == 1
+    assert "<script>alert" not in written and "<img" not in written
+    assert "&lt;script&gt;alert(1)" in written
+
+
+def test_missing_values_are_dashes_and_never_zero(tmp_path: Path) -> None:
+    summary = summary_of("fedavg", "FedAvg", {"a": None, "b": None})
+    for key in ("seconds", "parameters", "plan_hash", "network", "started", "study", "protocol", "task"):
+        summary[key] = None
+    for site in summary["sites"].values():
+        site |= {"validation": [None, None, None], "bytes_up": None, "bytes_down": None, "seconds": None}
+        site |= {"contributed": None, "cases": {"train": None, "validation": None, "test": None}}
+    summary["selected"]["rounds"] = {"a": None}
+    text, parsed = rendered([save(tmp_path, summary)])
+    assert parsed.row("FedAvg")[1:] == ["–"] * 4
+    assert "There are no validation values." in text
+    assert "0.000" not in text and "0.0 s" not in text and "0 B" not in text and "None" not in text
+    assert "FedAvg has no test score for a and b" in parsed.header_text
+
+
+def test_not_a_number_counts_as_missing(tmp_path: Path) -> None:
+    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.6})
+    summary["sites"]["a"]["validation"][1] = float("nan")
+    assert read(save(tmp_path, summary)).site("a").validation == [0.5, None, 0.75]
+
+
+def test_one_run_one_site(tmp_path: Path) -> None:
+    text, parsed = rendered([save(tmp_path, summary_of("fedavg", "FedAvg", {"only": 0.5}))])
+    assert "FedAvg reaches a mean test accuracy of 0.500 at the one site." in parsed.header_text
+    assert "highest" not in parsed.header_text and "curve-mean" not in text and "Does joining pay" not in text
+
+
+def test_a_failed_run_alone_is_no_answer(tmp_path: Path) -> None:
+    summary = summary_of(
+        "fedavg", "FedAvg", {"a": None}, status="failed", reason="no disk", rounds={"planned": 2, "done": 0}
+    )
+    folder = save(tmp_path, summary)
+    (folder / "rounds.jsonl").unlink()
+    _, parsed = rendered([folder])
+    assert "nothing to rank" in parsed.header_text and "FedAvg: no disk" in parsed.header_text
+
+
+def test_many_runs_of_many_sites(tmp_path: Path) -> None:
+    scores: dict[str, float | None] = {f"clinic-{number:02d}": 0.5 + number / 100 for number in range(12)}
+    folders = [save(tmp_path, summary_of(f"method{number}", f"Method {number}", scores)) for number in range(10)]
+    text, parsed = rendered(folders)
+    assert text.count('class="chart"') == 11
+    assert "share the highest mean" in parsed.header_text
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"seed": 1}, "seed"), ({"task": "other"}, "task"), ({"protocol": "benchmark"}, "protocol")],
+)
+def test_unlike_runs_are_not_ranked(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    first = save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5}))
+    second = save(tmp_path, summary_of("local", "Local", {"a": 0.6}, **change))
+    _, parsed = rendered([first, second])
+    assert f"not ranked, because they differ in {named}." in parsed.header_text
+    assert not findings.gains(read_all([first, second]))
+
+
+def test_other_test_sets_and_other_metrics_are_not_ranked(tmp_path: Path) -> None:
+    other = summary_of("fedbn", "FedBN", {"a": 0.6}, metric="dice")
+    other["sites"]["a"]["test"] = {"dice": 0.6, "cases": 7}
+    runs = read_all([save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5})), save(tmp_path, other)])
+    assert findings.incomparable(runs) == ["metric", "the number of test cases"]
+    assert "curve-mean" not in page.render(runs, "Two metrics")
+
+
+def test_a_mean_over_fewer_sites_is_not_ranked(tmp_path: Path) -> None:
+    full = save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.5}))
+    part = save(tmp_path, summary_of("fedbn", "FedBN", {"a": 0.9, "b": None}))
+    assert findings.answer(read_all([full, part])).headline.startswith("FedAvg reaches")
+
+
+def test_a_finished_run_with_fewer_rounds_is_named(tmp_path: Path) -> None:
+    folder = save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5}, rounds={"planned": 9, "done": 2}))
+    assert "FedAvg finished with 2 of 9 planned rounds." in rendered([folder])[1].header_text
+
+
+def test_write_is_atomic_repeatable_and_says_where(tmp_path: Path, folders: list[Path]) -> None:
+    destination = tmp_path / "new" / "report.html"
+    assert page.write(folders, destination, "Title") == destination
+    first = destination.read_bytes()
+    page.write(folders, destination, "Title")
+    assert destination.read_bytes() == first
+    assert [entry.name for entry in destination.parent.iterdir()] == ["report.html"]
+    (folders[0] / "summary.json").write_text("{")
+    with pytest.raises(MedsiloError):
+        page.write(folders, destination, "Title")
+    assert destination.read_bytes() == first
+
+
+# The terminal
+
+
+def test_text_table_is_exactly_this(folders: list[Path]) -> None:
+    assert text_table(read_all(folders)).split("\n") == [
+        "test accuracy                       hospital-a  hospital-b  hospital-c   mean  pooled",
+        "-------------------------------------------------------------------------------------",
+        "Local                                    0.800       0.860       0.700  0.787   0.777",
+        "FedAvg                                   0.875       0.861       0.733  0.823   0.777",
+        "FedBN                                    0.900       0.850       0.800  0.850   0.777",
+        "AdaFed                              FAILED: hospital-b went away",
+        "Central (pooled data, upper bound)       0.950       0.930       0.900  0.927   0.777",
+        "",
+        "FedBN: hospital-c missing in round 2",
+    ]
+
+
+def test_text_table_shows_missing_values_and_sites(tmp_path: Path) -> None:
+    first = save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": None}))
+    second = save(tmp_path, summary_of("local", "Local", {"b": 0.25, "c": 1.0}))
+    assert text_table(read_all([first, second])).split("\n")[2:] == [
+        "FedAvg         0.500      –      –  0.500   0.777",
+        "Local              –  0.250  1.000  0.625   0.777",
+    ]
+
+
+def test_text_table_keeps_control_characters_from_the_terminal(tmp_path: Path) -> None:
+    summary = summary_of("fedavg", "FedAvg", {"a": None}, status="failed", reason="red \u001b[31m\nalert\u202e")
+    assert text_table([read(save(tmp_path, summary))]).split("\n")[2] == "FedAvg         FAILED: red [31m alert"
+
+
+# Reading
+
+
+@pytest.mark.parametrize("file", ["summary.json", "plan.yaml", "provenance.json", "rounds.jsonl"])
+def test_a_missing_file_is_named(folders: list[Path], file: str) -> None:
+    (folders[1] / file).unlink()
+    with pytest.raises(MedsiloError, match=rf"Run 'fedavg-seed0' has no {file}: .*repeat the run") as caught:
+        read(folders[1])
+    assert str(folders[1].parent) not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("summary.json", "{", "summary.json of run 'fedavg-seed0' is no JSON"),
+        ("summary.json", "[]", "has schema None, but this medsilo reads schema 1"),
+        ("summary.json", '{"schema": 2}', "has schema 2, but this medsilo reads schema 1"),
+        ("provenance.json", "[]", "provenance.json of run 'fedavg-seed0' holds no object"),
+        ("rounds.jsonl", '{"round": 1}\n{"rou', "rounds.jsonl of run 'fedavg-seed0', line 2 is no JSON"),
+        ("rounds.jsonl", '{"round": "x"}', "line 1: round: "),
+    ],
+)
+def test_a_damaged_file_is_named(folders: list[Path], file: str, content: str, message: str) -> None:
+    (folders[1] / file).write_text(content)
+    with pytest.raises(MedsiloError, match=re.escape(message)) as caught:
+        read(folders[1])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("status",), "done", "status: "),
+        (("sites", "hospital-a", "test", "accuracy"), "good", "sites.hospital-a.test.accuracy: "),
+        (("metric",), "dice", "sites.hospital-a.test has no 'dice'"),
+    ],
+)
+def test_a_wrong_value_is_named(tmp_path: Path, path: tuple[str, ...], value: Any, message: str) -> None:
+    summary = summary_of("fedavg", "FedAvg", {"hospital-a": 0.5})
+    part = summary = deepcopy(summary)
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    with pytest.raises(MedsiloError, match=re.escape(message)):
+        read(save(tmp_path, summary))
+
+
+def test_no_folder_and_no_runs(tmp_path: Path) -> None:
+    with pytest.raises(MedsiloError, match="There is no run folder 'nowhere'"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(MedsiloError, match="at least one run folder"):
+        read_all([])
+
+
+def test_equal_titles_are_told_apart_by_seed(tmp_path: Path) -> None:
+    folders = [save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5}, seed=seed)) for seed in (0, 1)]
+    assert [run.label for run in read_all(folders)] == ["FedAvg, seed 0", "FedAvg, seed 1"]
+
+
+def test_absences_come_from_both_files_and_once(tmp_path: Path) -> None:
+    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.5, "c": 0.5})
+    summary["sites"]["a"]["missed"] = {"1": "lost: asleep", "2": "left"}
+    names = ["a", "b", "c"]
+    lines = [
+        round_line(1, names, answered=["b"], lost={"a": "lost: asleep"}),
+        round_line(2, names, answered=["b", "c"], refused={"b": "not finite"}),
+    ]
+    found = [(one.site, one.round, one.text) for one in read(save(tmp_path, summary, lines)).absences()]
+    assert found == [
+        ("a", 1, "lost: asleep"),
+        ("c", 1, "missed: no answer is recorded"),
+        ("a", 2, "missed: left"),
+        ("b", 2, "refused: not finite"),
+    ]
+
+
+def test_sites_keep_the_order_of_the_plan(tmp_path: Path) -> None:
+    summary = summary_of("fedavg", "FedAvg", {"b": 0.5, "a": 0.5})
+    summary["agreed"]["sites"] = ["z", "b"]
+    assert all_sites([read(save(tmp_path, summary))]) == ["z", "b", "a"]
+
+
+def test_spans() -> None:
+    assert spans([5, 1, 2, 3, 7, 8]) == "1–3, 5, 7, 8"
+    assert spans([]) == ""
+
+
+def test_import_is_light() -> None:
+    heavy = "[name for name in ('torch', 'numpy', 'nvflare', 'monai') if name in sys.modules]"
+    code = f"import sys, medsilo.report.page, medsilo.report.table; print({heavy})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# Charts
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.33, 0.93, [0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0, 8, [0, 2, 4, 6, 8]),
+        (0.5, 0.5, [0.44, 0.46, 0.48, 0.5, 0.52, 0.54, 0.56]),
+        (-3, 120, [-50, 0, 50, 100, 150]),
+    ],
+)
+def test_ticks_are_round_few_and_enclose(low: float, high: float, expected: list[float]) -> None:
+    found = charts.ticks(low, high)
+    assert found[0] <= low and found[-1] >= high and len(found) <= 6
+    if low < high:
+        assert found == pytest.approx(expected)
+
+
+def chart_of(*series: charts.Series, last_x: int = 4) -> ElementTree.Element:
+    options: dict[str, Any] = {"key": "k", "title": "T <1>", "x_label": "rounds", "y_label": "accuracy"}
+    return ElementTree.fromstring(charts.line_chart(series, **options, y_ticks=[0, 0.5, 1], last_x=last_x))
+
+
+def test_a_gap_breaks_the_line_and_lonely_points_stay() -> None:
+    chart = chart_of(charts.Series("a", [0.1, 0.2, None, 0.4, None]))
+    lines = [path.get("d", "") for path in chart.iter("path") if path.get("class") == "line"]
+    assert len(lines) == 1 and lines[0].count("M") == 2 and lines[0].count("L") == 1
+    titles = [title.text for title in chart.iter("title")]
+    assert titles == ["T <1>", "a, after 0 rounds: 0.100", "a, after 1 rounds: 0.200", "a, after 3 rounds: 0.400"]
+
+
+def test_a_chart_speaks() -> None:
+    chart = chart_of(charts.Series("a", [0.1, 0.2]), charts.Series("b", [None]), last_x=1)
+    assert chart.findtext("desc") == "a: 0.100 after 0 rounds, 0.200 after 1. b: no values."
+    assert chart.get("role") == "img" and chart.get("aria-labelledby") == "k-title"
+
+
+def test_values_lie_where_the_axes_say() -> None:
+    chart = chart_of(charts.Series("a", [0, None, 0.5, None, 1], ring=4))
+    ring = chart.find(".//circle")
+    assert ring is not None
+    assert float(ring.get("cx", "")) == charts.NARROW - charts.RIGHT and float(ring.get("cy", "")) == charts.TOP
+    first = next(path.get("d", "") for path in chart.iter("path") if path.get("class") == "line").split("M")[1]
+    assert first == f"{charts.LEFT}.0 {charts.HEIGHT - charts.BOTTOM}.0"
+
+
+def test_series_differ_without_colour() -> None:
+    looks = {(charts.DASHES[i % len(charts.DASHES)], charts.MARKERS[i % len(charts.MARKERS)]) for i in range(35)}
+    assert len(looks) == 35
+
+
+def test_a_single_round_zero_and_long_runs_draw() -> None:
+    assert chart_of(charts.Series("a", [0.5]), last_x=0).find(".//path[@class='mark']") is not None
+    marks = chart_of(charts.Series("a", [0.5] * 1001), last_x=1000).findall(".//path[@class='mark']")
+    assert len(marks) <= charts.MOST_MARKERS + 1

@@ -1,0 +1,219 @@
+"""What each synthetic task says of itself: which shifts it has, where the label lives, and that its files are real."""
+
+import numpy as np
+import pytest
+import torch
+from medsilo.errors import DataError
+from medsilo.tasks.synthetic_activity import SyntheticActivity
+from medsilo.tasks.synthetic_histology import SyntheticHistology
+from medsilo.tasks.synthetic_prostate import SyntheticProstate
+from medsilo.tasks.volumes import Volume, read_image, read_mask, read_pair, write_volume
+from pydantic import ValidationError
+
+SITES = ["a", "b", "c", "d"]
+
+
+def loaded(task, sites=SITES, seed=0):
+    return [task.load(site, sites, seed, None).train for site in sites]
+
+
+def largest_gap(values):
+    """The largest difference between two sites in any of the statistics: [sites, statistics]."""
+    values = torch.stack(list(values))
+    return (values[:, None] - values[None]).abs().max().item()
+
+
+def colours(cases):
+    return torch.cat([cases.inputs.mean((0, 2, 3)), cases.inputs.std((0, 2, 3))])
+
+
+def sensors(cases):
+    return torch.cat([cases.inputs.mean((0, 2)), cases.inputs.std((0, 2))])
+
+
+def histogram(cases, classes=6):
+    return torch.bincount(cases.targets, minlength=classes) / len(cases)
+
+
+# --- histology
+
+
+def test_histology_sites_differ_under_shift_only():
+    gap = {shift: largest_gap(map(colours, loaded(SyntheticHistology(shift=shift)))) for shift in (0, 0.5, 1)}
+    assert gap[0] < 0.02 < 0.08 < gap[0.5] < gap[1]
+
+
+def test_all_eight_looks_differ():
+    sites = [str(number) for number in range(8)]
+    looks = torch.stack([colours(cases) for cases in loaded(SyntheticHistology(patients=8), sites)])
+    distances = torch.cdist(looks, looks) + 9 * torch.eye(8)
+    assert distances.min() > 0.05
+
+
+@pytest.mark.parametrize("coding", ["phase", "amplitude"])
+def test_histology_classes_are_balanced_in_every_patient(coding):
+    cases = loaded(SyntheticHistology(coding=coding, patients=4))[0]
+    for patient in set(cases.patients):
+        mine = torch.tensor([name == patient for name in cases.patients])
+        assert cases.targets[mine].float().mean() == 0.5
+
+
+def test_phase_classes_are_half_turns_of_each_other():
+    task, patients = SyntheticHistology(patients=3), np.zeros(6, np.int64)
+    upright = task.draw(np.zeros(6, np.int64), patients, np.random.default_rng(0))
+    turned = task.draw(np.ones(6, np.int64), patients, np.random.default_rng(0))
+    for first, second in zip(upright, turned, strict=True):
+        assert np.array_equal(first[:, ::-1, ::-1], second)
+        assert not np.array_equal(first, second)
+        np.testing.assert_allclose(np.abs(np.fft.fft2(first)), np.abs(np.fft.fft2(second)), atol=1e-3)
+
+
+def test_amplitude_spectra_tell_the_classes_in_amplitude_coding_only():
+    def spectrum_gap(coding):
+        cases = loaded(SyntheticHistology(coding=coding, patients=120))[0]
+        spectra = torch.fft.rfft2(cases.inputs).abs().mean(1)[:, :6, :6]
+        first, second = spectra[cases.targets == 0], spectra[cases.targets == 1]
+        spread = (first.var(0) + second.var(0)).div(2).sqrt()
+        return ((first.mean(0) - second.mean(0)).abs() / spread).mean().item()
+
+    assert spectrum_gap("phase") < 0.15
+    assert spectrum_gap("amplitude") > 2 * spectrum_gap("phase")
+
+
+# --- prostate
+
+
+def organ_contrast(cases):
+    """Whether the organ is brighter (1) or darker (-1) than the rest of its slice, on average."""
+    inside = cases.targets.bool()
+    return torch.sign(cases.inputs[:, 0][inside].mean() - cases.inputs[:, 0][~inside].mean()).item()
+
+
+def test_low_similarity_has_dark_organs_in_the_first_and_fifth_site():
+    sites = [str(number) for number in range(8)]
+    low = [organ_contrast(cases) for cases in loaded(SyntheticProstate(patients=4, similarity="low"), sites)]
+    high = [organ_contrast(cases) for cases in loaded(SyntheticProstate(patients=4, similarity="high"), sites)]
+    assert low == [-1, 1, 1, 1, -1, 1, 1, 1]
+    assert high == [1] * 8
+
+
+def test_prostate_sites_have_different_sizes_and_brightness():
+    train = loaded(SyntheticProstate(patients=8))
+    sizes = [len(set(cases.patients)) for cases in train]
+    assert sizes[3] == 3 * sizes[0] and sizes[1] == 2 * sizes[0]
+    assert largest_gap(cases.inputs.mean()[None] for cases in train) > 0.5
+
+
+def test_every_case_shows_the_organ_and_patients_have_several():
+    cases = loaded(SyntheticProstate(patients=6))[0]
+    assert (cases.targets.sum((1, 2)) > 0).all()
+    assert len(cases) >= 3 * len(set(cases.patients))
+
+
+def test_dice_per_case():
+    task = SyntheticProstate()
+    target = torch.zeros(4, 8, 8, dtype=torch.int64)
+    target[:3, :4] = 1
+    found = torch.zeros_like(target)
+    found[0, :4], found[1, :2], found[2, 4:] = 1, 1, 1  # all, half, none of it; the fourth is empty and found empty
+    logits = torch.stack([1.0 - found, found], 1) * 10
+    torch.testing.assert_close(task.case_scores(logits, target), torch.tensor([1, 2 / 3, 0, 1]))
+    assert task.loss(logits[:1], target[:1]) < 0.01 < task.loss(logits[2:3], target[2:3])
+    found[3, 0, 0] = 1  # something where nothing is
+    assert task.case_scores(torch.stack([1.0 - found, found], 1), target)[3] == 0
+
+
+@pytest.mark.parametrize("stored_as", ["LPS", "RAS", "PIR", "SLA"])
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+def test_volumes_survive_their_files(tmp_path, stored_as, suffix):
+    random = np.random.default_rng(0)
+    angle = np.deg2rad(15)
+    affine = np.eye(4)
+    affine[1:3, 1:3] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    affine[:3, :3] *= [0.5, 0.75, 3.0]
+    affine[:3, 3] = [-20, 11, 300]
+    image = Volume(random.standard_normal((4, 6, 5), np.float32), affine)
+    mask = Volume((image.values > 0).astype(np.uint8), affine)
+    write_volume(tmp_path / f"image{suffix}", image, stored_as)
+    write_volume(tmp_path / f"mask{suffix}", mask, "LPS")
+    read, found = read_pair(tmp_path / f"image{suffix}", tmp_path / f"mask{suffix}")
+    assert np.array_equal(read.values, image.values) and np.array_equal(found.values, mask.values)
+    assert read.values.dtype == np.float32 and found.values.dtype == np.int64
+    assert read.spacing == pytest.approx((0.5, 0.75, 3.0), abs=1e-4)
+    np.testing.assert_allclose(read.affine, affine, atol=1e-3)
+    np.testing.assert_allclose(found.affine, affine, atol=1e-3)
+
+
+def test_volumes_that_do_not_fit_are_data_errors_without_file_names(tmp_path):
+    values, moved = np.zeros((3, 4, 5), np.float32), np.eye(4)
+    moved[0, 3] = 2
+    write_volume(tmp_path / "image.nii", Volume(values, np.eye(4)))
+    write_volume(tmp_path / "moved.nii", Volume(values.astype(np.uint8), moved))
+    write_volume(tmp_path / "cut.nii", Volume(values[1:].astype(np.uint8), np.eye(4)))
+    (tmp_path / "text.nii").write_text("no volume")
+    with pytest.raises(DataError, match="different places") as caught:
+        read_pair(tmp_path / "image.nii", tmp_path / "moved.nii")
+    assert str(tmp_path) not in str(caught.value) and "image.nii" in caught.value.private
+    with pytest.raises(DataError, match=r"\(3, 4, 5\) and \(2, 4, 5\)"):
+        read_pair(tmp_path / "image.nii", tmp_path / "cut.nii")
+    for read in (read_image, read_mask):
+        for name in ("text.nii", "absent.nii"):
+            with pytest.raises(DataError) as caught:
+                read(tmp_path / name)
+            assert name not in str(caught.value)
+
+
+# --- activity
+
+
+def test_labels_differ_under_label_shift_only():
+    def gap(**numbers):
+        return largest_gap(map(histogram, loaded(SyntheticActivity(windows=20, **numbers))))
+
+    assert gap(shift="label", alpha=0.1) > 0.5
+    assert gap(shift="label", alpha=1e5) < 0.15
+    assert gap(shift="feature", alpha=0.1) < 0.15
+    assert gap(shift="none", alpha=0.1) < 0.15
+
+
+def test_devices_differ_between_families_and_not_inside_one():
+    first, second, third, fourth = map(sensors, loaded(SyntheticActivity(shift="feature")))
+    assert largest_gap([first, third]) < 0.15 and largest_gap([second, fourth]) < 0.15
+    assert largest_gap([first, second]) > 0.5
+    assert largest_gap(map(sensors, loaded(SyntheticActivity(shift="none")))) < 0.15
+
+
+def test_each_person_is_at_one_site():
+    task = SyntheticActivity(persons=5, windows=2)
+    parts = [task.load(site, SITES, 0, None) for site in SITES]
+    persons = [
+        name for data in parts for part in (data.train, data.validation, data.test) for name in set(part.patients)
+    ]
+    assert len(persons) == len(set(persons)) == 5 * len(SITES)
+
+
+def test_fifty_sites_of_extreme_label_shift_have_all_three_parts():
+    task, sites = SyntheticActivity(persons=4, windows=1, alpha=0.01), [f"{number:02d}" for number in range(50)]
+    for site in sites:
+        data = task.load(site, sites, 0, None)
+        assert min(len(data.train), len(data.validation), len(data.test)) > 0
+
+
+@pytest.mark.parametrize(
+    ("task", "numbers"),
+    [
+        (SyntheticHistology, {"size": 50}),
+        (SyntheticHistology, {"shift": -0.1}),
+        (SyntheticHistology, {"patients": 2}),
+        (SyntheticHistology, {"coding": "both"}),
+        (SyntheticProstate, {"slices": 2}),
+        (SyntheticProstate, {"similarity": "middle"}),
+        (SyntheticActivity, {"alpha": 0}),
+        (SyntheticActivity, {"alpha": float("inf")}),
+        (SyntheticActivity, {"persons": 2}),
+        (SyntheticActivity, {"sites": 3}),
+    ],
+)
+def test_wrong_numbers_are_refused(task, numbers):
+    with pytest.raises(ValidationError):
+        task(**numbers)
