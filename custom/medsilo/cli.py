@@ -86,12 +86,13 @@ def _settings(options: argparse.Namespace):
 
 def _demo(options: argparse.Namespace) -> int:
     from medsilo.report.page import write
+    from medsilo.report.read import read_all
     from medsilo.report.table import text_table
     from medsilo.study.demo import run_demo
 
     runs, failures = run_demo(options.out, options.rounds, options.seed, _say)
     if runs:
-        _say("\n" + text_table(runs))
+        _say("\n" + text_table(read_all(runs)))
         page = write(runs, runs[0].parent / "report.html", "Demo: three synthetic hospitals")
         _say(f"\nreport: {page}")
     for failure in failures:
@@ -145,9 +146,10 @@ def _resume(options: argparse.Namespace) -> int:
 def _conclude(folder: Path) -> int:
     """The table, the page, and where both are."""
     from medsilo.report.page import write
+    from medsilo.report.read import read_all
     from medsilo.report.table import text_table
 
-    _say("\n" + text_table([folder]))
+    _say("\n" + text_table(read_all([folder])))
     _say(f"\nreport: {write([folder], folder / 'report.html', folder.name)}")
     return 0
 

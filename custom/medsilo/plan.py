@@ -157,7 +157,7 @@ def load_plan(path: Path, changes: Iterable[str] = ()) -> Plan:
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: the plan cannot be read ({type(error).__name__}); give a plan.yaml") from error
     try:
-        values = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader that also refuses duplicate keys
+        values = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         where = f"line {error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else "the file"
         raise PlanError(f"{path.name}: {where} is not valid YAML: {getattr(error, 'problem', error)}") from error

@@ -1,11 +1,13 @@
-"""Mixers against numbers worked out by hand, and the promises about rounds, refusals, disk and memory."""
+"""Mixers against numbers worked out by hand, and their promises about rounds, refusals, disk and memory."""
 
 import errno
 import json
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,11 +27,11 @@ MAKERS = {
 }
 MEANS = ["weighted", "uniform"]
 PERSONAL = ["soft", "similarity", "identity"]
-every_mixer = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+every_mixer = pytest.mark.parametrize("kind", MAKERS)
 
 
 def model(value, steps=3, dtype=torch.float32):
-    """Three floats around `value`, one counter and one mask."""
+    """Floats around `value`, a counter and a mask."""
     return {
         "body.weight": torch.tensor([[value, -value, 2.0 * value]], dtype=dtype),
         "norm.steps": torch.tensor(steps),
@@ -37,81 +39,618 @@ def model(value, steps=3, dtype=torch.float32):
     }
 
 
+THREE = [("a", model(1.0, 5), 1), ("b", model(2.0, 6), 2), ("c", model(10.0, 7), 5)]
+
+
+def copy(tensors):
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 def play(mixer, contributions, sites="abc", initial=None):
-    """One round: contributions are (site, tensors, weight) in the order of arrival."""
+    """One round: contributions are (site, tensors, weight) in the order of arrival; gives the result of who has one."""
     mixer.start(list(sites), initial)
     for site, tensors, weight in contributions:
-        mixer.add(site, {name: tensor.clone() for name, tensor in tensors.items()}, weight)
-    return {site: mixer.result(site) for site in sorted(sites)}
+        mixer.add(site, copy(tensors), weight)
+    results = {}
+    for site in sorted(sites):
+        with suppress(MedsiloError):
+            results[site] = mixer.result(site)
+    return results
 
 
-def first(tensors):
-    return tensors["body.weight"][0, 0].item()
+def values(results):
+    """The first number of every site's result."""
+    return [tensors["body.weight"].flatten()[0].item() for tensors in results.values()]
 
 
 def assert_same(one, two):
+    """Equal to the last bit, types and shapes included."""
     assert one.keys() == two.keys()
     for name, tensor in one.items():
-        assert tensor.dtype == two[name].dtype
-        assert tensor.shape == two[name].shape
-        assert torch.equal(tensor, two[name]), name
+        assert (tensor.dtype, tensor.shape) == (two[name].dtype, two[name].shape)
+        flat, other = tensor.reshape(-1), two[name].reshape(-1)
+        assert torch.equal(flat.view(torch.uint8), other.view(torch.uint8)), name
 
 
-THREE = [("a", model(1.0, 5), 1), ("b", model(2.0, 6), 2), ("c", model(10.0, 7), 5)]
+# -- equations --------------------------------------------------------------------------------------------------------
 
-# (1·1 + 2·2 + 5·10)/8; 13/3; .7·θ_i + .15·(the two others); rows of WEIGHTS times (1, 2, 10)
+# (1·1 + 2·2 + 5·10)/8; 13/3; 0.7·own + 0.15·(the two others); rows of WEIGHTS times (1, 2, 10); own
 BY_HAND = {
     "weighted": (6.875, 6.875, 6.875),
     "uniform": (13 / 3, 13 / 3, 13 / 3),
-    "soft": (0.7 + 0.15 * 12, 1.4 + 0.15 * 11, 7 + 0.15 * 3),
+    "soft": (2.5, 3.05, 7.45),
     "similarity": (3.9, 2.0, 4.3),
     "identity": (1.0, 2.0, 10.0),
 }
+TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@every_mixer
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64])
 def test_values_worked_out_by_hand(kind, dtype):
-    contributions = [(site, model(first(t), t["norm.steps"].item(), dtype), w) for site, t, w in THREE]
-    results = play(MAKERS[kind](), contributions)
-    tolerance = {torch.bfloat16: 8e-3, torch.float16: 1e-3}.get(dtype, 1e-6)
-    for site, expected in zip("abc", BY_HAND[kind], strict=True):
+    sent = [(site, model(value, dtype=dtype), w) for site, value, w in (("a", 1.0, 1), ("b", 2.0, 2), ("c", 10.0, 5))]
+    results = play(MAKERS[kind](), sent)
+    near = TOLERANCE.get(dtype, 1e-6)
+    for site, value in zip("abc", BY_HAND[kind], strict=True):
         row = results[site]["body.weight"]
         assert row.dtype == dtype
-        wanted = torch.tensor([[expected, -expected, 2 * expected]], dtype=torch.complex128)
-        torch.testing.assert_close(row.to(torch.complex128), wanted, rtol=tolerance, atol=tolerance)
+        wanted = torch.tensor([[value, -value, 2 * value]], dtype=torch.complex128)
+        torch.testing.assert_close(row.to(torch.complex128), wanted, rtol=near, atol=near)
+
+
+def test_half_precision_is_summed_in_double():
+    """256 times 1 in bfloat16 would stop at 256 (its next number is 258); the mean of 300 ones and one 302 is 2."""
+    sites = [f"{place:03}" for place in range(301)]
+    sent = [(s, {"w": torch.tensor([302.0 if s == "300" else 1.0], dtype=torch.bfloat16)}, 1) for s in sites]
+    assert play(WeightedMean(), sent, sites)["000"]["w"].item() == 2.0
+
+
+def test_several_types_in_one_group():
+    sent = [
+        (s, {"f": torch.tensor([v]), "d": torch.tensor([v]).double(), "h": torch.tensor([v]).half(), "n": torch.empty(0, 4)}, 1)
+        for s, v in (("a", 1.0), ("b", 4.0))
+    ]  # fmt: skip
+    for make in (WeightedMean, lambda: SoftPull(0.5), lambda: SimilarityMix(torch.full((2, 2), 0.5))):
+        result = play(make(), sent, "ab")["a"]
+        assert list(result) == ["f", "d", "h", "n"]
+        assert [result[name].item() for name in "fdh"] == [2.5, 2.5, 2.5]
+        assert [result[name].dtype for name in "fdh"] == [torch.float32, torch.float64, torch.float16]
+        assert result["n"].shape == (0, 4)
+
+
+@every_mixer
+@pytest.mark.parametrize("tensors", [{}, {"none": torch.empty(0)}, {"count": torch.tensor(7)}, {"x": torch.tensor(2.0)}])
+def test_groups_with_almost_nothing(kind, tensors):
+    assert_same(play(MAKERS[kind](), [("a", tensors, 1), ("b", tensors, 2)])["b"], tensors)
 
 
 def test_soft_pull_uses_one_snapshot_of_all_sites():
-    """In place, site after site, the third would get something else (1.628 and not 1.55 for 0, 1, 2 at λ = 0.55)."""
-    results = play(SoftPull(0.55), [(s, model(v), 1) for s, v in zip("abc", (0.0, 1.0, 2.0), strict=True)])
-    assert [first(results[s]) for s in "abc"] == pytest.approx([0.675, 1.0, 1.325], abs=1e-6)
+    """In place, site after site, the third would get 1.628 with λ = 0.45 (algorithm 1, line 16 is simultaneous)."""
+    sent = [(site, model(value), 1) for site, value in zip("abc", (0.0, 1.0, 2.0), strict=True)]
+    assert values(play(SoftPull(0.55), sent)) == pytest.approx([0.675, 1.0, 1.325], abs=1e-6)
+
+
+def test_soft_pull_of_one_is_local_training():
+    for site, tensors, _ in THREE:
+        assert_same(play(SoftPull(1.0), THREE)[site], tensors)
+
+
+@pytest.mark.parametrize("count", [2, 3, 6, 7])
+def test_soft_pull_of_one_in_k_is_the_plain_mean(count):
+    sites = "abcdefg"[:count]
+    sent = [(site, {"w": torch.randn(50, generator=torch.Generator().manual_seed(ord(site)))}, 1) for site in sites]
+    pulled, mean = play(SoftPull(1 / count), sent, sites), play(UniformMean(), sent, sites)
+    for site in sites:
+        torch.testing.assert_close(pulled[site]["w"], mean[site]["w"], rtol=1e-6, atol=1e-6)
+
+
+def test_similarity_mix_with_sample_shares_in_every_row_is_the_weighted_mean():
+    mixer = SimilarityMix(torch.tensor([1.0, 2.0, 5.0]).div(8).expand(3, 3))
+    mixed, mean = play(mixer, THREE), play(WeightedMean(), THREE)
+    for site in "abc":
+        torch.testing.assert_close(mixed[site]["body.weight"], mean[site]["body.weight"], rtol=1e-6, atol=1e-6)
+
+
+def test_similarity_mix_renormalises_over_who_answered():
+    mixer = SimilarityMix(torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]))
+    results = play(mixer, [THREE[2], THREE[0]], initial=model(-1.0))
+    # a: (0.5·1 + 0.2·10)/0.7; b did not answer; c counts only b, who did not answer
+    assert values(results) == pytest.approx([2.5 / 0.7, -1.0, 10.0], rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", MEANS)
 def test_means_take_integers_from_the_first_site_in_sorted_order(kind):
     for order in permutations(THREE):
         results = play(MAKERS[kind](), order)
-        assert all(results[s]["norm.steps"].item() == 5 and results[s]["mask"][0] for s in "abc")
-    results = play(MAKERS[kind](), THREE[:0:-1])
-    assert results["a"]["norm.steps"].item() == 6
+        assert all(results[site]["norm.steps"].item() == 5 and results[site]["mask"][0] for site in "abc")
+    assert play(MAKERS[kind](), [THREE[2], THREE[1]])["a"]["norm.steps"].item() == 6
 
 
 @pytest.mark.parametrize("kind", PERSONAL)
 def test_personal_mixers_keep_their_own_integers(kind):
     results = play(MAKERS[kind](), THREE)
-    assert [results[s]["norm.steps"].item() for s in "abc"] == [5, 6, 7]
+    assert [results[site]["norm.steps"].item() for site in "abc"] == [5, 6, 7]
 
 
 @every_mixer
-def test_one_contributor_is_unchanged_to_the_last_bit(make):
-    sent = {"w": torch.tensor([0.1, -0.0, 1e-40, 3e38, 1 / 3]), "x": torch.tensor([0.1], dtype=torch.float64)}
-    for weight in (1, 3, 0.1, 1e12):
-        result = play(make(), [("b", sent, weight)])
-    for site in "abc" if isinstance(make(), WeightedMean) else "b":
-        got = play(make(), [("b", sent, 7)])[site] if isinstance(make(), WeightedMean) else None
-        if got is not None:
-            assert torch.equal(got["w"].view(torch.int32), sent["w"].view(torch.int32))
-    del result
+@pytest.mark.parametrize("weight", [1, 3, 0.1, 1e12])
+def test_one_contributor_is_unchanged_to_the_last_bit(kind, weight):
+    sent = {"w": torch.tensor([0.1, -0.0, 1e-40, 3e38, 1 / 3]), "x": torch.tensor([0.1, 1e300], dtype=torch.float64)}
+    results = play(MAKERS[kind](), [("b", sent, weight)], initial=copy(sent))
+    assert_same(results["b"], sent)
 
 
+@every_mixer
+def test_numbers_that_are_none_do_not_stop_a_round(kind):
+    bad = model(float("nan"))
+    results = play(MAKERS[kind](), [("a", bad, 1), ("b", model(1.0), 1), ("c", model(float("inf")), 1)])
+    assert set(results) == set("abc")
+
+
+# -- the order of arrival ---------------------------------------------------------------------------------------------
+
+
+def adversarial(size):
+    """Four sites whose sum depends on the order, in single precision and in double."""
+    scatter = torch.rand(size, generator=torch.Generator().manual_seed(3))
+    for site, value in zip("abcd", (1e8, 1.0, -1e8, 1e-8), strict=True):
+        yield site, {"w": scatter * value, "d": scatter[:999].double() * value, "n": torch.tensor(ord(site))}, ord(site)
+
+
+@every_mixer
+@pytest.mark.parametrize("size", [1000, BLOCK + 120_000], ids=["in memory", "on disk too"])
+@pytest.mark.parametrize("absent", [None, "a", "c"])
+def test_every_order_of_arrival_gives_the_same_bits(kind, size, absent):
+    sent = [contribution for contribution in adversarial(size) if contribution[0] != absent]
+    assert size == 1000 or 3 * 4 * size > waiting.MEMORY
+    initial = copy(sent[0][1])
+    weights = torch.rand(4, 4, generator=torch.Generator().manual_seed(1)).double()
+    make = (lambda: SimilarityMix(weights / weights.sum(1, keepdim=True))) if kind == "similarity" else MAKERS[kind]
+    wanted = play(make(), sent, "abcd", initial)
+    for order in permutations(sent):
+        results = play(make(), order, "dbca", initial)
+        for site in "abcd":
+            assert_same(results[site], wanted[site])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+def test_what_waits_on_disk_comes_back_as_it_went(dtype, monkeypatch, tmp_path):
+    monkeypatch.setattr(waiting, "MEMORY", 0)
+    sent = [(site, {"w": torch.randn(5, 7).to(dtype), "e": torch.empty(0), "s": torch.tensor(1.5)}, w)
+            for site, w in (("a", 1), ("b", 2), ("c", 3))]  # fmt: skip
+    wanted = play(WeightedMean(), sent)["a"]
+    mixer = WeightedMean(spill_folder=tmp_path)
+    for order in ("cba", "bca", "cab"):
+        assert_same(play(mixer, sorted(sent, key=lambda c: order.index(c[0])))["b"], wanted)
+    assert list(tmp_path.iterdir()) == []
+
+
+class SmallDisk:
+    """A temporary file on a disk with little room: what still fits is written before it fails."""
+
+    def __init__(self, file, room):
+        self.file = file
+        self.room = room
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def write(self, data):
+        left = self.room - self.file.tell()
+        if left <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data[:left])
+
+
+def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
+    sent = [(site, {"v": torch.randn(50), "w": torch.randn(300)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
+    wanted = play(WeightedMean(), sent)["a"]
+    files = []
+
+    def open_small(**options):
+        files.append(SmallDisk(real(**options), room=2000))
+        return files[-1]
+
+    real = tempfile.TemporaryFile
+    monkeypatch.setattr(waiting, "MEMORY", 0)
+    monkeypatch.setattr(waiting.tempfile, "TemporaryFile", open_small)
+    mixer = WeightedMean()
+    mixer.start(list("abc"))
+    mixer.add(*sent[2])
+    with pytest.raises(MedsiloError, match="b: .*No space left on device") as raised:
+        mixer.add(*sent[1])
+    assert raised.value.private == tempfile.gettempdir()
+    assert tempfile.gettempdir() not in str(raised.value)
+    assert files[0].seek(0, 2) == 1400  # c's bytes only: what was written of b is given back
+    files[0].room = 2800
+    mixer.add(*sent[1])
+    mixer.add(*sent[0])
+    assert_same(mixer.result("a"), wanted)
+
+
+def test_a_spill_folder_that_does_not_exist_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(waiting, "MEMORY", 0)
+    mixer = WeightedMean(spill_folder=tmp_path / "gone")
+    mixer.start(["a", "b"])
+    with pytest.raises(MedsiloError, match="b: .*No such file"):
+        mixer.add("b", model(1.0), 1)
+
+
+def test_a_stored_contribution_that_is_damaged_gives_no_result(monkeypatch):
+    monkeypatch.setattr(waiting, "MEMORY", 0)
+    mixer = WeightedMean()
+    mixer.start(["a", "b"], model(5.0))
+    mixer.add("b", model(1.0), 1)
+    mixer._waiting._file.truncate(3)
+    with pytest.raises(MedsiloError, match="b: .*incomplete"):
+        mixer.add("a", model(1.0), 1)
+    assert values({"a": mixer.result("a")}) == [5.0]
+    with pytest.raises(Refused, match="closed"):
+        mixer.add("a", model(1.0), 1)
+    assert values(play(mixer, [("a", model(2.0), 1), ("b", model(4.0), 1)], "ab")) == [3.0, 3.0]
+
+
+# -- rounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_absent_site_gets_the_mean_but_keeps_a_personal_model():
+    second = [("a", model(4.0), 1), ("b", model(8.0), 3)]
+    expected = {
+        "weighted": [7.0, 7.0, 7.0],
+        "uniform": [6.0, 6.0, 6.0],
+        "soft": [0.7 * 4 + 0.3 * 8, 0.7 * 8 + 0.3 * 4, 7.45],
+        "similarity": [(0.5 * 4 + 0.2 * 8) / 0.7, 8.0, 4.3],
+        "identity": [4.0, 8.0, 10.0],
+    }
+    for kind, make in MAKERS.items():
+        mixer = make()
+        play(mixer, THREE)
+        assert values(play(mixer, second)) == pytest.approx(expected[kind], rel=1e-6), kind
+
+
+@every_mixer
+def test_a_round_without_answers_changes_nothing(kind):
+    mixer = MAKERS[kind]()
+    before = play(mixer, THREE)
+    after = play(mixer, [])
+    for site in "abc":
+        assert_same(after[site], before[site])
+    mixer.start(list("abc"))
+    mixer.finish()
+    assert_same(mixer.current("b"), before["b"])
+    with pytest.raises(Refused, match="closed"):
+        mixer.add("b", model(1.0), 1)
+
+
+@every_mixer
+def test_current_is_the_round_start_until_the_round_closes(kind):
+    mixer, initial = MAKERS[kind](), model(-7.0)
+    mixer.start(list("abc"), initial)
+    for site in "abc":
+        assert all(mixer.current(site)[name] is tensor for name, tensor in initial.items())
+    before = play(mixer, THREE)
+    mixer.start(list("abc"))
+    assert_same(mixer.current("c"), before["c"])
+    mixer.add("a", model(3.0), 1)
+    mixer.add("b", model(5.0), 1)
+    assert_same(mixer.current("c"), before["c"])
+    mixer.finish()
+    for site in "abc":
+        assert_same(mixer.current(site), mixer.result(site))
+    assert values({"b": mixer.result("b")}) != values({"b": before["b"]})
+
+
+@pytest.mark.parametrize("kind", PERSONAL)
+def test_who_has_answered_has_no_current_until_the_round_closes(kind):
+    mixer = MAKERS[kind]()
+    play(mixer, THREE)
+    mixer.start(list("abc"))
+    mixer.add("a", model(3.0), 1)
+    with pytest.raises(MedsiloError, match="a: it has answered"):
+        mixer.current("a")
+
+
+@pytest.mark.parametrize("kind", MEANS)
+def test_a_mean_is_current_for_everybody_all_the_time(kind):
+    mixer = MAKERS[kind]()
+    before = play(mixer, THREE)
+    mixer.start(list("abc"))
+    mixer.add("a", model(3.0), 1)
+    assert_same(mixer.current("a"), before["a"])
+
+
+@every_mixer
+def test_initial_is_only_for_who_has_nothing(kind):
+    mixer = MAKERS[kind]()
+    play(mixer, THREE[:2])
+    mixer.start(list("abc"), model(-3.0))
+    assert mixer.current("a")["body.weight"][0, 0] > 0
+    assert (first_of(mixer.current("c")) == -3.0) == (kind in PERSONAL)
+
+
+def first_of(tensors):
+    return tensors["body.weight"].flatten()[0].item()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind != "similarity"])
+def test_sites_may_come_and_go_between_rounds(kind):
+    mixer = MAKERS[kind]()
+    before = play(mixer, THREE)
+    results = play(mixer, [("d", model(6.0), 1)], "bd", initial=model(0.0))
+    assert first_of(results["d"]) == 6.0
+    assert first_of(results["b"]) == (6.0 if kind in MEANS else first_of(before["b"]))
+    assert first_of(play(mixer, [("a", model(9.0), 1)])["a"]) == 9.0
+
+
+@every_mixer
+def test_start_closes_the_round_before(kind):
+    mixer, other = MAKERS[kind](), MAKERS[kind]()
+    wanted = play(other, THREE)
+    mixer.start(list("abc"))
+    for site, tensors, weight in THREE:
+        mixer.add(site, copy(tensors), weight)
+    mixer.start(list("abc"))
+    for site in "abc":
+        assert_same(mixer.current(site), wanted[site])
+
+
+@every_mixer
+def test_neither_what_came_in_nor_what_was_given_out_ever_changes(kind):
+    mixer, initial = MAKERS[kind](), model(0.5)
+    kept = [(initial, copy(initial))]
+    for turn in range(4):
+        mixer.start(list("abc"), initial)
+        kept += [(tensors, copy(tensors)) for tensors in map(mixer.current, "abc")]
+        for site, tensors, weight in THREE[: 1 + turn % 3]:
+            sent = {name: tensor + turn if tensor.dtype != torch.bool else tensor for name, tensor in tensors.items()}
+            kept.append((sent, copy(sent)))
+            mixer.add(site, sent, weight)
+        kept += [(tensors, copy(tensors)) for tensors in map(mixer.result, "abc")]
+    for tensors, snapshot in kept:
+        assert_same(tensors, snapshot)
+
+
+@every_mixer
+def test_results_do_not_hang_together(kind):
+    """Each tensor has its own memory (it may be sent alone), and a dictionary given out is the caller's."""
+    mixer = MAKERS[kind]()
+    results = play(mixer, THREE)
+    for tensors in results.values():
+        assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors.values())
+    results["a"].clear()
+    assert mixer.result("a").keys() == THREE[0][1].keys()
+    assert all(mixer.result("a")[name] is tensor for name, tensor in mixer.result("a").items())
+
+
+@every_mixer
+def test_views_gradients_and_strides_are_taken_as_they_are(kind):
+    base = torch.arange(24.0)
+    sent = {
+        "transposed": base.view(4, 6).t(),
+        "every second": base[::2],
+        "parameter": torch.nn.Parameter(base.clone()),
+        "channels last": base.view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
+    }
+    mixer = MAKERS[kind]()
+    mixer.start(list("abc"))
+    mixer.add("b", sent, 2)
+    mixer.add("a", dict(reversed(sent.items())), 3)
+    for name, tensor in mixer.result("a").items():
+        assert torch.equal(tensor, sent[name].detach())
+        assert not tensor.requires_grad
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "unknown site": ("d", model(1.0), 1, "d: not a site"),
+    "twice": ("a", model(1.0), 1, "a: it has already sent"),
+    "missing name": ("b", {"body.weight": torch.zeros(1, 3), "mask": torch.zeros(2).bool()}, 1, "b: norm.steps: missing"),
+    "other name": ("b", {**model(1.0), "extra": torch.zeros(1)}, 1, "b: extra: no other site sent it"),
+    "other shape": ("b", {**model(1.0), "body.weight": torch.zeros(3)}, 1, r"b: body.weight: shape \[3\], expected \[1, 3\]"),
+    "other type": ("b", model(1.0, dtype=torch.float64), 1, "b: body.weight: type torch.float64, expected torch.float32"),
+    "no tensor": ("b", {**model(1.0), "mask": [True]}, 1, "b: mask: list, expected a tensor"),
+    "sparse": ("b", {**model(1.0), "body.weight": torch.zeros(1, 3).to_sparse()}, 1, "b: body.weight: layout"),
+    "no names": ("b", [torch.zeros(1)], 1, "b: list, expected tensors by name"),
+    "weight 0": ("b", model(1.0), 0, "b: weight 0"),
+    "weight -1": ("b", model(1.0), -1, "b: weight -1"),
+    "weight nan": ("b", model(1.0), float("nan"), "b: weight nan"),
+    "weight inf": ("b", model(1.0), float("inf"), "b: weight inf"),
+    "weight huge": ("b", model(1.0), 10**400, "b: weight 1000"),
+    "weight text": ("b", model(1.0), "3", "b: weight '3'"),
+    "weight none": ("b", model(1.0), None, "b: weight None"),
+}  # fmt: skip
+
+
+@every_mixer
+@pytest.mark.parametrize("case", WRONG)
+def test_a_refusal_names_site_and_key_and_changes_nothing(kind, case):
+    site, tensors, weight, message = WRONG[case]
+    mixer = MAKERS[kind]()
+    mixer.start(list("abc"))
+    mixer.add(*THREE[0])
+    with pytest.raises(Refused, match=f"^{message}") as raised:
+        mixer.add(site, tensors, weight)
+    assert "\n" not in str(raised.value)
+    for contribution in THREE[:0:-1]:
+        mixer.add(*contribution)
+    wanted = play(MAKERS[kind](), THREE)
+    for name in "abc":
+        assert_same(mixer.result(name), wanted[name])
+
+
+@every_mixer
+def test_a_refused_first_contribution_does_not_set_the_standard(kind):
+    mixer = MAKERS[kind]()
+    mixer.start(list("abc"))
+    with pytest.raises(Refused):
+        mixer.add("a", {"something": torch.zeros(2)}, -1)
+    mixer.add(*THREE[0])
+
+
+@every_mixer
+def test_nothing_can_be_added_outside_a_round(kind):
+    mixer = MAKERS[kind]()
+    with pytest.raises(Refused):
+        mixer.add(*THREE[0])
+    play(mixer, THREE[:1])
+    with pytest.raises(Refused, match="b: the round is closed"):
+        mixer.add(*THREE[1])
+
+
+@every_mixer
+def test_a_site_without_tensors_is_an_error_that_names_it(kind):
+    mixer = MAKERS[kind]()
+    mixer.start(list("abc"))
+    for ask in (mixer.current, mixer.result):
+        for site in "az":
+            with pytest.raises(MedsiloError, match=f"^{site}: no tensors"):
+                ask(site)
+
+
+@pytest.mark.parametrize("sites", [[], ["a", "b", "a"], ["a", ""], "abc", ["a", None], ["a/b", "c"]])
+def test_wrong_lists_of_sites_are_refused(sites):
+    mixer = WeightedMean()
+    play(mixer, THREE)
+    with pytest.raises(Refused):
+        mixer.start(sites)
+    assert first_of(mixer.result("a")) == 6.875
+
+
+@pytest.mark.parametrize("pull", [0, -0.1, 1.1, float("nan"), "0.5", None])
+def test_soft_pull_takes_only_a_share(pull):
+    with pytest.raises(PlanError, match="pull"):
+        SoftPull(pull)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        torch.ones(2, 3) / 3,
+        torch.ones(2),
+        torch.ones(0, 0),
+        torch.tensor([[0.5, 0.5], [0.4, 0.5]]),
+        torch.tensor([[1.5, -0.5], [0.5, 0.5]]),
+        torch.tensor([[float("nan"), 1.0], [0.5, 0.5]]),
+        torch.tensor([[0.5, 0.5], [0.5, 0.500003]], dtype=torch.float64),
+    ],
+)
+def test_similarity_mix_takes_only_rows_that_sum_to_one(weights):
+    with pytest.raises(PlanError):
+        SimilarityMix(weights)
+
+
+def test_similarity_mix_needs_as_many_sites_as_rows():
+    mixer = SimilarityMix(WEIGHTS)
+    with pytest.raises(PlanError, match="3 sites, the study has 2"):
+        mixer.start(["a", "b"])
+    mixer.weights[0, 0] = 0.5
+    assert mixer.weights is not WEIGHTS
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@every_mixer
+@pytest.mark.parametrize("initial", [None, model(0.5)], ids=["no initial", "initial"])
+def test_a_study_resumed_from_its_state_equals_one_that_never_stopped(kind, initial):
+    whole, half = MAKERS[kind](), MAKERS[kind]()
+    for mixer in (whole, half):
+        play(mixer, THREE[:2], "abc", initial)
+    tensors, facts = half.state()
+    resumed = MAKERS[kind]()
+    resumed.load_state(copy(tensors), json.loads(json.dumps(facts)))
+    for site in "ab":
+        assert_same(resumed.current(site), whole.current(site))
+    second = [("c", model(3.0), 2), ("b", model(5.0), 1)]
+    assert_all_same(play(resumed, second), play(whole, second))
+
+
+def assert_all_same(one, two):
+    assert one.keys() == two.keys()
+    for site, tensors in one.items():
+        assert_same(tensors, two[site])
+
+
+@every_mixer
+def test_a_state_before_the_first_round_is_empty(kind):
+    tensors, facts = MAKERS[kind]().state()
+    assert tensors == {}
+    mixer = MAKERS[kind]()
+    mixer.load_state({}, json.loads(json.dumps(facts)))
+    mixer.start(list("abc"))
+    with pytest.raises(MedsiloError, match="a: no tensors"):
+        mixer.current("a")
+
+
+def test_the_state_holds_one_mean_and_every_shared_model_once():
+    initial = model(0.5)
+    for kind, make in MAKERS.items():
+        mixer = make()
+        play(mixer, THREE[:1], initial=initial)
+        tensors, _ = mixer.state()
+        groups = [""] if kind in MEANS else ["a/", "b/"]  # b and c still share the initial model
+        assert sorted(tensors) == sorted(group + name for group in groups for name in initial)
+
+
+def test_a_state_of_another_mixer_or_of_an_open_round_is_an_error():
+    mixer = WeightedMean()
+    mixer.start(list("abc"))
+    mixer.add(*THREE[0])
+    with pytest.raises(MedsiloError, match="open"):
+        mixer.state()
+    mixer.finish()
+    with pytest.raises(MedsiloError, match="WeightedMean"):
+        Identity().load_state(*mixer.state())
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+PEAK = """
+import sys, torch
+from pathlib import Path
+from medsilo.mixing.mixers import *
+
+PARCEL = 24_000_000
+
+def peak():
+    return next(int(line.split()[1]) * 1024 for line in Path("/proc/self/status").open() if line.startswith("VmHWM"))
+
+def parcel(value):
+    sizes = {"long": PARCEL // 6, **{f"short {place}": PARCEL // 192 for place in range(16)}}
+    return {name: torch.full((size,), float(value)) for name, size in sizes.items()}
+
+def play(mixer, sites, order):
+    mixer.start(sites)
+    for site in order:
+        mixer.add(site, parcel(int(site)), 1)
+    for site in order:
+        mixer.result(site)
+
+kind, count = sys.argv[1], int(sys.argv[2])
+sites = [f"{place:03}" for place in range(count)]
+make = {"SoftPull": lambda: SoftPull(0.7), "SimilarityMix": lambda: SimilarityMix(torch.full((count, count), 1 / count))}
+mixer = make.get(kind, globals()[kind])()
+small = make.get(kind, globals()[kind])()
+small.start(sites)
+small.add(sites[0], {"w": torch.ones(5)}, 1)
+small.result(sites[0])
+before = peak()
+play(mixer, sites, sites[:2])  # what was given in an earlier round is held, too
+play(mixer, sites, sites[::-1])
+print((peak() - before) / PARCEL)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
+@pytest.mark.parametrize(
+    ("kind", "sites", "parcels"),
+    [("WeightedMean", 40, 4.4), ("SoftPull", 8, 8 + 3), ("SimilarityMix", 8, 8 + 3), ("Identity", 8, 8 + 2)],
+)
+def test_peak_memory(kind, sites, parcels):
+    """What must be given back (1 mean; N models) and about two parcels, one of them just arriving."""
+    command = [sys.executable, "-c", PEAK, kind, str(sites)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    assert float(done.stdout) <= parcels

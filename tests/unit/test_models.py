@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from medsilo.learning.seeds import seed_for
-from medsilo.models import NETWORKS
 from pydantic import ValidationError
 from torch import nn
+
+from medsilo.learning.seeds import seed_for
+from medsilo.models import NETWORKS
 
 INPUTS = {"activity-cnn": (9, 64), "small-cnn": (3, 48, 48), "unet": (1, 48, 48)}
 NORMS = {

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+
 from medsilo.errors import PlanError
 from medsilo.tasks.partition import dirichlet, proportions
 

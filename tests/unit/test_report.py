@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+
 from medsilo.errors import MedsiloError
 from medsilo.report import charts, findings, page
 from medsilo.report.read import all_sites, read, read_all, spans
@@ -144,7 +145,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if "header" in self.open:
-            self.header_text += data.replace("\N{NO-BREAK SPACE}", " ")
+            self.header_text += data
         if "td" in self.open or "th" in self.open:
             self.rows[-1][-1] += data
 

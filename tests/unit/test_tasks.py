@@ -6,9 +6,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, DataLoader
+
 from medsilo.errors import PlanError
 from medsilo.tasks import TASKS
-from torch.utils.data import ConcatDataset, DataLoader
 
 SMALL = {
     "synthetic-activity": {"persons": 6, "windows": 5},

@@ -50,7 +50,6 @@ class Transport(Protocol):
 class Exchange:
     """What came of asking all sites once."""
 
-    seconds: float = 0.0
     replies: dict[str, Parcel] = field(default_factory=dict)  # without their tensors: those are in the mixers
     missing: dict[str, Missing] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
@@ -98,7 +97,7 @@ class Coordinator:
                 self.record.begin(self.plan)
             self._check_sites()
             self._restore() if resume else self._save()
-            self.ends["join"] = self._exchange("join", 0)
+            self._end("join", 0)
             while self.done < self.plan.rounds:
                 self._round(self.done + 1)
             self._finish()
@@ -133,10 +132,12 @@ class Coordinator:
         phase = self.plan.phase_of(number)
         self._open_mixers(phase)
         exchange = self._exchange("round", number)
-        self._consider_best(exchange, number - 1)
-        for group in self._shared(phase):
-            self.mixers[group].finish()
-        self.done = number
+        breach = self._breach(exchange, f"round {number}")
+        if breach is None:
+            self._consider_best(exchange, number - 1)
+            for group in self._shared(phase):
+                self.mixers[group].finish()
+            self.done = number
         record = {
             "round": number,
             "phase": phase,
@@ -149,8 +150,10 @@ class Coordinator:
         }
         self.rounds.append(record)
         self.record.add_round(record)
-        self._save()
         self.on_round(record)
+        if breach:
+            raise ParticipationError(breach)
+        self._save()
 
     @staticmethod
     def _line(exchange: Exchange, site: str) -> dict[str, Any]:
@@ -166,8 +169,7 @@ class Coordinator:
     def _finish(self) -> None:
         """Give every site the outcome, choose the model, test it once."""
         number = self.plan.rounds
-        self.ends["deliver"] = self._exchange("deliver", number)
-        self._consider_best(self.ends["deliver"], number)
+        self._consider_best(self._end("deliver", number), number)
         chosen = self.best[1] if self.best and self._selects() else number
         if not self.personal:
             self._save_global("last", number)
@@ -175,11 +177,19 @@ class Coordinator:
             self._take_over(*self.record.load_best())
         if not self.personal:
             self._save_global("best", chosen)
-        self.ends["test"] = self._exchange("test", number, selected=chosen, empty=chosen == number)
+        self._end("test", number, selected=chosen, empty=chosen == number)
 
     # ------------------------------------------------------------------ asking
+    def _end(self, task: str, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
+        """An exchange before the first or after the last round."""
+        exchange = self.ends[task] = self._exchange(task, number, selected, empty)
+        breach = self._breach(exchange, task)
+        if breach:
+            raise ParticipationError(breach)
+        return exchange
+
     def _exchange(self, task: str, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
-        """Ask every site, as often as the plan allows; raises when too few answer."""
+        """Ask every site, as often as the plan allows."""
         exchange = Exchange()
         rules = self.plan.participation
         started = time.monotonic()
@@ -213,20 +223,15 @@ class Coordinator:
                 break
             asked = sorted(exchange.missing)
             self.transport.pause(RETRY_PAUSE)
-        exchange.seconds = time.monotonic() - started
-        self._hold_to_the_contract(exchange, task, number)
         return exchange
 
-    def _hold_to_the_contract(self, exchange: Exchange, task: str, number: int) -> None:
-        enough = len(exchange.replies) >= self.required
-        if enough and not (exchange.missing and self.plan.participation.when_missing == "stop"):
-            return
-        where = f"round {number}" if task == "round" else task
+    def _breach(self, exchange: Exchange, where: str) -> str | None:
+        """How an exchange breaks what the plan agreed on; None when it doesn't."""
+        required = len(self.sites) if self.plan.participation.when_missing == "stop" else self.required
+        if len(exchange.replies) >= required:
+            return None
         reasons = "; ".join(f"{site} {gone.kind}: {gone.reason}" for site, gone in sorted(exchange.missing.items()))
-        raise ParticipationError(
-            f"{where}: {len(exchange.replies)} of {len(self.sites)} sites answered, the plan needs "
-            f"{self.required if self.plan.participation.when_missing != 'stop' else len(self.sites)}: {reasons}"
-        )
+        return f"{where}: {len(exchange.replies)} of {len(self.sites)} sites answered, the plan needs {required}: {reasons}"
 
     def _payload(self, site: str, phase: str) -> Groups:
         return {group: self.mixers[group].current(site) for group in self._shared(phase)}
@@ -386,10 +391,10 @@ class Coordinator:
         return {site: int(reply.metrics["selected"] or 0) for site, reply in sorted(replies.items())}
 
     def _site_summary(self, site: str) -> dict[str, Any]:
-        lines = {record["round"]: record["sites"].get(site) for record in self.rounds}
-        known = [line for line in lines.values() if line]
+        lines = [record["sites"].get(site) for record in self.rounds]
+        known = [line for line in lines[: self.done] if line]
         joined, delivered, tested = (self.ends.get(end, Exchange()).replies.get(site) for end in ("join", "deliver", "test"))
-        validation = [line["validation"] if line else None for line in lines.values()]
+        validation = [line["validation"] if line else None for line in lines]
         if "deliver" in self.ends:
             validation.append(delivered.metrics.get("validation") if delivered else None)
         reply = joined or delivered or tested

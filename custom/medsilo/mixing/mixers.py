@@ -310,8 +310,8 @@ class PersonalMixer(Mixer):
             self._rows.setdefault(site, initial)
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        self._sent[site] = Packed.of(tensors, layout)
         self._rows.pop(site, None)
+        self._sent[site] = Packed.of(tensors, layout)
 
     def _merge(self) -> None:
         """Mixes block by block, in place: every model is held once."""

@@ -197,8 +197,7 @@ def _joining(best: Run, complete: Sequence[Run], sites: Sequence[str]) -> list[s
     verdict = f"Does joining pay? Against training alone, {best.label} is higher at {better} of {len(sites)} sites"
     verdict += f" and lower at {worse}" if worse else ""
     if len(sites) <= MOST_SITES_IN_A_SENTENCE:
-        # A no-break space keeps a site and its number on one line.
-        by_site = [f"{site}\N{NO-BREAK SPACE}{signed(difference)}" for site, difference in differences]
+        by_site = [f"{site} {signed(difference)}" for site, difference in differences]
         verdict += f" ({', '.join(by_site)})"
     return [f"{verdict}."]
 

@@ -56,7 +56,7 @@ class Task(Section):
 
     @abstractmethod
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        """One site's data. `sites` are all the study's sites in sorted order; `folder` is the site's own data folder."""
+        """One site's data. `sites` are all the study's sites in sorted order; `folder` is the site's data folder."""
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:

@@ -1,0 +1,28 @@
+"""What all tests share."""
+
+from pathlib import Path
+
+import pytest
+
+from medsilo.plan import Plan, parse_plan
+
+SITES = ["hospital-a", "hospital-b", "hospital-c"]
+METHODS = ["local", "fedavg", "fedprox", "fedbn", "fedper"]
+TINY = {"name": "synthetic-activity"}
+
+
+def make_plan(method: str = "fedavg", *changes: str, sites: list[str] | None = None) -> Plan:
+    """A plan that runs in seconds; momentum, so that sites have a state of their own in every method."""
+    values = {
+        "algorithm": {"name": method},
+        "task": TINY,
+        "training": {"rounds": 2, "batch_size": 32, "learning_rate": 0.05, "momentum": 0.9},
+        "participation": {"sites": sites or SITES, "timeout": 120},
+    }
+    return parse_plan(values, changes)
+
+
+@pytest.fixture
+def root() -> Path:
+    """The repository."""
+    return Path(__file__).resolve().parent.parent

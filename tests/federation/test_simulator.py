@@ -1,0 +1,51 @@
+"""The same plan gives the same tensors in process and in NVFlare's simulator."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from medsilo.files import load_tensors
+from medsilo.flare import simulator
+from medsilo.site.settings import SiteSettings
+from medsilo.study import inprocess
+from tests.conftest import METHODS, SITES, make_plan
+
+CPU = SiteSettings(device="cpu")
+
+
+def assert_same_outcome(one: Path, other: Path) -> None:
+    """Every model file of two runs, tensor for tensor, and every score."""
+    names = sorted(path.relative_to(one) for path in one.glob("sites/*/*.safetensors") if "state" not in path.name)
+    names += sorted(path.relative_to(one) for path in one.glob("global/*.safetensors"))
+    assert len(names) >= 2 * len(SITES)
+    for name in names:
+        mine, facts = load_tensors(one / name)
+        theirs, other_facts = load_tensors(other / name)
+        assert facts == other_facts
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            assert torch.equal(mine[key], theirs[key]), f"{name}: {key}"
+    scores = [
+        {site: (facts["validation"], facts["test"], facts["contributed"]) for site, facts in run["sites"].items()}
+        for run in (simulator.Record(one).summary(), simulator.Record(other).summary())
+    ]
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
+    plan = make_plan(method)
+    inprocess.run(plan, folder=tmp_path / "loop")
+    simulator.run(plan, tmp_path / "simulator", CPU)
+    assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_one_thread_for_all_sites_equals_the_loop(method: str, tmp_path: Path) -> None:
+    """NVFlare then makes a new process for every task: a site's state must come from its disk."""
+    plan = make_plan(method)
+    inprocess.run(plan, folder=tmp_path / "loop")
+    simulator.run(plan, tmp_path / "simulator", CPU, threads=1)
+    assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")
