@@ -4,9 +4,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medsilo import __version__
 from medsilo.errors import MedsiloError
+
+if TYPE_CHECKING:
+    from medsilo.site.settings import SiteSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="medsilo", description="Federated training of medical-imaging models on NVFlare.")
+    parser = argparse.ArgumentParser(
+        prog="medsilo", description="Federated training of medical-imaging models on NVFlare."
+    )
     parser.add_argument("--version", action="version", version=f"medsilo {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -52,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
 
     pack = commands.add_parser("pack", help="write a job as it is submitted")
     pack.add_argument("job", help="a job's folder, for example jobs/fedavg")
-    pack.add_argument("--with-code", action="store_true", help="put the package into the job (for sites that allow code)")
+    pack.add_argument(
+        "--with-code", action="store_true", help="put the package into the job (for sites that allow code)"
+    )
     pack.add_argument("-o", "--out", type=Path, default=None, help="the folder to write (default: dist/<job>)")
     _add_changes(pack)
     pack.set_defaults(command=_pack)
@@ -68,7 +76,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_changes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the plan: training.rounds=3")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the plan: training.rounds=3"
+    )
 
 
 def _add_site_options(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +87,7 @@ def _add_site_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=None, help="folder with the sites' data, for tasks that need one")
 
 
-def _settings(options: argparse.Namespace):
+def _settings(options: argparse.Namespace) -> "SiteSettings":
     from medsilo.site.settings import make_settings
 
     data = options.data.resolve() if options.data else None

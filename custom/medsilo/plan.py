@@ -18,7 +18,6 @@ from medsilo.files import is_safe_name
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.models import NETWORKS
-from medsilo.models.base import Network
 from medsilo.section import Section
 from medsilo.tasks import TASKS
 
@@ -91,7 +90,8 @@ class Plan(Section):
 
     algorithm: SerializeAsAny[_one_of(ALGORITHMS)]  # type: ignore[valid-type]
     task: SerializeAsAny[_one_of(TASKS)]  # type: ignore[valid-type]
-    network: SerializeAsAny[_one_of(NETWORKS)] | None = None  # type: ignore[valid-type]
+    # by default the task's own
+    network: SerializeAsAny[_one_of(NETWORKS)] = Field(default=None)  # type: ignore[valid-type]
     training: Training = Training()
     participation: Participation
     transport: Transport = Transport()
@@ -109,8 +109,7 @@ class Plan(Section):
         return self
 
     def _build(self) -> nn.Module:
-        network: Network = self.network
-        return network.build(self.task.channels, self.task.classes)
+        return self.network.build(self.task.channels, self.task.classes)
 
     def build_networks(self) -> dict[str, nn.Module]:
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""
@@ -159,8 +158,9 @@ def load_plan(path: Path, changes: Iterable[str] = ()) -> Plan:
     try:
         values = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        where = f"line {error.problem_mark.line + 1}" if getattr(error, "problem_mark", None) else "the file"
-        raise PlanError(f"{path.name}: {where} is not valid YAML: {getattr(error, 'problem', error)}") from error
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"line {mark.line + 1}" if mark else "the file"
+        raise PlanError(f"{path.name}: {where} is not valid YAML: {problem or 'syntax'}; correct it") from error
     return parse_plan(values, changes)
 
 

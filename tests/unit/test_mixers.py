@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -58,9 +59,13 @@ def play(mixer, contributions, sites="abc", initial=None):
     return results
 
 
+def first_of(tensors):
+    """The first number, which stands for the whole model."""
+    return tensors["body.weight"].flatten()[0].item()
+
+
 def values(results):
-    """The first number of every site's result."""
-    return [tensors["body.weight"].flatten()[0].item() for tensors in results.values()]
+    return [first_of(tensors) for tensors in results.values()]
 
 
 def assert_same(one, two):
@@ -106,10 +111,11 @@ def test_half_precision_is_summed_in_double():
 
 
 def test_several_types_in_one_group():
-    sent = [
-        (s, {"f": torch.tensor([v]), "d": torch.tensor([v]).double(), "h": torch.tensor([v]).half(), "n": torch.empty(0, 4)}, 1)
-        for s, v in (("a", 1.0), ("b", 4.0))
-    ]  # fmt: skip
+    def mixed(value):
+        one = torch.tensor([value])
+        return {"f": one, "d": one.double(), "h": one.half(), "n": torch.empty(0, 4)}
+
+    sent = [("a", mixed(1.0), 1), ("b", mixed(4.0), 1)]
     for make in (WeightedMean, lambda: SoftPull(0.5), lambda: SimilarityMix(torch.full((2, 2), 0.5))):
         result = play(make(), sent, "ab")["a"]
         assert list(result) == ["f", "d", "h", "n"]
@@ -119,15 +125,15 @@ def test_several_types_in_one_group():
 
 
 @every_mixer
-@pytest.mark.parametrize("tensors", [{}, {"none": torch.empty(0)}, {"count": torch.tensor(7)}, {"x": torch.tensor(2.0)}])
+@pytest.mark.parametrize("tensors", [{}, {"none": torch.empty(0)}, {"n": torch.tensor(7)}, {"x": torch.tensor(2.0)}])
 def test_groups_with_almost_nothing(kind, tensors):
     assert_same(play(MAKERS[kind](), [("a", tensors, 1), ("b", tensors, 2)])["b"], tensors)
 
 
 def test_soft_pull_uses_one_snapshot_of_all_sites():
-    """In place, site after site, the third would get 1.628 with λ = 0.45 (algorithm 1, line 16 is simultaneous)."""
+    """In place, one site after the other, the results would be 0.45, 1.068 and 1.628."""
     sent = [(site, model(value), 1) for site, value in zip("abc", (0.0, 1.0, 2.0), strict=True)]
-    assert values(play(SoftPull(0.55), sent)) == pytest.approx([0.675, 1.0, 1.325], abs=1e-6)
+    assert values(play(SoftPull(0.7), sent)) == pytest.approx([0.45, 1.0, 1.55], abs=1e-6)
 
 
 def test_soft_pull_of_one_is_local_training():
@@ -257,7 +263,7 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
     mixer = WeightedMean()
     mixer.start(list("abc"))
     mixer.add(*sent[2])
-    with pytest.raises(MedsiloError, match="b: .*No space left on device") as raised:
+    with pytest.raises(MedsiloError, match=r"b: .*No space left on device") as raised:
         mixer.add(*sent[1])
     assert raised.value.private == tempfile.gettempdir()
     assert tempfile.gettempdir() not in str(raised.value)
@@ -272,7 +278,7 @@ def test_a_spill_folder_that_does_not_exist_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(waiting, "MEMORY", 0)
     mixer = WeightedMean(spill_folder=tmp_path / "gone")
     mixer.start(["a", "b"])
-    with pytest.raises(MedsiloError, match="b: .*No such file"):
+    with pytest.raises(MedsiloError, match=r"b: .*No such file"):
         mixer.add("b", model(1.0), 1)
 
 
@@ -282,9 +288,9 @@ def test_a_stored_contribution_that_is_damaged_gives_no_result(monkeypatch):
     mixer.start(["a", "b"], model(5.0))
     mixer.add("b", model(1.0), 1)
     mixer._waiting._file.truncate(3)
-    with pytest.raises(MedsiloError, match="b: .*incomplete"):
+    with pytest.raises(MedsiloError, match=r"b: .*incomplete"):
         mixer.add("a", model(1.0), 1)
-    assert values({"a": mixer.result("a")}) == [5.0]
+    assert first_of(mixer.result("a")) == 5.0
     with pytest.raises(Refused, match="closed"):
         mixer.add("a", model(1.0), 1)
     assert values(play(mixer, [("a", model(2.0), 1), ("b", model(4.0), 1)], "ab")) == [3.0, 3.0]
@@ -337,7 +343,7 @@ def test_current_is_the_round_start_until_the_round_closes(kind):
     mixer.finish()
     for site in "abc":
         assert_same(mixer.current(site), mixer.result(site))
-    assert values({"b": mixer.result("b")}) != values({"b": before["b"]})
+    assert first_of(mixer.result("b")) != first_of(before["b"])
 
 
 @pytest.mark.parametrize("kind", PERSONAL)
@@ -366,10 +372,6 @@ def test_initial_is_only_for_who_has_nothing(kind):
     mixer.start(list("abc"), model(-3.0))
     assert mixer.current("a")["body.weight"][0, 0] > 0
     assert (first_of(mixer.current("c")) == -3.0) == (kind in PERSONAL)
-
-
-def first_of(tensors):
-    return tensors["body.weight"].flatten()[0].item()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind != "similarity"])
@@ -442,15 +444,16 @@ def test_views_gradients_and_strides_are_taken_as_they_are(kind):
 
 # -- what is refused --------------------------------------------------------------------------------------------------
 
+BODY = "body.weight"
 WRONG = {
     "unknown site": ("d", model(1.0), 1, "d: not a site"),
     "twice": ("a", model(1.0), 1, "a: it has already sent"),
-    "missing name": ("b", {"body.weight": torch.zeros(1, 3), "mask": torch.zeros(2).bool()}, 1, "b: norm.steps: missing"),
+    "missing name": ("b", {BODY: torch.zeros(1, 3), "mask": torch.zeros(2).bool()}, 1, "b: norm.steps: missing"),
     "other name": ("b", {**model(1.0), "extra": torch.zeros(1)}, 1, "b: extra: no other site sent it"),
-    "other shape": ("b", {**model(1.0), "body.weight": torch.zeros(3)}, 1, r"b: body.weight: shape \[3\], expected \[1, 3\]"),
-    "other type": ("b", model(1.0, dtype=torch.float64), 1, "b: body.weight: type torch.float64, expected torch.float32"),
+    "other shape": ("b", {**model(1.0), BODY: torch.zeros(3)}, 1, f"b: {BODY}: shape [3], expected [1, 3]"),
+    "other type": ("b", model(1.0, dtype=torch.float64), 1, f"b: {BODY}: type torch.float64, expected torch.float32"),
     "no tensor": ("b", {**model(1.0), "mask": [True]}, 1, "b: mask: list, expected a tensor"),
-    "sparse": ("b", {**model(1.0), "body.weight": torch.zeros(1, 3).to_sparse()}, 1, "b: body.weight: layout"),
+    "sparse": ("b", {**model(1.0), BODY: torch.zeros(1, 3).to_sparse()}, 1, f"b: {BODY}: layout torch.sparse_coo"),
     "no names": ("b", [torch.zeros(1)], 1, "b: list, expected tensors by name"),
     "weight 0": ("b", model(1.0), 0, "b: weight 0"),
     "weight -1": ("b", model(1.0), -1, "b: weight -1"),
@@ -459,7 +462,7 @@ WRONG = {
     "weight huge": ("b", model(1.0), 10**400, "b: weight 1000"),
     "weight text": ("b", model(1.0), "3", "b: weight '3'"),
     "weight none": ("b", model(1.0), None, "b: weight None"),
-}  # fmt: skip
+}
 
 
 @every_mixer
@@ -469,8 +472,9 @@ def test_a_refusal_names_site_and_key_and_changes_nothing(kind, case):
     mixer = MAKERS[kind]()
     mixer.start(list("abc"))
     mixer.add(*THREE[0])
-    with pytest.raises(Refused, match=f"^{message}") as raised:
+    with pytest.raises(Refused) as raised:
         mixer.add(site, tensors, weight)
+    assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
     for contribution in THREE[:0:-1]:
         mixer.add(*contribution)
@@ -563,10 +567,7 @@ def test_a_study_resumed_from_its_state_equals_one_that_never_stopped(kind, init
     for site in "ab":
         assert_same(resumed.current(site), whole.current(site))
     second = [("c", model(3.0), 2), ("b", model(5.0), 1)]
-    assert_all_same(play(resumed, second), play(whole, second))
-
-
-def assert_all_same(one, two):
+    one, two = play(resumed, second), play(whole, second)
     assert one.keys() == two.keys()
     for site, tensors in one.items():
         assert_same(tensors, two[site])
@@ -629,14 +630,15 @@ def play(mixer, sites, order):
 
 kind, count = sys.argv[1], int(sys.argv[2])
 sites = [f"{place:03}" for place in range(count)]
-make = {"SoftPull": lambda: SoftPull(0.7), "SimilarityMix": lambda: SimilarityMix(torch.full((count, count), 1 / count))}
+weights = torch.full((count, count), 1 / count)
+make = {"SoftPull": lambda: SoftPull(0.7), "SimilarityMix": lambda: SimilarityMix(weights)}
 mixer = make.get(kind, globals()[kind])()
 small = make.get(kind, globals()[kind])()
 small.start(sites)
 small.add(sites[0], {"w": torch.ones(5)}, 1)
 small.result(sites[0])
 before = peak()
-play(mixer, sites, sites[:2])  # what was given in an earlier round is held, too
+play(mixer, sites, sites[::2])  # what was given in an earlier round is held, too
 play(mixer, sites, sites[::-1])
 print((peak() - before) / PARCEL)
 """
@@ -645,12 +647,17 @@ print((peak() - before) / PARCEL)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
 @pytest.mark.parametrize(
     ("kind", "sites", "parcels"),
-    [("WeightedMean", 40, 4.4), ("SoftPull", 8, 8 + 3), ("SimilarityMix", 8, 8 + 3), ("Identity", 8, 8 + 2)],
+    [
+        ("WeightedMean", 40, 1 + 2 + 1),  # the last mean, the sum in double precision, the parcel that arrives
+        ("SoftPull", 8, 8 + 1 + 1),  # every site's model, the parcel that arrives, its copy
+        ("SimilarityMix", 8, 8 + 1 + 1),
+        ("Identity", 8, 8 + 1),
+    ],
 )
 def test_peak_memory(kind, sites, parcels):
-    """What must be given back (1 mean; N models) and about two parcels, one of them just arriving."""
+    """Freed memory goes back at once here, so that the peak shows what is held and not how the heap is fragmented."""
     command = [sys.executable, "-c", PEAK, kind, str(sites)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
-    print(done.stdout)
-    assert float(done.stdout) <= parcels
+    assert float(done.stdout) <= parcels + 0.4

@@ -21,4 +21,6 @@ class FedPer(Averaging):
         return {"body": without(model.state_dict(), head_names(model))}
 
     def check(self, modules: Modules) -> None:
-        require(head_names(modules["model"]), self.name, "the head", "choose a network with a linear or convolution layer")
+        require(
+            head_names(modules["model"]), self.name, "the head", "choose a network with a linear or convolution layer"
+        )

@@ -14,6 +14,7 @@ from torch import Tensor
 from medsilo.algorithms.base import Groups, Parcel
 from medsilo.errors import MedsiloError, ParticipationError, Refused
 from medsilo.federation.record import Record, now
+from medsilo.learning.loop import is_finite
 from medsilo.mixing.mixers import Mixer
 from medsilo.package import package_facts
 from medsilo.plan import Plan
@@ -118,7 +119,9 @@ class Coordinator:
         named = set(self.plan.participation.sites)
         strangers = sorted(set(self.sites) - named) if named else []
         if strangers:
-            raise ParticipationError(f"site {strangers[0]} is not named in participation.sites; name it or leave it out")
+            raise ParticipationError(
+                f"site {strangers[0]} is not named in participation.sites; name it or leave it out"
+            )
         absent = sorted(named - set(self.sites))
         self.sites = sorted({*self.sites, *absent})
         if len(self.sites) < self.required:
@@ -231,7 +234,8 @@ class Coordinator:
         if len(exchange.replies) >= required:
             return None
         reasons = "; ".join(f"{site} {gone.kind}: {gone.reason}" for site, gone in sorted(exchange.missing.items()))
-        return f"{where}: {len(exchange.replies)} of {len(self.sites)} sites answered, the plan needs {required}: {reasons}"
+        answered = f"{len(exchange.replies)} of {len(self.sites)} sites answered"
+        return f"{where}: {answered}, the plan needs {required}: {reasons}"
 
     def _payload(self, site: str, phase: str) -> Groups:
         return {group: self.mixers[group].current(site) for group in self._shared(phase)}
@@ -245,7 +249,9 @@ class Coordinator:
         if site in exchange.replies:
             raise Refused(f"{site} answered twice; the first answer counts")
         if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
-            raise Refused(f"answers {facts.get('task')} {facts.get('round')} of a study, not {task} {number} of this one")
+            raise Refused(
+                f"answers {facts.get('task')} {facts.get('round')} of a study, not {task} {number} of this one"
+            )
         ours, theirs = package_facts(), facts.get("package") or {}
         if theirs != ours:
             raise Refused(
@@ -271,8 +277,7 @@ class Coordinator:
                     raise Refused(f"{group}/{name} has shape {list(tensor.shape)}, expected {list(like.shape)}")
                 if tensor.dtype != like.dtype:
                     raise Refused(f"{group}/{name} has dtype {tensor.dtype}, expected {like.dtype}")
-                # the largest magnitude is not finite exactly when some value isn't, and needs no copy
-                if tensor.is_floating_point() and not torch.linalg.vector_norm(tensor, torch.inf).isfinite():
+                if not is_finite(tensor):
                     raise Refused(f"{group}/{name} holds NaN or infinity; training diverged at this site")
 
     def _shared(self, phase: str) -> Groups:
@@ -353,7 +358,9 @@ class Coordinator:
     def _summary(self, reason: str | None, started: str, seconds: float) -> dict[str, Any]:
         plan, rules = self.plan, self.plan.participation
         sites = {site: self._site_summary(site) for site in self.sites}
-        tests = [facts["test"] for facts in sites.values() if facts["test"] and facts["test"][plan.task.metric] is not None]
+        tests = [
+            facts["test"] for facts in sites.values() if facts["test"] and facts["test"][plan.task.metric] is not None
+        ]
         cases = sum(test["cases"] for test in tests)
         scores = [test[plan.task.metric] for test in tests]
         pooled = sum(test[plan.task.metric] * test["cases"] for test in tests)
@@ -393,7 +400,9 @@ class Coordinator:
     def _site_summary(self, site: str) -> dict[str, Any]:
         lines = [record["sites"].get(site) for record in self.rounds]
         known = [line for line in lines[: self.done] if line]
-        joined, delivered, tested = (self.ends.get(end, Exchange()).replies.get(site) for end in ("join", "deliver", "test"))
+        joined, delivered, tested = (
+            self.ends.get(end, Exchange()).replies.get(site) for end in ("join", "deliver", "test")
+        )
         validation = [line["validation"] if line else None for line in lines]
         if "deliver" in self.ends:
             validation.append(delivered.metrics.get("validation") if delivered else None)

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from medsilo.algorithms.base import Groups, Parcel, Workbench, memory_of
-from medsilo.errors import DataError
+from medsilo.errors import DataError, Refused
 from medsilo.files import load_tensors, save_tensors, write_text
-from medsilo.learning.loop import batches, evaluate, train_epoch
+from medsilo.learning.loop import batches, evaluate, is_finite, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.learning.steps import Step
 from medsilo.package import package_facts
@@ -36,7 +36,13 @@ class Participant:
     """One site of a study. Its state after a round lies in its folder, so any process may take over from there."""
 
     def __init__(
-        self, plan: Plan, site: str, sites: Sequence[str], settings: SiteSettings, folder: Path, data: SiteData | None = None
+        self,
+        plan: Plan,
+        site: str,
+        sites: Sequence[str],
+        settings: SiteSettings,
+        folder: Path,
+        data: SiteData | None = None,
     ) -> None:
         self.plan, self.site, self.folder = plan, site, folder
         self.compute = settings.compute()
@@ -45,6 +51,7 @@ class Participant:
         for part, cases in self.cases.items():
             if cases == 0:
                 raise DataError(f"the {part} part of task {plan.task.name} has no cases at this site; check its split")
+        self.best: float | None = None  # validation score of the model this site chose so far
         self._begin()
         personal = plan.algorithm.personal(self.modules, plan.phase_of(plan.rounds))
         self.chooses = personal and plan.tracking.select == "best"
@@ -78,6 +85,7 @@ class Participant:
         self._receive(parcel, phase)
         metrics = self._validate(number - 1, stop)
         metrics["train_loss"] = _number(self._train(number, phase, stop))
+        self._refuse_divergence(number)
         self.done = number
         self._save_state()
         self._write_row(number, phase, metrics, time.monotonic() - started)
@@ -105,7 +113,9 @@ class Participant:
             self._load_model("last")
         self._save_model("best", selected)
         loss, score, cases = self._evaluate(self.data.test, stop)
-        return Parcel(metrics={"test": _number(score), "test_loss": _number(loss), "cases": cases, "selected": selected})
+        return Parcel(
+            metrics={"test": _number(score), "test_loss": _number(loss), "cases": cases, "selected": selected}
+        )
 
     # ------------------------------------------------------------------ tensors in and out
     @torch.no_grad()
@@ -138,6 +148,13 @@ class Participant:
         bench = Workbench(self.modules, self.optimizers, self.plan.training, epoch)
         return self.plan.algorithm.train(bench, phase)
 
+    def _refuse_divergence(self, number: int) -> None:
+        """A diverged round is no round: nothing of it is sent or kept, and the next begins from the state before it."""
+        for module in self.modules.values():
+            for name, tensor in module.state_dict().items():
+                if not is_finite(tensor):
+                    raise Refused(f"training diverged in round {number}: {name} is NaN or infinite; lower the learning rate")
+
     def _validate(self, rounds: int, stop: Stop) -> dict[str, float | None]:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
         loss, score, _ = self._evaluate(self.data.validation, stop)
@@ -157,7 +174,7 @@ class Participant:
         self.modules = {name: module.to(self.compute.device) for name, module in self.plan.build_networks().items()}
         self._make_optimizers()
         self.done = 0
-        self.best: float | None = None
+        self.best = None
 
     def _make_optimizers(self) -> None:
         self.optimizers = {

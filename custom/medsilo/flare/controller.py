@@ -1,5 +1,7 @@
 """The one controller of all methods: gives the coordinator its place on NVFlare's server."""
 
+from collections.abc import Callable
+
 from nvflare.apis.client import Client
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
@@ -48,11 +50,12 @@ class MedsiloController(Controller):
         transport = FlareTransport(self, fl_ctx, abort_signal)
         return Coordinator(plan, sites, transport, record, self.engine, self._tell(fl_ctx)).run(self.resume)
 
-    def _tell(self, fl_ctx: FLContext):
+    def _tell(self, fl_ctx: FLContext) -> Callable[[dict], None]:
         def on_round(record: dict) -> None:
             missing = {**record["refused"], **record["lost"]}
             self.log_info(
-                fl_ctx, f"round {record['round']}: {len(record['answered'])} sites answered, missing: {missing or 'none'}"
+                fl_ctx,
+                f"round {record['round']}: {len(record['answered'])} sites answered, missing: {missing or 'none'}",
             )
 
         return on_round

@@ -1,6 +1,7 @@
 """The one executor of all methods: gives the participant its place in NVFlare's client."""
 
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
@@ -80,7 +81,7 @@ class MedsiloExecutor(Executor):
             self.log_error(fl_ctx, f"the error's details could not be kept: {type(second).__name__}")
 
 
-def _await(work: Future, stop) -> Shareable:
+def _await(work: Future, stop: Callable[[], None]) -> Shareable:
     """Wait for the work, or leave it at once when told to stop; it ends by itself before its next batch."""
     while True:
         try:

@@ -45,7 +45,8 @@ def find_job(job: str | Path) -> Path:
         return folder
     around = folder.parent if folder.parent.is_dir() else Path("jobs")
     known = sorted(path.parents[2].name for path in around.glob("*/app/config/plan.yaml"))
-    raise MedsiloError(f"no job at {folder}: it needs {CONFIG}/plan.yaml; jobs in {around}: {', '.join(known) or 'none'}")
+    jobs = ", ".join(known) or "none"
+    raise MedsiloError(f"no job at {folder}: it needs {CONFIG}/plan.yaml; jobs in {around}: {jobs}")
 
 
 def plan_of(job: Path, changes: Iterable[str] = ()) -> Plan:
@@ -54,7 +55,7 @@ def plan_of(job: Path, changes: Iterable[str] = ()) -> Plan:
 
 
 def write_job(destination: Path, plan: Plan, job: Path | None = None, **controller_args: Any) -> None:
-    """Write a job for this plan. Filters, components and code that an own `job` has beyond the canonical form stay."""
+    """Write a job for this plan. What `job` has beyond the canonical form (filters, components, code) stays."""
     if destination.exists():
         raise MedsiloError(f"{destination} exists; choose another place or remove it")
     for path, content in canonical_job(plan).items():
@@ -70,7 +71,7 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
 
 
 def pack(job: Path, destination: Path, changes: Iterable[str] = (), with_code: bool = False) -> Path:
-    """Write the job as it is submitted; with the package's code inside when asked (for sites that allow custom code)."""
+    """Write the job as it is submitted, with the package's code inside if asked (for sites that allow custom code)."""
     plan = plan_of(job, changes)
     write_job(destination, plan, job)
     if with_code:

@@ -39,7 +39,7 @@ def run(
         raise MedsiloError("the simulator needs named sites; give --set participation.sites=[hospital-a,hospital-b]")
     record = Record(folder.resolve())
     if record.folder.exists():
-        raise MedsiloError(f"run folder {folder} exists; choose another --name, or go on with 'medsilo resume {folder}'")
+        raise MedsiloError(f"run folder {folder} exists; choose another --name, or use 'medsilo resume {folder}'")
     write_job(record.folder / "job", plan, job, study=record.folder.name, engine="simulator")
     return _simulate(record, plan, settings, threads, on_round)
 

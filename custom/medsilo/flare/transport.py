@@ -65,8 +65,17 @@ class FlareTransport:
             answered.add(site)
             news.set()
 
-        tasks = {site: self._task(outgoing, timeout, before_sending, after_sending, received) for site in here}
-        for site, task in tasks.items():
+        tasks = {}
+        for site in here:
+            task = tasks[site] = Task(
+                name="medsilo",
+                data=Shareable(),
+                timeout=max(1, int(timeout)),
+                before_task_sent_cb=before_sending,
+                after_task_sent_cb=after_sending,
+                result_received_cb=received,
+            )
+            task.client_tasks = _EachOnce()
             self.controller.send(task, self.fl_ctx, targets=[site], send_order=SendOrder.SEQUENTIAL)
         deadline = monotonic() + timeout
         try:
@@ -92,19 +101,6 @@ class FlareTransport:
         while monotonic() < deadline:
             self._raise_if_aborted()
             threading.Event().wait(POLL)
-
-    @staticmethod
-    def _task(outgoing, timeout, before_sending, after_sending, received) -> Task:
-        task = Task(
-            name="medsilo",
-            data=Shareable(),
-            timeout=max(1, int(timeout)),
-            before_task_sent_cb=before_sending,
-            after_task_sent_cb=after_sending,
-            result_received_cb=received,
-        )
-        task.client_tasks = _EachOnce()
-        return task
 
     def _absent(self, sites: Sequence[str]) -> dict[str, Missing]:
         """Sites that can't answer; asking a dead one would cost NVFlare's whole lead time in every round."""

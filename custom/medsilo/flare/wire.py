@@ -3,6 +3,8 @@
 So NVFlare's own filters (a site's privacy policies, quantisation) see every tensor; facts travel as meta.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
@@ -49,7 +51,7 @@ def from_reply(shareable: Shareable) -> Parcel:
         raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
 
 
-def _as_tensor(value: object) -> object:
+def _as_tensor(value: Any) -> Any:
     """Some of NVFlare's filters turn tensors into numpy arrays; what is neither is refused later, by name."""
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 

@@ -14,6 +14,7 @@ from medsilo.errors import MedsiloError
 from medsilo.learning.steps import Step, plain_step
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+CPU = torch.device("cpu")
 Stop = Callable[[], None]  # raises when the run was told to stop; asked before every batch
 
 
@@ -21,7 +22,7 @@ Stop = Callable[[], None]  # raises when the run was told to stop; asked before 
 class Compute:
     """What a site computes with. Comes from the site's own settings, never from a plan."""
 
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = 1
     workers: int = 0
@@ -59,6 +60,13 @@ class Compute:
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether every value is a finite number: exactly when the largest magnitude is one, which needs no copy."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return bool(torch.linalg.vector_norm(tensor, torch.inf).isfinite())
 
 
 def batches(

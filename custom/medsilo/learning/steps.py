@@ -18,7 +18,7 @@ def plain_step(optimizer: Optimizer, closure: Closure) -> Tensor:
 
 
 def proximal_step(parameters: Sequence[Tensor], mu: float) -> Step:
-    """The step for ℓ(w) + μ/2 ‖w − w_t‖²: adds μ (w − w_t) to every gradient, w_t being the parameters as they are now."""
+    """The step for ℓ(w) + μ/2 ‖w − w_t‖²: adds μ (w − w_t) to every gradient, w_t being the weights now."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     anchor = [parameter.detach().clone() for parameter in trained]
 

@@ -64,10 +64,7 @@ class Section:
         """A new vector [size] with all tensors of the section."""
         if not self.names:
             return torch.empty(0, dtype=self.dtype)
-        import mmap
-        v = torch.frombuffer(mmap.mmap(-1, max(self.size,1)*self.dtype.itemsize, flags=mmap.MAP_PRIVATE|mmap.MAP_ANONYMOUS), dtype=self.dtype)[:self.size]
-        torch._foreach_copy_(v.split(self.sizes), [tensors[name].view(-1) for name in self.names])
-        return v
+        return torch.cat([tensors[name].view(-1) for name in self.names])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """New tensors in the section's own type and shapes, each with its own memory (they are sent one by one)."""

@@ -30,8 +30,10 @@ from medsilo.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.layout import Layout, Section, Tensors
 from medsilo.mixing.waiting import Read, WaitingRoom
 
-# Numbers of all sites together that are mixed at once (2 MiB in double precision).
+# Numbers of all sites together that are mixed at once (2 MiB in double precision), but never fewer of each site than
+# make a call of torch worth its while.
 ROOM = 1 << 18
+NARROWEST = 1 << 10
 
 
 class Mixer(ABC):
@@ -310,8 +312,8 @@ class PersonalMixer(Mixer):
             self._rows.setdefault(site, initial)
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        self._rows.pop(site, None)
         self._sent[site] = Packed.of(tensors, layout)
+        self._rows.pop(site, None)
 
     def _merge(self) -> None:
         """Mixes block by block, in place: every model is held once."""
@@ -357,7 +359,7 @@ class PersonalMixer(Mixer):
 def _apply(rule: Rule, section: Section, vectors: list[Tensor]) -> None:
     """Mixes the sites' vectors [size] in place, some columns at a time."""
     sites = len(vectors)
-    width = min(max(ROOM // sites, 1024), section.size)
+    width = min(max(ROOM // sites, NARROWEST), section.size)
     wide, mixed = section.room(sites * width), section.room(sites * width)
     for columns in zip(*(vector.split(width) for vector in vectors), strict=True):
         size = len(columns[0])

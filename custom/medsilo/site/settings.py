@@ -47,5 +47,5 @@ def read_settings(folder: Path) -> SiteSettings:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise MedsiloError(f"the site's {FILE_NAME} cannot be read ({type(error).__name__}); it must be YAML") from error
+        raise MedsiloError(f"the site's {FILE_NAME} cannot be read ({type(error).__name__}); write YAML") from error
     return make_settings(values, f"the site's {FILE_NAME}")

@@ -61,5 +61,3 @@ def spread_over_hospitals(pool: Pool, summary: dict[str, Any], plan: Plan) -> di
         "sites": sites,
         "pooled_test": pooled / total,
     }
-
-

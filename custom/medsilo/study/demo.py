@@ -22,7 +22,7 @@ def demo_plan(method: str, rounds: int, seed: int) -> Plan:
         {
             "algorithm": {"name": method},
             "task": {"name": "synthetic-histology"},
-            "training": {"rounds": rounds, "batch_size": 16, "learning_rate": 0.02, "momentum": 0.9, "weight_decay": 1e-4},
+            "training": {"rounds": rounds, "batch_size": 16, "learning_rate": 0.02, "momentum": 0.9},
             "participation": {"sites": SITES},
             "seed": seed,
         }

@@ -29,8 +29,8 @@ def _value(value: float | None) -> str:
 
 
 def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
+    for unit in ("B", "kB", "MB"):
         if count < 1000:
-            break
+            return f"{count:.4g} {unit}"
         count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    return f"{count:.4g} GB"

@@ -1,0 +1,225 @@
+"""Mixers against plain dictionary loops: time of a round and peak memory, for 6, 20 and 100 sites.
+
+    python benchmarks/mixing.py
+
+The loops keep every site's dictionary and go over sites and names, as one writes it first. Every measurement runs in a
+process of its own; the times are medians. Needs Linux (it forks, and reads the peak from /proc).
+
+Time: from the first contribution to the last site's result; the contributions exist beforehand and arrive in sorted
+order ("reverse": the other way round, so that all but one have to wait, most of them on the disk).
+Memory: the peak above the start, with contributions made one at a time and handed over, and all results kept.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+
+Model = dict[str, Tensor]
+Round = Callable[[Iterable[Model], int], list[Any]]
+
+SITES = (6, 20, 100)
+PULL = 0.7
+LENET = {
+    **{"conv1.weight": (6, 1, 5, 5), "conv1.bias": (6,), "conv2.weight": (16, 6, 5, 5), "conv2.bias": (16,)},
+    **{"fc1.weight": (120, 256), "fc1.bias": (120,), "fc2.weight": (84, 120), "fc2.bias": (84,)},
+    **{"fc3.weight": (11, 84), "fc3.bias": (11,)},
+}
+MEDIUM = {f"layer{place:02}.weight": (60 + 5 * place, 170) for place in range(30)}
+MEDIUM |= {f"layer{place:02}.bias": (60 + 5 * place,) for place in range(30)}
+MODELS = {"LeNet": LENET, "1 M": MEDIUM}
+
+
+def make(name: str, value: float) -> Model:
+    return {key: torch.full(shape, value) for key, shape in MODELS[name].items()}
+
+
+def matrix(count: int) -> Tensor:
+    weights = torch.rand(count, count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return weights / weights.sum(1, keepdim=True)
+
+
+# -- the loops --------------------------------------------------------------------------------------------------------
+
+
+def loop_mean(models: Iterable[Model], count: int) -> list[Any]:
+    kept = list(models)
+    total = sum(range(1, count + 1))
+    mean = {name: torch.zeros_like(tensor) for name, tensor in kept[0].items()}
+    for place, model in enumerate(kept):
+        for name in mean:
+            mean[name] += (place + 1) / total * model[name]
+    return [mean] * count
+
+
+def loop_matrix(weights: list[list[float]], models: list[Model]) -> list[Any]:
+    results = []
+    for row in weights:
+        mixed = {name: torch.zeros_like(tensor) for name, tensor in models[0].items()}
+        for weight, model in zip(row, models, strict=True):
+            for name in mixed:
+                mixed[name] += weight * model[name]
+        results.append(mixed)
+    return results
+
+
+def loop_similarity(models: Iterable[Model], count: int) -> list[Any]:
+    return loop_matrix(matrix(count).tolist(), list(models))
+
+
+def loop_soft_pull(models: Iterable[Model], count: int) -> list[Any]:
+    others = (1 - PULL) / (count - 1)
+    weights = [[PULL if i == j else others for j in range(count)] for i in range(count)]
+    return loop_matrix(weights, list(models))
+
+
+def loop_identity(models: Iterable[Model], count: int) -> list[Any]:
+    return list(models)
+
+
+def loop_modules(models: Iterable[Model], count: int) -> list[Any]:
+    """The same double loop over networks, each number looked up in `state_dict()` where it is used."""
+    networks = [network(model) for model in models]
+    results = []
+    for row in matrix(count).tolist():
+        mixed = {}
+        for name in LENET:
+            total = torch.zeros(LENET[name])
+            for weight, site in zip(row, networks, strict=True):
+                total += weight * site.state_dict()[name]
+            mixed[name] = total
+        results.append(mixed)
+    return results
+
+
+def network(model: Model) -> nn.Module:
+    layers = {"conv1": nn.Conv2d(1, 6, 5), "norm1": nn.BatchNorm2d(6), "conv2": nn.Conv2d(6, 16, 5)}
+    layers |= {"norm2": nn.BatchNorm2d(16), "fc1": nn.Linear(256, 120), "fc2": nn.Linear(120, 84)}
+    net = nn.Sequential()
+    for name, layer in {**layers, "fc3": nn.Linear(84, 11)}.items():
+        net.add_module(name, layer)
+    net.load_state_dict(model, strict=False)
+    return net
+
+
+# -- the mixers -------------------------------------------------------------------------------------------------------
+
+
+def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
+    def play(models: Iterable[Model], count: int) -> list[Any]:
+        sites = [f"site{place:03}" for place in range(count)]
+        mixer = build(count)
+        mixer.start(sites)
+        for place, model in enumerate(models):
+            turn = count - 1 - place if reverse else place
+            mixer.add(sites[turn], model, turn + 1)
+        return [mixer.result(site) for site in sites]
+
+    return play
+
+
+CASES: dict[str, tuple[Round, Round]] = {
+    "WeightedMean": (loop_mean, mixed_by(lambda count: WeightedMean())),
+    "WeightedMean, reverse": (loop_mean, mixed_by(lambda count: WeightedMean(), reverse=True)),
+    "UniformMean": (loop_mean, mixed_by(lambda count: UniformMean())),
+    "SoftPull": (loop_soft_pull, mixed_by(lambda count: SoftPull(PULL))),
+    "SimilarityMix": (loop_similarity, mixed_by(lambda count: SimilarityMix(matrix(count)))),
+    "SimilarityMix, state_dict() loop": (loop_modules, mixed_by(lambda count: SimilarityMix(matrix(count)))),
+    "Identity": (loop_identity, mixed_by(lambda count: Identity())),
+}
+ROWS = [
+    (name, count, case)
+    for name in MODELS
+    for count in SITES
+    for case in CASES
+    if name == "LeNet" or "state_dict" not in case
+]
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def milliseconds(play: Round, name: str, count: int) -> float:
+    """The median of up to seven rounds, after one that does not count; of fewer if they are long."""
+    models = [make(name, float(place)) for place in range(count)]
+    taken: list[float] = []
+    while len(taken) < 8 and sum(taken) < 1500:
+        begin = time.perf_counter()
+        play(models, count)
+        taken.append((time.perf_counter() - begin) * 1000)
+    return statistics.median(taken[1:] or taken)
+
+
+def mebibytes(play: Round, name: str, count: int) -> float:
+    play((make("LeNet", 1.0) for _ in range(2)), 2)  # what torch loads when it is first used does not count
+    before = peak()
+    results = play((make(name, float(place)) for place in range(count)), count)
+    assert len(results) == count
+    return (peak() - before) / 1024
+
+
+def peak() -> int:
+    """The most memory this process has held so far, in KiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def in_a_fork(function: Callable[..., float], *arguments: Any) -> float:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writer, json.dumps(function(*arguments)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+def measure(what: str) -> None:
+    """Prints one line per row: what the loop took and what the mixer took."""
+    function = {"time": milliseconds, "memory": mebibytes}[what]
+    torch.set_num_threads(1)
+    for name, count, case in ROWS:
+        print(*(in_a_fork(function, play, name, count) for play in CASES[case]), flush=True)
+
+
+def measured(what: str) -> list[tuple[float, float]]:
+    # For the peaks, freed memory goes back at once: they show what is held and not how the heap is fragmented.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    if what == "memory":
+        environment["MALLOC_MMAP_THRESHOLD_"] = "65536"
+    command = [sys.executable, __file__, what]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return [(float(loop), float(mixer)) for loop, mixer in map(str.split, done.stdout.splitlines())]
+
+
+def main() -> None:
+    times, peaks = measured("time"), measured("memory")
+    print("| model | sites | mixer | loop ms | mixer ms | faster | loop MiB | mixer MiB | less memory |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for (name, count, case), (slow, fast), (big, small) in zip(ROWS, times, peaks, strict=True):
+        print(
+            f"| {name} | {count} | {case} | {slow:.2f} | {fast:.2f} | {slow / fast:.1f}x "
+            f"| {big:.1f} | {small:.1f} | {big / max(small, 0.1):.1f}x |"
+        )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        measure(sys.argv[1])
+    else:
+        main()

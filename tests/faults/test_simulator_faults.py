@@ -1,0 +1,186 @@
+"""Faults in real NVFlare processes: what the user is told, what is kept, and that nobody gets what isn't theirs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from medsilo.errors import MedsiloError
+from medsilo.federation.record import Record
+from medsilo.flare import simulator
+from medsilo.flare.jobs import CUSTOM, canonical_job, write_job
+from medsilo.site.settings import SiteSettings
+from medsilo.study import inprocess
+from tests.conftest import SITES, make_plan
+from tests.federation.test_simulator import assert_same_outcome
+
+CPU = SiteSettings(device="cpu")
+
+# An executor as a hospital's broken machine would be; it travels in the job's own code.
+FAULTY = '''
+import time
+import torch
+from medsilo.flare.executor import MedsiloExecutor
+from medsilo.federation import participant
+
+
+class Faulty(MedsiloExecutor):
+    def __init__(self, site, fault, round_number):
+        super().__init__()
+        self.site, self.fault, self.round_number = site, fault, round_number
+
+    def execute(self, task_name, shareable, fl_ctx, abort_signal):
+        self.mine = fl_ctx.get_identity_name() == self.site
+        if self.mine:
+            self._break()
+        return super().execute(task_name, shareable, fl_ctx, abort_signal)
+
+    def _break(self):
+        fault, when = self.fault, self.round_number
+        train = participant.Participant._train
+
+        def broken(self, number, phase, stop):
+            loss = train(self, number, phase, stop)
+            if number == when:
+                if fault == "raise":
+                    raise ValueError("/data/patients/MUELLER_HANS_1961.nii.gz is truncated")
+                if fault == "nan":
+                    next(self.model.parameters()).data.view(-1)[0] = float("nan")
+                if fault == "hang":
+                    while True:
+                        stop()
+                        time.sleep(0.05)
+                if fault == "exit":
+                    import os
+                    os._exit(9)
+            return loss
+
+        participant.Participant._train = broken
+'''
+
+
+def run_with_fault(folder: Path, fault: str, *changes: str, round_number: int = 2) -> Record:
+    """Run a job whose hospital-b breaks; returns the record, whatever came out."""
+    plan = make_plan("fedavg", *changes)
+    job = folder / "faulty-job"
+    write_job(job, plan)
+    config = canonical_job(plan)
+    (job / CUSTOM).mkdir()
+    (job / CUSTOM / "faulty.py").write_text(FAULTY)
+    path = next(path for path in config if path.name == "config_fed_client.json")
+    config[path]["executors"][0]["executor"] = {
+        "path": "faulty.Faulty",
+        "args": {"site": "hospital-b", "fault": fault, "round_number": round_number},
+    }
+    simulator.write_json(job / path, config[path])
+    return simulator.run(plan, folder / "run", CPU, job)
+
+
+def all_texts(folder: Path) -> str:
+    """Everything that the server's side of a run wrote."""
+    paths = [path for path in folder.rglob("*") if path.suffix in {".json", ".jsonl", ".yaml", ".log", ".txt", ".csv"}]
+    return "\n".join(path.read_text(errors="replace") for path in paths if not path.name.startswith("errors-"))
+
+
+def test_an_exception_at_a_site_is_a_refusal_without_patient_data(tmp_path: Path) -> None:
+    with pytest.raises(MedsiloError, match=r"hospital-b refused: ValueError"):
+        run_with_fault(tmp_path, "raise")
+    record = Record(tmp_path / "run")
+    assert record.summary()["status"] == "failed"
+    assert record.rounds()[-1]["refused"].keys() == {"hospital-b"}
+    assert record.load_checkpoint()[1]["round"] == 1
+    assert "MUELLER" not in all_texts(tmp_path / "run")
+    own_log = tmp_path / "errors-hospital-b.log"  # the site's own file, beside its results
+    assert "MUELLER" in own_log.read_text()
+
+
+def test_going_on_without_a_site_that_diverged_and_taking_it_back(tmp_path: Path) -> None:
+    changes = ("training.rounds=3", "participation.minimum=2", "participation.when_missing=continue")
+    record = run_with_fault(tmp_path, "nan", *changes)
+    rounds = record.rounds()
+    assert [sorted(line["answered"]) for line in rounds] == [SITES, ["hospital-a", "hospital-c"], SITES]
+    assert "NaN" in rounds[1]["refused"]["hospital-b"]
+    summary = record.summary()
+    assert summary["status"] == "finished"
+    assert summary["sites"]["hospital-b"]["missed"].keys() == {"2"}
+    assert summary["sites"]["hospital-b"]["contributed"] == 2
+
+
+def test_a_site_that_hangs_costs_its_time_and_no_more(tmp_path: Path) -> None:
+    changes = ("participation.minimum=2", "participation.when_missing=continue", "participation.timeout=15")
+    with pytest.raises(MedsiloError, match="minimum|2 of 3|needs"):
+        run_with_fault(tmp_path, "hang", *changes, "participation.minimum=3", "participation.when_missing=stop")
+    line = Record(tmp_path / "run").rounds()[-1]
+    assert line["lost"]["hospital-b"] == "no answer within 15 s"
+    assert line["seconds"] < 25
+
+
+def test_a_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
+    plan = make_plan("fedbn", "training.rounds=6")
+    inprocess.run(plan, folder=tmp_path / "loop")
+    kill_after_round(plan_job(tmp_path, plan), tmp_path / "runs", "killed", 3)
+    run = tmp_path / "runs" / "killed"
+    assert 3 <= Record(run).load_checkpoint()[1]["round"] < 6
+    simulator.resume(run, CPU)
+    assert [line["round"] for line in Record(run).rounds()] == [1, 2, 3, 4, 5, 6]
+    assert_same_outcome(tmp_path / "loop", run)
+
+
+def plan_job(folder: Path, plan) -> Path:
+    write_job(folder / "job", plan)
+    return folder / "job"
+
+
+def kill_after_round(job: Path, out: Path, name: str, round_number: int) -> None:
+    """Start `medsilo run` as a user does, and kill all its processes without warning."""
+    command = [sys.executable, "-m", "medsilo.cli", "run", str(job), "--out", str(out), "--name", name]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 90
+        while len(Record(out / name).rounds()) < round_number:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+    finally:
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        for member in family:
+            member.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user does."""
+    line = [sys.executable, "-m", "medsilo.cli", *arguments]
+    return subprocess.run(
+        line, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}, check=False
+    )
+
+
+def test_a_missing_import_ends_in_seconds_with_the_cause(tmp_path: Path) -> None:
+    job = plan_job(tmp_path, make_plan())
+    (job / CUSTOM).mkdir()
+    (job / CUSTOM / "extra.py").write_text("import a_package_nobody_has\n\nclass Extra: ...\n")
+    path = job / "app/config/config_fed_client.json"
+    config = yaml.safe_load(path.read_text())
+    config["components"] = [{"id": "extra", "path": "extra.Extra", "args": {}}]
+    simulator.write_json(path, config)
+    started = time.monotonic()
+    done = command("run", str(job), "--out", str(tmp_path / "runs"))
+    assert done.returncode == 1
+    assert "a_package_nobody_has" in done.stderr.splitlines()[-1]
+    assert time.monotonic() - started < 20
+
+
+def test_missing_data_end_in_seconds_with_the_cause(tmp_path: Path) -> None:
+    job = plan_job(tmp_path, make_plan())
+    started = time.monotonic()
+    done = command("run", str(job), "--out", str(tmp_path / "runs"), "--data", str(tmp_path / "nowhere"))
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "data folder" in last and "hospital-a" in last and "medsilo.yaml" in last
+    assert time.monotonic() - started < 40

@@ -1,0 +1,184 @@
+"""What must hold for every mixer whatever the sites, weights, shapes and types: random studies from fixed seeds."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from medsilo.mixing import layout, mixers, waiting
+from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+
+SEEDS = range(8)
+NEAR = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.complex64: 2e-6}
+KINDS = ["weighted", "uniform", "soft", "similarity", "identity"]
+every_study = pytest.mark.parametrize("seed", SEEDS)
+every_mixer = pytest.mark.parametrize("kind", KINDS)
+
+
+class Study:
+    """Sites, their sample counts and models, λ and W, all drawn from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        count = self.draw.randint(2, 9)
+        self.sites = sorted(self.draw.sample([f"hospital-{letter}" for letter in "abcdefghijklm"], count))
+        self.pull = self.draw.uniform(0.05, 1)
+        weights = torch.rand(count, count, generator=self.generator, dtype=torch.float64)
+        weights *= torch.rand(count, count, generator=self.generator) > 0.3
+        weights += 1e-3 * torch.eye(count, dtype=torch.float64)
+        self.weights = weights / weights.sum(1, keepdim=True)
+        self.shapes = {
+            f"layer{place}": (
+                [self.draw.randint(0, 9) for _ in range(self.draw.randint(0, 3))],
+                self.draw.choice(list(NEAR)),
+            )
+            for place in range(self.draw.randint(1, 12))
+        }
+        self.counts = {site: self.draw.randint(1, 1000) for site in self.sites}
+
+    def model(self) -> dict[str, torch.Tensor]:
+        drawn = {
+            name: torch.randn(shape, generator=self.generator, dtype=torch.float64).to(dtype)
+            for name, (shape, dtype) in self.shapes.items()
+        }
+        return {**drawn, "steps": torch.randint(0, 99, (2,), generator=self.generator)}
+
+    def models(self) -> dict[str, dict[str, torch.Tensor]]:
+        return {site: self.model() for site in self.sites}
+
+    def mixer(self, kind: str) -> Any:
+        return {
+            "weighted": WeightedMean,
+            "uniform": UniformMean,
+            "soft": lambda: SoftPull(self.pull),
+            "similarity": lambda: SimilarityMix(self.weights),
+            "identity": Identity,
+        }[kind]()
+
+    def matrix(self, kind: str, present: list[str]) -> torch.Tensor:
+        """M of θ ← M θ over the sites that answered."""
+        count = len(present)
+        if kind == "weighted":
+            rows = torch.tensor([float(self.counts[site]) for site in present]).double().expand(count, count)
+        elif kind == "uniform":
+            rows = torch.ones(count, count, dtype=torch.float64)
+        elif kind == "soft" and count > 1:
+            rows = torch.full((count, count), (1 - self.pull) / (count - 1), dtype=torch.float64)
+            rows.fill_diagonal_(self.pull)
+        elif kind == "similarity":
+            places = [self.sites.index(site) for site in present]
+            rows = self.weights[places][:, places]
+        else:
+            rows = torch.eye(count, dtype=torch.float64)
+        return rows / rows.sum(1, keepdim=True)
+
+
+def play(mixer, study, models, initial=None):
+    """One round in random order; gives the results of those who answered."""
+    order = list(models)
+    study.draw.shuffle(order)
+    mixer.start(study.draw.sample(study.sites, len(study.sites)), initial)
+    for site in order:
+        mixer.add(site, {name: tensor.clone() for name, tensor in models[site].items()}, study.counts[site])
+    return {site: mixer.result(site) for site in models}
+
+
+@pytest.fixture(params=["usual sizes", "tiny blocks, all on disk"])
+def sizes(request, monkeypatch):
+    """The same must hold when every tensor is cut into many blocks and everything that waits goes to the disk."""
+    if request.param != "usual sizes":
+        monkeypatch.setattr(layout, "BLOCK", 7)
+        monkeypatch.setattr(mixers, "ROOM", 5)
+        monkeypatch.setattr(mixers, "NARROWEST", 2)
+        monkeypatch.setattr(waiting, "MEMORY", 0)
+
+
+@every_study
+@every_mixer
+def test_every_mixer_is_its_matrix_over_who_answered(seed, kind, sizes):
+    study = Study(seed)
+    mixer = study.mixer(kind)
+    for _ in range(3):
+        models = study.models()
+        for site in study.draw.sample(study.sites, study.draw.randrange(len(study.sites))):
+            del models[site]
+        results, present = play(mixer, study, models), sorted(models)
+        for name, (_, dtype) in study.shapes.items():
+            theta = torch.stack([models[site][name].to(torch.complex128) for site in present])
+            wanted = torch.tensordot(study.matrix(kind, present).to(torch.complex128), theta, 1)
+            got = torch.stack([results[site][name].to(torch.complex128) for site in present])
+            torch.testing.assert_close(got, wanted, rtol=NEAR[dtype], atol=NEAR[dtype])
+        for site in present:
+            owner = present[0] if kind in ("weighted", "uniform") else site
+            assert torch.equal(results[site]["steps"], models[owner]["steps"])
+
+
+@every_study
+@every_mixer
+def test_equal_sites_are_left_as_they_are(seed, kind, sizes):
+    """To the last bit; a product of matrices in double precision may round numbers that are themselves double."""
+    study = Study(seed)
+    same = study.model()
+    for tensors in play(study.mixer(kind), study, dict.fromkeys(study.sites, same)).values():
+        for name, tensor in tensors.items():
+            if kind == "similarity" and tensor.dtype == torch.float64:
+                torch.testing.assert_close(tensor, same[name], rtol=1e-15, atol=0)
+            else:
+                assert torch.equal(tensor, same[name]), name
+
+
+@every_study
+@every_mixer
+def test_the_order_of_arrival_and_of_names_does_not_matter(seed, kind, sizes):
+    study = Study(seed)
+    models = study.models()
+    wanted = play(study.mixer(kind), study, models)
+    for _ in range(4):
+        turned = {site: dict(study.draw.sample(list(model.items()), len(model))) for site, model in models.items()}
+        results = play(study.mixer(kind), study, turned)
+        for site in study.sites:
+            assert all(torch.equal(results[site][name], tensor) for name, tensor in wanted[site].items())
+
+
+@every_study
+@every_mixer
+def test_permuting_sites_permutes_results(seed, kind):
+    study = Study(seed)
+    models = study.models()
+    wanted = play(study.mixer(kind), study, models)
+    permuted = study.draw.sample(study.sites, len(study.sites))
+    renamed = dict(zip(study.sites, permuted, strict=True))
+    places = [study.sites.index(site) for site in permuted]
+    counts, weights = study.counts, torch.empty_like(study.weights)
+    study.counts = {renamed[site]: counts[site] for site in study.sites}
+    for place, row in zip(places, study.weights, strict=True):
+        weights[place, places] = row
+    study.weights = weights
+    results = play(study.mixer(kind), study, {renamed[site]: model for site, model in models.items()})
+    for site in study.sites:
+        for name, (_, dtype) in study.shapes.items():
+            near = NEAR[dtype]
+            torch.testing.assert_close(results[renamed[site]][name], wanted[site][name], rtol=near, atol=near)
+
+
+@every_study
+@every_mixer
+def test_resuming_after_any_round_changes_no_bit(seed, kind):
+    study = Study(seed)
+    initial = study.model()
+    whole, resumed = study.mixer(kind), study.mixer(kind)
+    for _ in range(4):
+        models = study.models()
+        for site in study.draw.sample(study.sites, study.draw.randrange(len(study.sites))):
+            del models[site]
+        play(whole, study, models, initial)
+        play(resumed, study, models, initial)
+        tensors, facts = resumed.state()
+        resumed = study.mixer(kind)
+        resumed.load_state(tensors, facts)
+        for site in study.sites:
+            one, two = whole.current(site), resumed.current(site)
+            assert one.keys() == two.keys()
+            assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
