@@ -27,6 +27,8 @@ ABORT_POLL = 0.2  # seconds until an abort is seen, however long a batch takes
 class MedsiloExecutor(Executor):
     """Answers the coordinator's parcels; every failure becomes a refusal whose text is fit to leave the site."""
 
+    participant_class: type[Participant] = Participant
+
     def __init__(self) -> None:
         super().__init__()
         self.participant: Participant | None = None
@@ -66,7 +68,7 @@ class MedsiloExecutor(Executor):
             if not is_safe_name(study):
                 raise Refused("the study's name has odd characters")
             folder = output_folder(fl_ctx, settings) / study / "sites" / site
-            self.participant = Participant(plan, site, parcel.facts["sites"], settings, folder)
+            self.participant = self.participant_class(plan, site, parcel.facts["sites"], settings, folder)
             self.study = study
         return self.participant
 

@@ -1,6 +1,6 @@
 """How the tensors of one group lie one after another, so that mathematics runs over a few long vectors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ class Piece:
 
     def of(self, tensors: Tensors) -> Tensor:
         """The piece's numbers, in one dimension, without a copy."""
-        flat = tensors[self.name].view(-1)
+        flat = _flat(tensors[self.name])
         return flat if self.whole else flat[self.start : self.stop]
 
 
@@ -64,15 +64,17 @@ class Section:
         """A new vector [size] with all tensors of the section."""
         if not self.names:
             return torch.empty(0, dtype=self.dtype)
-        return torch.cat([tensors[name].view(-1) for name in self.names])
+        return torch.cat([_flat(tensors[name]) for name in self.names])
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """New tensors in the section's own type and shapes, each with its own memory (they are sent one by one)."""
-        parts = vector.split(self.sizes)
-        return {
-            name: part.to(self.dtype, copy=True).view(shape)
-            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
-        }
+        parts: Sequence[Tensor]
+        if vector.dtype == self.dtype:
+            parts = torch.split_with_sizes_copy(vector, self.sizes)  # type: ignore[func-returns-value, assignment]
+        else:
+            parts = [part.to(self.dtype) for part in vector.split(self.sizes)]
+        named = zip(self.names, parts, self.shapes, strict=True)
+        return {name: part if len(shape) == 1 else part.view(shape) for name, part, shape in named}
 
 
 class Layout:
@@ -116,6 +118,10 @@ class Layout:
         for section in self.sections:
             tensors |= section.unflatten(vectors.pop(0))
         return {name: tensors[name] for name in self.names}
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor if tensor.ndim == 1 else tensor.view(-1)
 
 
 def _is_averaged(dtype: torch.dtype) -> bool:

@@ -30,9 +30,9 @@ from medsilo.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.layout import Layout, Section, Tensors
 from medsilo.mixing.waiting import Read, WaitingRoom
 
-# Numbers of all sites together that are mixed at once (2 MiB in double precision), but never fewer of each site than
+# Numbers of all sites together that are mixed at once (1 MiB in double precision), but never fewer of each site than
 # make a call of torch worth its while.
-ROOM = 1 << 18
+ROOM = 1 << 17
 NARROWEST = 1 << 10
 
 
@@ -170,7 +170,8 @@ class WeightedMean(Mixer):
 
     Holds the last mean (one parcel) and, while a round is open, the mean so far in double precision (two parcels),
     for any number of sites. A contribution waits until the sites before it, in sorted order, have had their turn:
-    up to 4 MiB of them in memory, the others in a temporary file.
+    up to 4 MiB of them in memory, the others in a temporary file. Until the round closes, `current` is the last mean,
+    also for a site that has answered.
 
     spill_folder: where that file lies; the system's folder for temporary files if not given.
     """
@@ -294,8 +295,8 @@ Rule = Callable[[Tensor, Tensor], object]
 class PersonalMixer(Mixer):
     """Every site has its own model. Who does not answer keeps it, and does not count for the others.
 
-    Holds one model per site. A site that has answered in the open round has no `current` until the round closes: it
-    has had its payload, and its old model makes room for the new one.
+    Holds one model per site and, while one arrives, that one and its copy. A site that has answered in the open round
+    has no `current` until the round closes: it has had its payload, and its old model makes room for the new one.
     """
 
     def __init__(self) -> None:
@@ -420,7 +421,7 @@ class SimilarityMix(PersonalMixer):
 
 
 class Identity(PersonalMixer):
-    """Local training: θ_i ← θ_i."""
+    """Local training: θ_i ← θ_i, with the very tensors that came."""
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         self._sent[site] = tensors

@@ -1,0 +1,300 @@
+"""What the federation itself costs: a round's time and the server's memory, against NVFlare's own FedAvg.
+
+    python benchmarks/federation.py [small|large|import|all]
+
+Both sides run in NVFlare's simulator on this machine, one after the other, with the same network (MONAI's U-Net), the
+same number of sites, tensors as torch has them, and no training: what is left is what a framework adds to a round.
+Stock is `FedAvgRecipe` with `ExchangeFormat.PYTORCH`, exported and started as `SimEnv` does. Medsilo is its canonical
+job with the real controller, executor and participant, of which only training and evaluation are left out.
+
+A round lasts from the end of one to the end of the next (stock: start to start); the figure is the median without the
+first. Memory is the greatest resident size of the server's process, as Linux accounts for it (VmHWM).
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = Path(__file__).resolve().parent / "federation_parts"
+SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e", "hospital-f")
+POLLING = 0.1  # seconds between a site's questions for work in medsilo's jobs; NVFlare's default is 2
+LIMIT = 300.0  # seconds a run may take
+
+TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - ")
+STOCK_ROUND = re.compile(r"Sampled clients: ")  # what its controller says first in a round
+OUR_ROUND = re.compile(r"round \d+: \d+ sites answered")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A network and how often it goes back and forth."""
+
+    title: str
+    features: tuple[int, ...]
+    residual_units: int
+    rounds: int
+
+
+SMALL = Size("1.3 k parameters", (3, 6, 9), 0, 12)
+LARGE = Size("29 M parameters", (32, 64, 128, 256, 512, 512, 512), 2, 7)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run showed."""
+
+    round_seconds: float
+    server_mb: float
+    site_mb: float
+
+
+class Peaks:
+    """The greatest resident size of the server's and of any site's process, among the processes below this one."""
+
+    def __init__(self) -> None:
+        self.server = self.site = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.05):
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    status = Path(f"/proc/{process.pid}/status").read_text()
+                    is_site = any("simulator_worker" in word for word in process.cmdline())
+                except (OSError, psutil.Error):
+                    continue
+                peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+                if peak and is_site:
+                    self.site = max(self.site, int(peak[1]) / 1024)
+                elif peak:
+                    self.server = max(self.server, int(peak[1]) / 1024)
+
+
+# ---------------------------------------------------------------------- the two sides
+def run_stock(size: Size, sites: int, folder: Path, polling: float | None) -> Outcome:
+    """NVFlare's FedAvg, as its recipe makes it; `polling` None leaves NVFlare's default."""
+    job = _stock_job(size, sites, folder / "job", polling)
+    names = ",".join(SITES[:sites])
+    command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w", str(folder / "ws")]
+    command += ["-c", names, "-n", str(sites), "-t", str(sites)]
+    peaks = Peaks()
+    with (folder / "output.txt").open("w") as output, _process_group(command, output) as process:
+        process.wait(timeout=LIMIT)
+    peaks.stop()
+    return Outcome(_median_round(folder / "output.txt", STOCK_ROUND, size.rounds), peaks.server, peaks.site)
+
+
+def _stock_job(size: Size, sites: int, folder: Path, polling: float | None) -> Path:
+    from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+    from nvflare.client.config import ExchangeFormat
+
+    network = {
+        "spatial_dims": 2,
+        "in_channels": 1,
+        "out_channels": 2,
+        "channels": list(size.features),
+        "strides": [2] * (len(size.features) - 1),
+        "num_res_units": size.residual_units,
+        "act": "RELU",
+        "norm": "BATCH",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        recipe = FedAvgRecipe(
+            name="stock",
+            model={"class_path": "monai.networks.nets.UNet", "args": network},
+            min_clients=sites,
+            num_rounds=size.rounds + 1,  # the last has no next whose start would end it
+            train_script=str(PARTS / "stock_site.py"),
+            server_expected_format=ExchangeFormat.PYTORCH,
+        )
+        recipe.export(str(folder))
+    for path in folder.rglob("config_fed_server.json"):
+        config = json.loads(path.read_text())
+        if polling is not None:
+            config["server"] = {"task_request_interval": polling}
+        path.write_text(json.dumps(config))
+    return folder / "stock"
+
+
+def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -> Outcome:
+    """Medsilo's canonical job with idle sites."""
+    from medsilo.flare import simulator
+    from medsilo.flare.jobs import CONFIG, CUSTOM, write_job
+    from medsilo.plan import parse_plan
+    from medsilo.site.settings import SiteSettings
+
+    plan = parse_plan(
+        {
+            "algorithm": {"name": "fedavg"},
+            "task": {"name": "synthetic-prostate"},
+            "network": {"name": "unet", "features": size.features, "residual_units": size.residual_units},
+            "training": {"rounds": size.rounds},
+            "participation": {"sites": SITES[:sites]},
+            "transport": {"precision": precision},
+        }
+    )
+    job = folder / "job"
+    write_job(job, plan)
+    (job / CUSTOM).mkdir()
+    shutil.copy(PARTS / "idle_site.py", job / CUSTOM)
+    path = job / CONFIG / "config_fed_client.json"
+    config = json.loads(path.read_text())
+    config["executors"][0]["executor"]["path"] = "idle_site.IdleExecutor"
+    path.write_text(json.dumps(config))
+    peaks = Peaks()
+    record = simulator.run(plan, folder / "run", SiteSettings(device="cpu"), job)
+    peaks.stop()
+    between = _median_round(record.folder / "nvflare.log", OUR_ROUND, size.rounds)
+    inside = statistics.median(line["seconds"] for line in record.rounds()[1:])
+    return Outcome(max(between, inside), peaks.server, peaks.site)
+
+
+def _median_round(log: Path, mark: re.Pattern[str], rounds: int) -> float:
+    """The median time between marked lines, which stand at the end of each round, without what is before the first."""
+    times = []
+    for line in log.read_text(errors="replace").splitlines():
+        stamp = TIME.match(line)
+        if stamp and mark.search(line):
+            times.append(datetime.strptime(stamp[1], "%Y-%m-%d %H:%M:%S,%f").timestamp())
+    if mark is STOCK_ROUND:
+        times = times[1:]  # a round's start is the end of the one before
+    if len(times) != rounds:
+        raise RuntimeError(f"{len(times)} rounds in {log}, expected {rounds}")
+    return statistics.median(after - before for before, after in zip(times, times[1:], strict=False))
+
+
+@contextmanager
+def _process_group(command: list[str], output: Any) -> Iterator[subprocess.Popen]:
+    """A process that takes all it started with it when it goes."""
+    process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
+    below: list[psutil.Process] = []
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            below = psutil.Process(process.pid).children(recursive=True)
+            os.killpg(process.pid, signal.SIGKILL)
+        for child in below:
+            with suppress_gone():
+                child.kill()
+        process.wait()
+
+
+@contextmanager
+def suppress_gone() -> Iterator[None]:
+    """Processes that have ended meanwhile are no error."""
+    try:
+        yield
+    except psutil.NoSuchProcess:
+        pass
+
+
+# ---------------------------------------------------------------------- the tables
+def small() -> None:
+    """Round overhead, (a)."""
+    print(f"\nA round of {SMALL.title}, without training (seconds; ratios of medsilo to stock)")
+    print(f"{'sites':>5} {'stock as it comes':>18} {'stock, same polling':>20} {'medsilo':>8}   ratios")
+    for sites in (2, 6):
+        as_it_comes = _measure(run_stock, SMALL, sites, None).round_seconds
+        same = _measure(run_stock, SMALL, sites, POLLING).round_seconds
+        ours = _measure(run_ours, SMALL, sites).round_seconds
+        ratios = f"{_goal(ours / as_it_comes, 0.3)}, {_goal(ours / same, 0.65)}"
+        print(f"{sites:>5} {as_it_comes:>18.2f} {same:>20.2f} {ours:>8.2f}   {ratios}", flush=True)
+
+
+def large() -> None:
+    """Round time and memory of a large model, (b)."""
+    sites = 6
+    print(f"\nA round of {LARGE.title}, {sites} sites, without training (polling {POLLING} s; ratios to stock)")
+    print(f"{'':<20} {'round s':>8} {'server MB':>10} {'site MB':>8}   ratios: round, server")
+    stock = _measure(run_stock, LARGE, sites, POLLING)
+    _row("stock", stock)
+    for precision, goal in (("float32", 1.0), ("bfloat16", 0.75)):
+        ours = _measure(run_ours, LARGE, sites, precision)
+        time_ratio = _goal(ours.round_seconds / stock.round_seconds, goal)
+        _row(f"medsilo {precision}", ours, f"{time_ratio}, {_goal(ours.server_mb / stock.server_mb, 0.7)}")
+
+
+def _row(name: str, outcome: Outcome, ratios: str = "") -> None:
+    print(
+        f"{name:<20} {outcome.round_seconds:>8.2f} {outcome.server_mb:>10.0f} {outcome.site_mb:>8.0f}   {ratios}".rstrip(),
+        flush=True,
+    )
+
+
+def imports() -> None:
+    """How long the package keeps a caller waiting, (d)."""
+    print("\nStarting (seconds, median of 5; ratio to importing torch)")
+    torch = _seconds("-c", "import torch")
+    print(f"{'import torch':<16} {torch:>6.2f}")
+    for name, arguments in (("import medsilo", ("-c", "import medsilo")), ("medsilo --help", ("-m", "medsilo.cli", "--help"))):
+        seconds = _seconds(*arguments)
+        print(f"{name:<16} {seconds:>6.2f}   {seconds / torch:.2f}   {_goal(seconds, 1.0)} seconds", flush=True)
+
+
+def _seconds(*arguments: str) -> float:
+    def once() -> float:
+        started = time.perf_counter()
+        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - started
+
+    once()  # the first fills the file system's cache
+    return statistics.median(once() for _ in range(5))
+
+
+def _measure(run: Callable[..., Outcome], size: Size, sites: int, *options: Any) -> Outcome:
+    with tempfile.TemporaryDirectory() as folder:
+        return run(size, sites, Path(folder), *options)
+
+
+def _goal(value: float, most: float) -> str:
+    return f"{value:.2f} ({'holds' if value <= most else 'MISSES'} {most:g})"
+
+
+TABLES: dict[str, Callable[[], None]] = {"small": small, "large": large, "import": imports}
+
+
+def main() -> int:
+    """Print the tables that were asked for."""
+    parser = argparse.ArgumentParser(description="What the federation itself costs, against NVFlare's own FedAvg.")
+    parser.add_argument("table", nargs="?", choices=(*TABLES, "all"), default="all")
+    chosen = parser.parse_args().table
+    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}")
+    with tempfile.TemporaryDirectory() as folder:  # of a copy, so that nobody's editing disturbs what runs
+        shutil.copytree(ROOT / "custom/medsilo", Path(folder) / "medsilo", ignore=shutil.ignore_patterns("__pycache__"))
+        sys.path.insert(0, folder)
+        os.environ["PYTHONPATH"] = folder
+        for name, table in TABLES.items():
+            if chosen in (name, "all"):
+                table()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

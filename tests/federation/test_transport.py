@@ -1,0 +1,215 @@
+"""The transport on NVFlare's real task server: each site its own parcel, repeated requests, late and missing answers."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nvflare.apis.client import Client
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.impl.wf_comm_server import WFCommServer
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from medsilo.algorithms.base import Parcel
+from medsilo.errors import Aborted, Refused
+from medsilo.federation.coordinator import Missing
+from medsilo.flare.transport import FlareTransport
+from medsilo.flare.wire import from_reply, refusal, to_shareable
+from tests.conftest import SITES
+
+
+class BareController(Controller):
+    """A controller without a workflow of its own: the test leads."""
+
+    def start_controller(self, fl_ctx: FLContext) -> None: ...
+
+    def stop_controller(self, fl_ctx: FLContext) -> None: ...
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None: ...
+
+    def process_result_of_unknown_task(self, client, task_name, client_task_id, result, fl_ctx) -> None:
+        self.late = client.name
+
+
+class Server:
+    """NVFlare's task server with its monitor thread; the sites' requests are made by the test."""
+
+    def __init__(self) -> None:
+        self.clients = {site: Client(site, f"token-{site}") for site in SITES}
+        self.communicator = WFCommServer(task_check_period=0.05)
+        self.controller = BareController(task_check_period=0.05)
+        self.controller.set_communicator(self.communicator)
+        engine = SimpleNamespace(get_clients=lambda: list(self.clients.values()), new_context=self._context)
+        engine.validate_targets = lambda names: ([self.clients[name] for name in names], [])
+        self.controller._engine = self.communicator._engine = engine
+        self.abort = Signal()
+        self.transport = FlareTransport(self.controller, FLContext(), self.abort)
+        self.monitor = threading.Thread(target=self.communicator._monitor_tasks, daemon=True)
+        self.monitor.start()
+
+    @contextmanager
+    def _context(self) -> Iterator[FLContext]:
+        yield FLContext()
+
+    def fetch(self, site: str) -> tuple[str, Shareable]:
+        """A site asks for work until there is some."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            name, task_id, data = self.communicator.process_task_request(self.clients[site], FLContext())
+            if name and not name.startswith("__"):
+                return task_id, data
+            time.sleep(0.01)
+        raise AssertionError(f"{site} got no work")
+
+    def submit(self, site: str, task_id: str, reply: Shareable) -> None:
+        self.communicator.process_submission(self.clients[site], "medsilo", task_id, reply, FLContext())
+
+    def close(self) -> None:
+        self.communicator._all_done = True
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+def parcel_for(site: str) -> Parcel:
+    """A personal parcel: its tensor tells whose it is."""
+    return Parcel({"personal": {"w": torch.full((3,), float(SITES.index(site) + 1))}}, {"for": site})
+
+
+def echo(data: Shareable) -> Shareable:
+    return to_shareable(from_reply(data))
+
+
+def ask(server: Server, behave, timeout: float = 10.0) -> tuple[dict[str, Missing], dict[str, Parcel]]:
+    """Ask all sites while `behave` plays them in a thread of its own."""
+    got: dict[str, Parcel] = {}
+    actor = threading.Thread(target=behave, daemon=True)
+    actor.start()
+    missing = server.transport.ask(SITES, parcel_for, lambda site, parcel: got.update({site: parcel}), timeout)
+    actor.join(5)
+    return missing, got
+
+
+def test_every_site_receives_its_own_parcel_and_no_other(server: Server) -> None:
+    def behave() -> None:
+        work = {site: server.fetch(site) for site in reversed(SITES)}  # all tasks stand at once
+        for site, (task_id, data) in work.items():
+            server.submit(site, task_id, echo(data))
+
+    missing, got = ask(server, behave)
+    assert not missing
+    for place, site in enumerate(SITES, start=1):
+        assert got[site].facts == {"for": site}
+        assert torch.equal(got[site].groups["personal"]["w"], torch.full((3,), float(place)))
+
+
+def test_a_site_that_asks_twice_gets_its_own_parcel_again_and_nothing_hangs(server: Server) -> None:
+    """A lost reply makes a site ask again; NVFlare 2.9 then kills its own monitor thread if nobody minds."""
+
+    def behave() -> None:
+        work = {site: server.fetch(site) for site in SITES}
+        again_id, again = server.fetch("hospital-b")
+        assert again_id == work["hospital-b"][0]
+        assert from_reply(again).facts == {"for": "hospital-b"}
+        for site, (task_id, data) in work.items():
+            server.submit(site, task_id, echo(data))
+
+    missing, got = ask(server, behave)
+    assert not missing and got.keys() == set(SITES)
+    time.sleep(0.3)
+    assert server.monitor.is_alive()
+    assert server.controller.get_num_standing_tasks() == 0
+    missing, got = ask(server, behave)  # and the next round works
+    assert not missing and got.keys() == set(SITES)
+
+
+def test_refusals_and_answers_that_are_no_parcel_carry_their_reason(server: Server) -> None:
+    def behave() -> None:
+        work = {site: server.fetch(site)[0] for site in SITES}
+        server.submit("hospital-a", work["hospital-a"], refusal("the disk of this site is full"))
+        server.submit("hospital-b", work["hospital-b"], Shareable())
+        server.submit("hospital-c", work["hospital-c"], make_reply(ReturnCode.EXECUTION_RESULT_ERROR))
+
+    missing, got = ask(server, behave)
+    assert not got
+    assert {gone.kind for gone in missing.values()} == {"refused"}
+    assert missing["hospital-a"].reason == "the disk of this site is full"
+    assert "no parcel" in missing["hospital-b"].reason
+    assert ReturnCode.EXECUTION_RESULT_ERROR in missing["hospital-c"].reason
+
+
+def test_what_the_coordinator_refuses_is_missing_with_its_reason(server: Server) -> None:
+    def behave() -> None:
+        for site in SITES:
+            task_id, data = server.fetch(site)
+            server.submit(site, task_id, echo(data))
+
+    def receive(site: str, parcel: Parcel) -> None:
+        if site == "hospital-b":
+            raise Refused("holds NaN")
+        if site == "hospital-c":
+            raise ZeroDivisionError("a fault of the server's own")
+
+    threading.Thread(target=behave, daemon=True).start()
+    missing = server.transport.ask(SITES, parcel_for, receive, 10)
+    assert missing.keys() == {"hospital-b", "hospital-c"}
+    assert missing["hospital-b"].reason == "holds NaN"
+    assert missing["hospital-c"].reason.startswith("ZeroDivisionError at the server")
+
+
+def test_a_silent_site_is_lost_after_the_timeout_and_its_late_answer_dropped(server: Server) -> None:
+    late: dict[str, tuple[str, Shareable]] = {}
+
+    def behave() -> None:
+        for site in SITES:
+            task_id, data = server.fetch(site)
+            if site == "hospital-c":
+                late[site] = (task_id, data)
+            else:
+                server.submit(site, task_id, echo(data))
+
+    started = time.monotonic()
+    missing, got = ask(server, behave, timeout=2)
+    assert 1.5 < time.monotonic() - started < 4
+    assert got.keys() == {"hospital-a", "hospital-b"}
+    assert missing == {"hospital-c": Missing("lost", "no answer within 2 s")}
+    time.sleep(0.3)
+    task_id, data = late["hospital-c"]
+    server.submit("hospital-c", task_id, echo(data))
+    assert "hospital-c" not in got
+    assert server.monitor.is_alive()
+
+
+def test_a_site_that_is_not_connected_costs_no_wait(server: Server) -> None:
+    del server.clients["hospital-c"]
+
+    def behave() -> None:
+        for site in ("hospital-a", "hospital-b"):
+            task_id, data = server.fetch(site)
+            server.submit(site, task_id, echo(data))
+
+    started = time.monotonic()
+    missing, got = ask(server, behave, timeout=30)
+    assert missing == {"hospital-c": Missing("lost", "is not connected")}
+    assert len(got) == 2
+    assert time.monotonic() - started < 3
+
+
+def test_an_abort_ends_the_wait_within_a_second(server: Server) -> None:
+    threading.Timer(0.3, lambda: server.abort.trigger(True)).start()
+    started = time.monotonic()
+    with pytest.raises(Aborted):
+        server.transport.ask(SITES, parcel_for, lambda site, parcel: None, 60)
+    assert time.monotonic() - started < 1.3
+    time.sleep(0.3)
+    assert server.controller.get_num_standing_tasks() == 0

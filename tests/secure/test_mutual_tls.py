@@ -1,0 +1,53 @@
+"""A job over mutual TLS between real server and hospital processes: the same numbers as the plain loop."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from medsilo.flare.jobs import pack, write_job
+from medsilo.study import inprocess
+from tests.conftest import SITES, make_plan
+from tests.federation.test_simulator import assert_same_outcome
+from tests.secure.consortium import SERVER, Consortium
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
+    consortium = Consortium(tmp_path_factory.mktemp("consortium"), SITES)
+    consortium.allow_medsilo()
+    consortium.start()
+    yield consortium
+    consortium.stop()
+
+
+def gathered(consortium: Consortium, study: str, folder: Path) -> Path:
+    """Every party's results in one run tree."""
+    shutil.copytree(consortium.kit(SERVER) / "medsilo" / study, folder)
+    for site in SITES:
+        shutil.copytree(consortium.kit(site) / "medsilo" / study / "sites" / site, folder / "sites" / site)
+    return folder
+
+
+@pytest.mark.parametrize("with_code", [False, True], ids=["installed", "packed"])
+def test_over_tls_equals_the_loop(consortium: Consortium, with_code: bool, tmp_path: Path) -> None:
+    plan = make_plan("fedbn")
+    inprocess.run(plan, folder=tmp_path / "loop")
+    study = f"secure-{with_code}"
+    write_job(tmp_path / "plain", plan, study=study)
+    job = pack(tmp_path / "plain", tmp_path / "job", with_code=with_code)
+    assert consortium.run(job) == "FINISHED:COMPLETED"
+    assert_same_outcome(tmp_path / "loop", gathered(consortium, study, tmp_path / "secure"))
+
+
+def test_a_failed_study_is_no_success_for_nvflare_either(consortium: Consortium, tmp_path: Path) -> None:
+    plan = make_plan("fedavg", "training.learning_rate=1000", "training.momentum=0.99")
+    write_job(tmp_path / "job", plan, study="diverging")
+    status = consortium.run(tmp_path / "job")
+    assert status != "FINISHED:COMPLETED" and status.startswith("FINISHED")
+    summary = json.loads((consortium.kit(SERVER) / "medsilo" / "diverging" / "summary.json").read_text())
+    assert summary["status"] == "failed" and "diverged" in summary["reason"]

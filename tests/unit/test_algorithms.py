@@ -1,0 +1,350 @@
+"""Every method against the same method written out in plain torch and numpy, without any of our mathematics."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from medsilo.algorithms import Parcel
+from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
+from medsilo.federation.participant import Participant
+from medsilo.federation.record import Record
+from medsilo.learning.seeds import generator_for
+from medsilo.plan import Plan
+from medsilo.site.settings import SiteSettings
+from medsilo.study import inprocess
+from medsilo.tasks.base import SiteData
+from tests.conftest import METHODS, SITES, make_plan
+
+CPU = SiteSettings(device="cpu")
+SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.weight_decay=0.01"]
+State = dict[str, Tensor]
+
+# The network's layers by their place in ActivityCnn: 0.1 and 1.1 are batch norm, 6 is the last layer.
+NORM, HEAD = ("0.1.", "1.1."), ("6.",)
+
+
+def everything(name: str) -> bool:
+    return True
+
+
+def nothing(name: str) -> bool:
+    return False
+
+
+def all_but_norm(name: str) -> bool:
+    return not name.startswith(NORM)
+
+
+def all_but_head(name: str) -> bool:
+    return not name.startswith(HEAD)
+
+
+def all_but_statistics(name: str) -> bool:
+    return not (name.startswith(NORM) and name.split(".")[-1] in ("running_mean", "running_var", "num_batches_tracked"))
+
+
+def load_data(plan: Plan) -> dict[str, SiteData]:
+    return {site: plan.task.load(site, SITES, plan.seed, None) for site in SITES}
+
+
+def initial(plan: Plan) -> State:
+    return {name: tensor.clone() for name, tensor in plan.build_networks()["model"].state_dict().items()}
+
+
+def with_state(plan: Plan, state: State) -> nn.Module:
+    model = plan.build_networks()["model"]
+    model.load_state_dict(state)
+    return model
+
+
+def train_by_hand(
+    plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, data: SiteData, site: str, number: int, mu: float
+) -> None:
+    """A round of local training: shuffled mini-batches, cross-entropy, the proximal term as part of the loss."""
+    anchor = [parameter.detach().clone() for parameter in model.parameters()]
+    inputs, targets = data.train.tensors
+    size = plan.training.batch_size
+    model.train()
+    for epoch in range(plan.training.local_epochs):
+        order = torch.randperm(len(inputs), generator=generator_for(plan.seed, site, "shuffle", number, epoch))
+        for batch in order.split(size):
+            if len(batch) == 1:
+                continue
+            loss = functional.cross_entropy(model(inputs[batch]), targets[batch])
+            if mu:
+                squares = [((p - a) ** 2).sum() for p, a in zip(model.parameters(), anchor, strict=True)]
+                loss = loss + mu / 2 * torch.stack(squares).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def merge_by_hand(states: dict[str, State], weights: dict[str, float]) -> State:
+    """Σ n_k θ_k / Σ n_k in numpy; whole numbers from the first site in sorted order."""
+    first = states[min(states)]
+    merged = {}
+    for name, tensor in first.items():
+        if tensor.is_floating_point():
+            mean = sum(weights[site] * states[site][name].double().numpy() for site in states) / sum(weights.values())
+            merged[name] = torch.from_numpy(np.asarray(mean)).float()
+        else:
+            merged[name] = tensor.clone()
+    return merged
+
+
+def study_by_hand(
+    plan: Plan, travels: Callable[[str], bool], mu: float = 0.0, uniform: bool = False
+) -> list[dict[str, State]]:
+    """What every site evaluates after 0, 1, ... rounds."""
+    data = load_data(plan)
+    models = {site: with_state(plan, initial(plan)) for site in SITES}
+    optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}
+    weights = {site: 1.0 if uniform else float(len(data[site].train)) for site in SITES}
+    given = {name: tensor for name, tensor in initial(plan).items() if travels(name)}
+    curve = []
+    for number in range(1, plan.training.rounds + 2):
+        for model in models.values():
+            model.load_state_dict(given, strict=False)
+        curve.append({site: {k: v.clone() for k, v in model.state_dict().items()} for site, model in models.items()})
+        if number > plan.training.rounds:
+            return curve
+        for site, model in models.items():
+            if plan.training.optimizer_state == "reset":
+                optimizers[site] = plan_sgd(plan, model)
+            train_by_hand(plan, model, optimizers[site], data[site], site, number, mu)
+        sent = {
+            site: {k: v.clone() for k, v in model.state_dict().items() if travels(k)} for site, model in models.items()
+        }
+        given = merge_by_hand(sent, weights)
+    raise AssertionError
+
+
+def plan_sgd(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def accuracy_by_hand(plan: Plan, state: State, part: torch.utils.data.TensorDataset) -> float:
+    inputs, targets = part.tensors
+    with torch.no_grad():
+        return float((with_state(plan, state).eval()(inputs).argmax(1) == targets).double().mean())
+
+
+def assert_close(mine: State, expected: State) -> None:
+    assert mine.keys() == expected.keys()
+    for name, tensor in mine.items():
+        torch.testing.assert_close(
+            tensor, expected[name], rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def assert_run_is(plan: Plan, run: inprocess.Run, curve: list[dict[str, State]], personal: bool) -> None:
+    """Models, validation curves, choice of the round and test scores."""
+    data = load_data(plan)
+    for site in SITES:
+        assert_close(run.models[site].state_dict(), curve[-1][site])
+    scores = [{site: accuracy_by_hand(plan, states[site], data[site].validation) for site in SITES} for states in curve]
+    sites = run.summary["sites"]
+    for site in SITES:
+        assert sites[site]["validation"] == pytest.approx([score[site] for score in scores])
+    if personal:
+        chosen = {site: int(np.argmax([score[site] for score in scores])) for site in SITES}
+    else:
+        chosen = dict.fromkeys(SITES, int(np.argmax([np.mean(list(score.values())) for score in scores])))
+    assert run.summary["selected"]["rounds"] == chosen  # argmax takes the first: strictly greater replaces
+    tests = [accuracy_by_hand(plan, curve[chosen[site]][site], data[site].test) for site in SITES]
+    cases = [len(data[site].test) for site in SITES]
+    assert [sites[site]["test"]["accuracy"] for site in SITES] == pytest.approx(tests)
+    assert run.summary["mean_test"] == pytest.approx(np.mean(tests))
+    assert run.summary["pooled_test"] == pytest.approx(np.average(tests, weights=cases))
+
+
+CASES = [
+    ("fedavg", [], everything, {}, False),
+    ("fedavg", ["algorithm.weighting=uniform"], everything, {"uniform": True}, False),
+    ("fedavg", ["algorithm.batch_norm_buffers=local"], all_but_statistics, {}, True),
+    ("fedprox", ["algorithm.mu=0.3"], everything, {"mu": 0.3}, False),
+    ("fedbn", [], all_but_norm, {}, True),
+    ("fedbn", ["algorithm.weighting=uniform"], all_but_norm, {"uniform": True}, True),
+    ("fedper", [], all_but_head, {}, True),
+    ("local", [], nothing, {}, True),
+]
+
+
+@pytest.mark.parametrize("state", ["keep", "reset"])
+@pytest.mark.parametrize(("method", "changes", "travels", "how", "personal"), CASES)
+def test_three_rounds_equal_those_written_by_hand(
+    method: str, changes: list[str], travels: Callable[[str], bool], how: dict, personal: bool, state: str
+) -> None:
+    more = ["training.rounds=3", "training.local_epochs=2", f"training.optimizer_state={state}"]
+    plan = make_plan(method, *SMALL, *more, *changes)
+    sizes = [len(data.train) for data in load_data(plan).values()]
+    assert len(set(sizes)) == 3  # else equal and weighted means are the same
+    assert len({-(-size // 16) for size in sizes}) > 1  # else the counters say nothing
+    curve = study_by_hand(plan, travels, **how)
+    assert_run_is(plan, inprocess.run(plan), curve, personal)
+
+
+def test_the_choices_make_a_difference() -> None:
+    """Else the test above could not tell them apart."""
+    plan = make_plan("fedavg", *SMALL)
+    ends = [
+        study_by_hand(plan, travels, **how)[-1]["hospital-b"]["4.weight"]
+        for _, _, travels, how, _ in CASES
+        if travels is not all_but_statistics
+    ]
+    ends.append(
+        study_by_hand(plan.with_changes(["training.optimizer_state=reset"]), everything)[-1]["hospital-b"]["4.weight"]
+    )
+    for place, one in enumerate(ends):
+        for other in ends[:place]:
+            assert (one - other).abs().max() > 1e-5
+
+
+def test_fedprox_without_its_term_is_fedavg_bit_for_bit() -> None:
+    plans = [make_plan("fedavg", *SMALL), make_plan("fedprox", *SMALL, "algorithm.mu=0")]
+    runs = [inprocess.run(plan) for plan in plans]
+    for site in SITES:
+        one, other = (run.models[site].state_dict() for run in runs)
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert runs[0].summary["mean_test"] == runs[1].summary["mean_test"]
+
+
+def test_averaging_leaves_all_sites_with_the_same_model_and_the_others_do_not() -> None:
+    for method, same in (("fedavg", True), ("fedprox", True), ("fedbn", False), ("fedper", False), ("local", False)):
+        run = inprocess.run(make_plan(method, *SMALL))
+        one, other = (run.models[site].state_dict() for site in SITES[:2])
+        assert all(torch.equal(one[name], other[name]) for name in one) == same, method
+        assert run.summary["selected"]["by"] == ("mean" if same else "site")
+
+
+# ---------------------------------------------------------------------------------------------------- the wire
+class Listening(inprocess.Loop):
+    """The loop, with a copy of all that it carries."""
+
+    def __init__(self, participants: dict[str, Participant]) -> None:
+        super().__init__(participants)
+        self.sent: list[tuple[str, Parcel]] = []
+        self.received: list[tuple[str, Parcel]] = []
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        def send(site: str) -> Parcel:
+            parcel = outgoing(site)
+            self.sent.append((site, parcel))
+            return parcel
+
+        def take(site: str, reply: Parcel) -> None:
+            self.received.append((site, reply))
+            receive(site, reply)
+
+        return super().ask(sites, send, take, timeout)
+
+
+def listen(
+    plan: Plan, folder: Path, participants: dict[str, Participant] | None = None
+) -> tuple[Listening, Coordinator]:
+    participants = participants or {
+        site: Participant(plan, site, SITES, CPU, folder / "sites" / site) for site in SITES
+    }
+    transport = Listening(participants)
+    coordinator = Coordinator(plan, SITES, transport, Record(folder), "in-process")
+    coordinator.run()
+    return transport, coordinator
+
+
+def names_in(parcels: list[tuple[str, Parcel]]) -> set[str]:
+    return {name for _, parcel in parcels for group in parcel.groups.values() for name in group}
+
+
+def test_local_training_sends_no_tensor_either_way(tmp_path: Path) -> None:
+    transport, coordinator = listen(make_plan("local", *SMALL), tmp_path / "run")
+    assert len(transport.received) == len(transport.sent) == len(SITES) * (1 + 2 + 1 + 1)
+    assert names_in(transport.sent) == names_in(transport.received) == set()
+    assert coordinator.mixers == {}
+    for facts in Record(tmp_path / "run").summary()["sites"].values():
+        assert facts["bytes_up"] == facts["bytes_down"] == 0
+    assert not (tmp_path / "run" / "global").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "travels"),
+    [
+        ("fedavg", [], everything),
+        ("fedavg", ["algorithm.batch_norm_buffers=local"], all_but_statistics),
+        ("fedprox", [], everything),
+        ("fedbn", [], all_but_norm),
+        ("fedper", [], all_but_head),
+    ],
+)
+def test_what_travels_is_what_the_method_says(
+    method: str, changes: list[str], travels: Callable[[str], bool], tmp_path: Path
+) -> None:
+    plan = make_plan(method, *SMALL, *changes)
+    transport, _ = listen(plan, tmp_path / "run")
+    expected = {name for name in initial(plan) if travels(name)}
+    assert names_in(transport.sent) == names_in(transport.received) == expected
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_half_precision_halves_what_travels_and_rounds_it(method: str, tmp_path: Path) -> None:
+    plan = make_plan(method, *SMALL, "training.rounds=1", "transport.precision=bfloat16")
+    transport, _ = listen(plan, tmp_path / "half")
+    full, _ = listen(plan.with_changes(["transport.precision=float32"]), tmp_path / "full")
+    sent = [(site, p) for site, p in transport.received if p.groups]
+    assert len(sent) == len(SITES)
+    for (_, half), (_, whole) in zip(sent, [(site, p) for site, p in full.received if p.groups], strict=True):
+        for name, tensor in whole.groups["model"].items():
+            other = half.groups["model"][name]
+            assert other.dtype == (torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
+            # trained from weights that were rounded on their way down, so near and not equal
+            torch.testing.assert_close(other.to(tensor.dtype), tensor, rtol=0.05, atol=0.05)
+    floats = sum(tensor.numel() for tensor in sent[0][1].groups["model"].values() if tensor.is_floating_point())
+    assert full.received[3][1].size() - sent[0][1].size() == 2 * floats
+
+
+def test_twins_average_to_what_each_would_have_alone(tmp_path: Path) -> None:
+    """Three sites with the same data and the same order of batches: federation changes nothing, bit for bit."""
+    ends = {}
+    for method in METHODS:
+        plan = make_plan(method, *SMALL)
+        data = plan.task.load("hospital-a", SITES, plan.seed, None)
+        folder = tmp_path / method
+        twins = {site: Participant(plan, "twin", SITES, CPU, folder / "sites" / site, data) for site in SITES}
+        listen(plan, folder, twins)
+        states = [twin.model.state_dict() for twin in twins.values()]
+        assert all(torch.equal(states[0][name], other[name]) for other in states[1:] for name in states[0])
+        ends[method] = Record(folder).summary()["sites"]["hospital-c"], states[0]
+    for method in ("fedavg", "fedbn", "fedper"):
+        assert all(torch.equal(ends["local"][1][name], ends[method][1][name]) for name in ends["local"][1]), method
+        assert ends["local"][0]["validation"] == ends[method][0]["validation"]
+        assert ends["local"][0]["test"] == ends[method][0]["test"]
+
+
+# ---------------------------------------------------------------------------------------------------- Central
+def test_central_training_equals_one_loop_over_all_data() -> None:
+    plan = make_plan("central", *SMALL, "training.rounds=3", "training.local_epochs=2")
+    run = inprocess.run(plan)
+    data = load_data(plan)
+    pooled = SiteData(
+        torch.utils.data.TensorDataset(
+            torch.cat([data[site].train.inputs for site in SITES]),
+            torch.cat([data[site].train.targets for site in SITES]),
+        ),
+        *(None, None),
+    )
+    model = with_state(plan, initial(plan))
+    optimizer = plan_sgd(plan, model)
+    states = [initial(plan)]
+    for number in (1, 2, 3):
+        train_by_hand(plan, model, optimizer, pooled, "pooled", number, 0.0)
+        states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    curve = [dict.fromkeys(SITES, state) for state in states]
+    assert_run_is(plan, run, curve, personal=False)
+    assert run.summary["agreed"]["sites"] == SITES
+    assert run.summary["plan_hash"] == plan.hash
+    for site in SITES:
+        assert run.summary["sites"][site]["cases"]["train"] == len(data[site].train)

@@ -1,0 +1,54 @@
+"""The executor's promises: aborts are seen at once, and no error text of others leaves the site."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+
+from medsilo.algorithms.base import Parcel
+from medsilo.errors import DataError
+from medsilo.flare.executor import MedsiloExecutor, public_reason
+from medsilo.flare.wire import to_shareable
+
+
+class Abort(Signal):
+    """Triggers by itself after a while."""
+
+    def __init__(self, after: float) -> None:
+        super().__init__()
+        self.when = time.monotonic() + after
+
+    @property
+    def triggered(self) -> bool:  # type: ignore[override]
+        return time.monotonic() > self.when
+
+
+def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = MedsiloExecutor()
+    slow = SimpleNamespace(answer=lambda parcel, stop: time.sleep(3))  # a batch that can't be interrupted
+    monkeypatch.setattr(executor, "_participant", lambda parcel, fl_ctx: slow)
+    started = time.monotonic()
+    reply = executor.execute("medsilo", to_shareable(Parcel()), FLContext(), Abort(after=0.2))
+    assert reply.get_return_code() == ReturnCode.TASK_ABORTED
+    assert time.monotonic() - started < 1.2
+
+
+def test_own_words_leave_the_site_and_those_of_others_do_not() -> None:
+    assert public_reason(DataError("the mask is empty", private="/data/MUELLER.nii")) == "the mask is empty"
+    assert public_reason(ModuleNotFoundError("No module named 'x'", name="x")).startswith("the Python package 'x'")
+    for error in (OSError(2, "No such file", "/data/MUELLER.nii"), KeyError("MUELLER"), RuntimeError("MUELLER")):
+        reason = public_reason(error)
+        assert "MUELLER" not in reason
+        assert reason.startswith(type(error).__name__)
+
+
+def test_an_error_names_the_place_in_our_code() -> None:
+    from medsilo.learning.loop import batches
+
+    try:
+        next(batches(None, 1, None))  # type: ignore[arg-type]
+    except TypeError as error:
+        assert "learning/loop.py:" in public_reason(error)
