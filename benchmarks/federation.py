@@ -253,7 +253,10 @@ def imports() -> None:
     print("\nStarting (seconds, median of 5; ratio to importing torch)")
     torch = _seconds("-c", "import torch")
     print(f"{'import torch':<16} {torch:>6.2f}")
-    for name, arguments in (("import medsilo", ("-c", "import medsilo")), ("medsilo --help", ("-m", "medsilo.cli", "--help"))):
+    for name, arguments in (
+        ("import medsilo", ("-c", "import medsilo")),
+        ("medsilo --help", ("-m", "medsilo.cli", "--help")),
+    ):
         seconds = _seconds(*arguments)
         print(f"{name:<16} {seconds:>6.2f}   {seconds / torch:.2f}   {_goal(seconds, 1.0)} seconds", flush=True)
 

@@ -82,9 +82,17 @@ def _add_changes(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_site_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=int, default=None, help="sites that work at the same time (default: all)")
+    parser.add_argument(
+        "--threads", type=_positive, default=None, help="sites that work at the same time (default: all)"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<n>")
     parser.add_argument("--data", type=Path, default=None, help="folder with the sites' data, for tasks that need one")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
 
 
 def _settings(options: argparse.Namespace) -> "SiteSettings":

@@ -23,7 +23,7 @@ from tests.federation.test_simulator import assert_same_outcome
 CPU = SiteSettings(device="cpu")
 
 # An executor as a hospital's broken machine would be; it travels in the job's own code.
-FAULTY = '''
+FAULTY = """
 import time
 import torch
 from medsilo.flare.executor import MedsiloExecutor
@@ -62,7 +62,7 @@ class Faulty(MedsiloExecutor):
             return loss
 
         participant.Participant._train = broken
-'''
+"""
 
 
 def run_with_fault(folder: Path, fault: str, *changes: str, round_number: int = 2) -> Record:
@@ -114,7 +114,7 @@ def test_going_on_without_a_site_that_diverged_and_taking_it_back(tmp_path: Path
 
 def test_a_site_that_hangs_costs_its_time_and_no_more(tmp_path: Path) -> None:
     changes = ("participation.minimum=2", "participation.when_missing=continue", "participation.timeout=15")
-    with pytest.raises(MedsiloError, match="minimum|2 of 3|needs"):
+    with pytest.raises(MedsiloError, match="2 of 3 sites answered"):
         run_with_fault(tmp_path, "hang", *changes, "participation.minimum=3", "participation.when_missing=stop")
     line = Record(tmp_path / "run").rounds()[-1]
     assert line["lost"]["hospital-b"] == "no answer within 15 s"

@@ -1,4 +1,4 @@
-"""The self-contained form of a job runs in NVFlare's own simulator where medsilo is not installed, with equal numbers."""
+"""The self-contained form of a job runs in NVFlare's own simulator without medsilo installed, with equal numbers."""
 
 import os
 import shutil
@@ -24,7 +24,9 @@ def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[
     # Folders on PYTHONPATH don't have their .pth files read, so an editable install of medsilo stays invisible.
     environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
     python = str(place / "bin" / "python")
-    done = subprocess.run([python, "-c", "import medsilo"], env=environment, capture_output=True, cwd=place, check=False)
+    done = subprocess.run(
+        [python, "-c", "import medsilo"], env=environment, capture_output=True, cwd=place, check=False
+    )
     assert done.returncode != 0
     return python, environment
 
@@ -36,7 +38,19 @@ def test_bare_simulator_runs_a_packed_job(foreign_python: tuple[str, dict[str, s
     write_job(tmp_path / "plain", plan)
     job = pack(tmp_path / "plain", tmp_path / "packed", with_code=True)
     workspace = tmp_path / "workspace"
-    command = [python, "-m", "nvflare.cli", "simulator", str(job), "-w", str(workspace), "-c", ",".join(SITES), "-t", "3"]
+    command = [
+        python,
+        "-m",
+        "nvflare.cli",
+        "simulator",
+        str(job),
+        "-w",
+        str(workspace),
+        "-c",
+        ",".join(SITES),
+        "-t",
+        "3",
+    ]
     done = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
@@ -66,7 +80,7 @@ def test_a_stale_package_at_a_site_is_refused(tmp_path: Path) -> None:
     assert "runs medsilo 0.0.9" in done.stderr and "hospital-a" in done.stderr
 
 
-STALE = '''
+STALE = """
 import sys
 
 if "hospital" in " ".join(sys.argv) and "--client" in sys.argv:
@@ -79,4 +93,4 @@ from medsilo.flare.executor import MedsiloExecutor
 
 class Stale(MedsiloExecutor):
     pass
-'''
+"""

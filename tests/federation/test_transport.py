@@ -1,4 +1,4 @@
-"""The transport on NVFlare's real task server: each site its own parcel, repeated requests, late and missing answers."""
+"""The transport on NVFlare's real task server: each site its own parcel, repeated requests, late answers."""
 
 import threading
 import time

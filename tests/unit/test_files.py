@@ -4,9 +4,9 @@ import json
 import os
 import resource
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -190,36 +190,30 @@ def test_newest(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- full disks
-FULL = """
-import resource, sys, torch
-from pathlib import Path
-from medsilo.errors import MedsiloError
-from medsilo.files import save_tensors, write_text
-folder, what = Path(sys.argv[1]), sys.argv[2]
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    if what == "tensors":
-        save_tensors(folder / "file", {"a": torch.zeros(1_000_000)})
-    else:
-        write_text(folder / "file", "x" * 1_000_000)
-except MedsiloError as error:
-    print(error)
-    sys.exit(3)
-"""
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The system refuses to let any file of this process grow beyond `size` bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("what", ["tensors", "text"])
-def test_a_file_that_does_not_fit_leaves_the_former_one(tmp_path: Path, what: str, root: Path) -> None:
-    save_tensors(tmp_path / "file", {"a": torch.ones(2)}, {"round": 1})
-    command = [sys.executable, "-c", FULL, str(tmp_path), what]
-    environment = {**os.environ, "PYTHONPATH": str(root / "custom")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 3, done.stderr
-    assert done.stdout.startswith("file could not be written: ")
-    assert "free space or choose another output folder, then resume" in done.stdout
-    assert str(tmp_path) not in done.stdout
-    assert len(done.stdout.splitlines()) == 1
-    assert load_tensors(tmp_path / "file")[1] == {"round": 1}
+def test_a_file_that_does_not_fit_leaves_the_former_one(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "file"
+    save_tensors(path, {"a": torch.ones(2)}, {"round": 1})
+    with pytest.raises(MedsiloError) as caught, files_of_at_most(100_000):
+        save_tensors(path, {"a": torch.zeros(1_000_000)}) if what == "tensors" else write_text(path, "x" * 1_000_000)
+    text = str(caught.value)
+    assert text.startswith("file could not be written: ")
+    assert "free space or choose another output folder, then resume" in text
+    assert str(tmp_path) not in text
+    assert str(tmp_path) in caught.value.private
+    assert len(text.splitlines()) == 1
+    assert load_tensors(path)[1] == {"round": 1}
     assert listed(tmp_path) == ["file"]
 
 

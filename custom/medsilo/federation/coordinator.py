@@ -233,7 +233,10 @@ class Coordinator:
         required = len(self.sites) if self.plan.participation.when_missing == "stop" else self.required
         if len(exchange.replies) >= required:
             return None
-        reasons = "; ".join(f"{site} {gone.kind}: {gone.reason}" for site, gone in sorted(exchange.missing.items()))
+        causes: dict[str, list[str]] = {}
+        for site, gone in sorted(exchange.missing.items()):
+            causes.setdefault(f"{gone.kind}: {gone.reason}", []).append(site)
+        reasons = "; ".join(f"{', '.join(sites)} {cause}" for cause, sites in causes.items())
         answered = f"{len(exchange.replies)} of {len(self.sites)} sites answered"
         return f"{where}: {answered}, the plan needs {required}: {reasons}"
 

@@ -153,7 +153,9 @@ class Participant:
         for module in self.modules.values():
             for name, tensor in module.state_dict().items():
                 if not is_finite(tensor):
-                    raise Refused(f"training diverged in round {number}: {name} is NaN or infinite; lower the learning rate")
+                    raise Refused(
+                        f"training diverged in round {number}: {name} is NaN or infinite; lower the learning rate"
+                    )
 
     def _validate(self, rounds: int, stop: Stop) -> dict[str, float | None]:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""

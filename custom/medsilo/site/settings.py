@@ -1,10 +1,11 @@
 """A site's own settings: what only the hospital decides. No job and no plan can override them."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from medsilo.errors import MedsiloError
 from medsilo.learning.loop import Compute
@@ -18,10 +19,17 @@ class SiteSettings(Section):
 
     data: Path | None = None  # the folder with this hospital's data
     output: Path | None = None  # where results are kept; by default `medsilo/` in the kit
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = Field(1, ge=1, le=1024)  # CPU threads; another number may change the last digits of results
     workers: int = Field(0, ge=0, le=256)  # processes that read data
+
+    @field_validator("device")
+    @classmethod
+    def _known(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError(f"{device!r} is not known; use auto, cpu, cuda or cuda:<number>")
+        return device
 
     def compute(self) -> Compute:
         """The device and precision to train with; an error when the device is not there."""
@@ -36,7 +44,7 @@ def make_settings(values: Any, origin: str) -> SiteSettings:
         detail = error.errors()[0]
         key = ".".join(map(str, detail["loc"])) or "file"
         known = ", ".join(SiteSettings.model_fields)
-        raise MedsiloError(f"{origin}: {key}: {detail['msg']}; correct it (keys: {known})") from error
+        raise MedsiloError(f"{origin}: {key}: {detail['msg']}; known keys: {known}") from error
 
 
 def read_settings(folder: Path) -> SiteSettings:
