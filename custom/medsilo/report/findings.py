@@ -52,7 +52,7 @@ def is_local(run: Run) -> bool:
 
 
 def is_central(run: Run) -> bool:
-    return run.summary.method == "central" or run.summary.title.lower().startswith("central")
+    return run.summary.method == "central"
 
 
 def is_reference(run: Run) -> bool:

@@ -60,7 +60,7 @@ def render(runs: Sequence[Run], title: str) -> str:
         results=_results(runs),
         gains=_gains(runs),
         curves=_curves(runs),
-        participation=[_participation(run) for run in runs],
+        participation=[_participation(run) for run in runs if not findings.is_central(run)],
         agreed=_same(runs, _agreed),
         costs=_costs(runs),
         provenance=_provenance(runs),
