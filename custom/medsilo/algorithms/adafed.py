@@ -73,6 +73,13 @@ class AdaFed(Similar):
             modules["model"].load_state_dict(pretrained.state_dict())
         return facts
 
+    def leaves(self, modules: Modules) -> list[str]:
+        lines = super().leaves(modules) if self.measures else []
+        if self.pretraining.source == "share" and (self.measures or self.init_from_pretrained):
+            share = f"{self.pretraining.share:.0%} of the training cases"
+            lines.append(f"pre-training: {share} themselves are declared public and read at the server")
+        return lines
+
     # What is trained
     def train(self, bench: Workbench, phase: str) -> float:
         if phase == "train":

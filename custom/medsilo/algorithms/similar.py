@@ -63,6 +63,7 @@ class Similar(Algorithm):
 
     def networks(self, build: Any) -> Modules:
         model = build()
+        self.check({"model": model})  # else a network without these layers would fail below, in other words
         channels = [input_channels(layer) for layer in measured_layers(model, self.layers)]
         return {"model": model, "statistics": Measured(channels)}
 
