@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from medsilo.plan import Plan, parse_plan
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
-METHODS = ["local", "fedavg", "fedprox", "fedbn", "fedper"]
+METHODS = ["local", "fedavg", "fedprox", "fedbn", "fedper", "adafed", "d-adafed", "f-adafed"]
 TINY = {"name": "synthetic-activity"}
 
 
@@ -20,6 +21,15 @@ def make_plan(method: str = "fedavg", *changes: str, sites: list[str] | None = N
         "participation": {"sites": sites or SITES, "timeout": 120},
     }
     return parse_plan(values, changes)
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """Real data beside the project: MEDSILO_DATA, or ../shared/data. They may not be shipped, so tests do without."""
+    folder = Path(os.environ.get("MEDSILO_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip("no real data: neither MEDSILO_DATA nor ../shared/data is a folder")
+    return folder
 
 
 @pytest.fixture

@@ -104,6 +104,7 @@ class Plan(Section):
     def _fits_together(self) -> Self:
         if self.network is None:
             object.__setattr__(self, "network", self.task.default_network())
+        self.algorithm.phases(self.training)  # raises where these rounds are too few
         with torch.device("meta"):
             self.algorithm.check(self.algorithm.networks(self._build))
         return self
@@ -119,12 +120,16 @@ class Plan(Section):
 
     def phase_of(self, round_number: int) -> str:
         """The phase that a round (from 1) belongs to; after the last round, the last phase."""
+        return self.algorithm.phases(self.training)[self.stage_of(round_number)].name
+
+    def stage_of(self, round_number: int) -> int:
+        """The place of that phase among all: a phase's name may come again later."""
         phases = self.algorithm.phases(self.training)
-        for phase in phases:
+        for place, phase in enumerate(phases):
             if round_number <= phase.rounds:
-                return phase.name
+                return place
             round_number -= phase.rounds
-        return phases[-1].name
+        return len(phases) - 1
 
     @property
     def rounds(self) -> int:

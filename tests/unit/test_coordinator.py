@@ -512,14 +512,18 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
         model = study.participants[site].model.state_dict()
-        travels = {name for group in reply.groups.values() for name in group}
-        if asked.facts["task"] == "round":
+        travels = {name for group in ("model", "body") for name in reply.groups.get(group, {})}
+        if asked.facts["task"] == "round" and set(reply.groups) != {"statistics"}:  # else nothing was trained
             kept[site] += [(name, tensor.clone()) for name, tensor in model.items() if name not in travels]
         checkpoints = [load_tensors(path)[0] for path in study.record.checkpoints.glob("*.safetensors")]
         for owner in SITES:
-            for tensors in (list(asked.groups.values()) if owner != site else []) + checkpoints:
+            given = {f"{group}/{name}": tensor for group, own in asked.groups.items() for name, tensor in own.items()}
+            assert not any(name.startswith("statistics/") for name in given)  # those stay at the server
+            for tensors in ([given] if owner != site else []) + checkpoints:
                 for private, tensor in kept[owner]:
                     for name, sent in tensors.items():
+                        if name.startswith(("pretrained/", "statistics/")):  # the server's own; what the method declares
+                            continue
                         assert not name.endswith(private), f"{name} of {owner}"
                         same = sent.shape == tensor.shape and sent.is_floating_point() and torch.equal(sent, tensor)
                         assert not same, f"{name} holds {private} of {owner}"
@@ -534,6 +538,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "fedbn": 10,
         "fedper": 2,
         "local": len(study.participants[A].model.state_dict()),
+        **dict.fromkeys(("adafed", "d-adafed", "f-adafed"), 10),
     }
     assert len(private) == expected[method]
     for name in private:  # what stays differs from site to site: else its absence would say nothing
@@ -663,7 +668,7 @@ def test_test_data_are_touched_once_and_at_the_end(method: str, tmp_path: Path) 
     summary = study.run()
     for site in SITES:
         assert (data[site].test.looks == 1).all()
-        assert (data[site].validation.looks == 3).all()  # after 0, 1 and 2 rounds
+        assert (data[site].validation.looks == plan.rounds + 1).all()  # also before the first round
         assert summary["sites"][site]["test"]["cases"] == len(data[site].test)
 
 

@@ -8,7 +8,12 @@ from torch import nn
 from medsilo.learning.seeds import seed_for
 from medsilo.models import NETWORKS
 
-INPUTS = {"activity-cnn": (9, 64), "small-cnn": (3, 48, 48), "unet": (1, 48, 48)}
+INPUTS = {
+    "activity-cnn": (9, 64),
+    "alexnet": (3, 224, 224),
+    "lenet5": (1, 28, 28),
+    "small-cnn": (3, 48, 48), "unet": (1, 48, 48),
+}
 NORMS = {
     "batch": nn.modules.batchnorm._BatchNorm,
     "group": nn.GroupNorm,
@@ -18,6 +23,10 @@ VARIANTS = [
     ("activity-cnn", "batch"),
     ("activity-cnn", "group"),
     ("activity-cnn", "none"),
+    ("alexnet", "batch"),
+    ("lenet5", "batch"),
+    ("lenet5", "group"),
+    ("lenet5", "none"),
     ("small-cnn", "batch"),
     ("small-cnn", "group"),
     ("small-cnn", "none"),

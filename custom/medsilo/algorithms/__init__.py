@@ -1,7 +1,9 @@
 """The table of methods. A new method is one file here and one line below."""
 
+from medsilo.algorithms.adafed import AdaFed, DAdaFed
 from medsilo.algorithms.base import Algorithm, Parcel, Phase
 from medsilo.algorithms.central import Central
+from medsilo.algorithms.f_adafed import FAdaFed
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.fedbn import FedBN
 from medsilo.algorithms.fedper import FedPer
@@ -9,7 +11,8 @@ from medsilo.algorithms.fedprox import FedProx
 from medsilo.algorithms.local import Local
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    method.model_fields["name"].default: method for method in (Local, FedAvg, FedProx, FedBN, FedPer, Central)
+    method.model_fields["name"].default: method
+    for method in (Local, FedAvg, FedProx, FedBN, FedPer, AdaFed, DAdaFed, FAdaFed, Central)
 }
 
 __all__ = ["ALGORITHMS", "Algorithm", "Parcel", "Phase"]

@@ -1,17 +1,21 @@
 """What a federated method is: what is shared, how it is merged, what is trained."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from medsilo.errors import PlanError
+from medsilo.learning.loop import Compute
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer, WeightedMean
 from medsilo.section import Section
+from medsilo.tasks.base import Task
 
 Tensors = dict[str, Tensor]
 Groups = dict[str, Tensors]
@@ -48,10 +52,27 @@ class Workbench:
     optimizers: Mapping[str, Optimizer]
     training: Training
     epoch: Callable[[str, Step, int], float]  # (network's name, step, number of the epoch) -> mean loss
+    data: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the training data once, in their order, on `device`
+    device: torch.device
+    samples: int  # training cases
 
     def train(self, name: str = "model", step: Step = plain_step) -> float:
         """The plan's local epochs on one network; returns the mean loss of the last."""
         return [self.epoch(name, step, number) for number in range(self.training.local_epochs)][-1]
+
+
+@dataclass(frozen=True)
+class Headquarters:
+    """What a method finds at the server before a phase: what came of the phases before, and the server's own data."""
+
+    sites: Sequence[str]
+    mixers: Mapping[str, Mixer]
+    task: Task
+    training: Training
+    seed: int
+    compute: Compute
+    folder: Path | None  # the server's data folder
+    stop: Callable[[], None]  # raises when the run was told to stop
 
 
 class Algorithm(Section):
@@ -65,6 +86,7 @@ class Algorithm(Section):
     paper: ClassVar[str]
     travels: ClassVar[str]  # for the table of methods: what leaves a site
     pooled: ClassVar[bool] = False  # needs all data in one place, so it never runs on NVFlare
+    passing: ClassVar[frozenset[str]] = frozenset()  # networks that a site needs within one round and never keeps
 
     def phases(self, training: Training) -> Sequence[Phase]:
         """The stretches of rounds, in order."""
@@ -79,10 +101,34 @@ class Algorithm(Section):
         """The tensors that travel in a phase, by group: views into the site's networks, never copies."""
         return {"model": modules["model"].state_dict()}
 
+    def given(self, modules: Modules, phase: str) -> Groups:
+        """The tensors that a site is given in a phase, in the same form; by default those that it sends back."""
+        return self.shared(modules, phase)
+
     # How it is merged
-    def mixer(self, group: str, earlier: Mapping[str, Mixer]) -> Mixer:
-        """The server's mixer for a group; `earlier` are those of the groups that travelled in earlier phases."""
+    def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
+        """The server's mixer for a group in a phase that begins; `sites` are all the study's, in sorted order.
+
+        `earlier` are the mixers of the groups that travelled before. The group's own hands over its state, so it
+        must be of the same type.
+        """
         return WeightedMean()
+
+    def prepare(self, modules: Modules, at: Headquarters) -> dict[str, Any]:
+        """Change the initial weights of groups that are about to travel for the first time. Server only, never on
+        resuming. Returns facts for the summary's `details`."""
+        return {}
+
+    def examine(self, groups: Groups, phase: str) -> None:
+        """Raises Refused when what a site sends has the right form but impossible values."""
+
+    def found(self, mixers: Mapping[str, Mixer], sites: Sequence[str]) -> dict[str, Any]:
+        """What the method found out about the sites, for the summary's `details`: a value that JSON can hold."""
+        return {}
+
+    def leaves(self, modules: Modules) -> list[str]:
+        """What leaves a site besides its trained weights and scores, one line each, for the hospital's leak report."""
+        return []
 
     # What is trained
     def train(self, bench: Workbench, phase: str) -> float:

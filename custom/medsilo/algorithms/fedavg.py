@@ -1,6 +1,6 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from medsilo.algorithms.base import Algorithm, Groups, Modules, without
@@ -14,7 +14,7 @@ class Averaging(Algorithm):
     # p_k = n_k / n, or 1 / K as HarmoFL's and AdaFed's released codes have it for all methods
     weighting: Literal["samples", "uniform"] = "samples"
 
-    def mixer(self, group: str, earlier: Mapping[str, Mixer]) -> Mixer:
+    def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
         return WeightedMean() if self.weighting == "samples" else UniformMean()
 
 

@@ -6,18 +6,20 @@ No word here of how parcels travel: a `Transport` brings them, in a plain loop o
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.base import Groups, Parcel
+from medsilo.algorithms.base import Groups, Headquarters, Parcel
 from medsilo.errors import MedsiloError, ParticipationError, Refused
 from medsilo.federation.record import Record, now
 from medsilo.learning.loop import is_finite
 from medsilo.mixing.mixers import Mixer
 from medsilo.package import package_facts
 from medsilo.plan import Plan
+from medsilo.site.settings import SiteSettings
 
 RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
 MOST_SAMPLES = 1_000_000_000
@@ -71,13 +73,18 @@ class Coordinator:
         record: Record,
         engine: str,
         on_round: Callable[[dict[str, Any]], None] = lambda record: None,
+        settings: SiteSettings | None = None,
     ) -> None:
         self.plan, self.transport, self.record = plan, transport, record
         self.sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
+        self.settings = settings or SiteSettings(device="cpu")  # the server's own
         self.engine, self.on_round = engine, on_round
         self.study = record.folder.name
         self.required = plan.participation.required
         self.mixers: dict[str, Mixer] = {}
+        self.stage: int | None = None  # the phase that the mixers are of
+        self.only_given: set[str] = set()  # groups of that phase that sites don't send back
+        self.details: dict[str, Any] = {}
         self.done = 0
         self.best: tuple[float, int] | None = None
         self.rounds: list[dict[str, Any]] = []
@@ -125,7 +132,7 @@ class Coordinator:
     def _round(self, number: int) -> None:
         started = time.monotonic()
         phase = self.plan.phase_of(number)
-        self._open_mixers(phase)
+        self._open_mixers(number)
         exchange = self._exchange("round", number)
         breach = self._breach(exchange, f"round {number}")
         if breach is None:
@@ -233,7 +240,7 @@ class Coordinator:
         return f"{where}: {answered}, the plan needs {required}: {reasons}"
 
     def _payload(self, site: str, phase: str) -> Groups:
-        return {group: self.mixers[group].current(site) for group in self._shared(phase)}
+        return {group: self.mixers[group].current(site) for group in self.plan.algorithm.given(self.layout, phase)}
 
     # ------------------------------------------------------------------ accepting
     def _check(self, site: str, reply: Parcel, task: str, number: int, exchange: Exchange) -> None:
@@ -274,26 +281,56 @@ class Coordinator:
                     raise Refused(f"{group}/{name} has dtype {tensor.dtype}, expected {like.dtype}")
                 if not is_finite(tensor):
                     raise Refused(f"{group}/{name} holds NaN or infinity; training diverged at this site")
+        if phase:
+            self.plan.algorithm.examine(groups, phase)
 
     def _shared(self, phase: str) -> Groups:
         """What travels in a phase: its layout, without values."""
-        groups = self.plan.algorithm.shared(self.layout, phase)
+        return self._packed(self.plan.algorithm.shared(self.layout, phase))
+
+    def _packed(self, groups: Groups) -> Groups:
         pack = self.plan.transport.packed
         return {group: {name: pack(tensor) for name, tensor in tensors.items()} for group, tensors in groups.items()}
 
     # ------------------------------------------------------------------ the server's memory
-    def _open_mixers(self, phase: str) -> None:
-        """Begin a round of the phase's mixers; a group that travels for the first time gets its initial values."""
-        new = {group for group in self._shared(phase) if group not in self.mixers}
-        initial = self.plan.algorithm.shared(self.plan.build_networks(), phase) if new else {}
-        pack = self.plan.transport.packed
-        for group in self._shared(phase):
-            if group in new:
-                values = {name: pack(tensor) for name, tensor in initial[group].items()}
-                self.mixers[group] = self.plan.algorithm.mixer(group, self.mixers)
-                self.mixers[group].start(self.sites, values)
+    def _open_mixers(self, number: int) -> None:
+        """Begin a round of its phase's mixers."""
+        if self.plan.stage_of(number) != self.stage:
+            self._enter(number)
+        phase = self.plan.phase_of(number)
+        for group in (self.plan.algorithm.given(self.layout, phase) | self._shared(phase)):
+            self.mixers[group].start(self.sites)
+
+    def _enter(self, number: int, prepare: bool = True) -> None:
+        """Make the mixers of a phase that begins: they may depend on what came of the phases before.
+
+        A group that travels for the first time gets its initial values, any other goes on with what it has.
+        """
+        algorithm, phase = self.plan.algorithm, self.plan.phase_of(number)
+        travelling = {*algorithm.given(self.layout, phase), *algorithm.shared(self.layout, phase)}
+        initial: Groups = {}
+        if not travelling <= set(self.mixers):
+            networks = self.plan.build_networks()
+            if prepare:
+                self.details |= algorithm.prepare(networks, self._headquarters())
+            initial = self._packed(algorithm.given(networks, phase) | algorithm.shared(networks, phase))
+        for group in sorted(travelling):
+            mixer = algorithm.mixer(group, self.mixers, self.sites)
+            if group in self.mixers:
+                mixer.load_state(*self.mixers[group].state())
             else:
-                self.mixers[group].start(self.sites)
+                mixer.start(self.sites, initial[group])
+            self.mixers[group] = mixer
+        for group in self.only_given - travelling:  # nobody will ask for these again
+            self.mixers.pop(group, None)
+        self.only_given = {*algorithm.given(self.layout, phase)} - {*algorithm.shared(self.layout, phase)}
+        self.stage = self.plan.stage_of(number)
+
+    def _headquarters(self) -> Headquarters:
+        plan = self.plan
+        compute, folder = self.settings.compute(), self.settings.data
+        stop = partial(self.transport.pause, 0.0)
+        return Headquarters(self.sites, self.mixers, plan.task, plan.training, plan.seed, compute, folder, stop)
 
     def _selects(self) -> bool:
         return not self.personal and self.plan.tracking.select == "best"
@@ -311,9 +348,9 @@ class Coordinator:
 
     def _save(self) -> None:
         if self.done == 0:
-            self._open_mixers(self.plan.phase_of(1))
+            self._open_mixers(1)
         tensors: dict[str, Tensor] = {}
-        facts: dict[str, Any] = {"plan": self.plan.hash, "sites": self.sites, "best": self.best, "mixers": {}}
+        facts: dict[str, Any] = {"plan": self.plan.hash, "sites": self.sites, "best": self.best, "mixers": {}, "details": self.details}
         for group, mixer in self.mixers.items():
             state, facts["mixers"][group] = mixer.state()
             tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
@@ -325,9 +362,11 @@ class Coordinator:
             raise MedsiloError("the checkpoint belongs to another plan; resume with the plan.yaml of its run folder")
         if facts["sites"] != self.sites:
             raise MedsiloError(f"the checkpoint's sites were {', '.join(facts['sites'])}; resume with the same sites")
-        for number in range(1, facts["round"] + 1):  # the mixers of every phase so far, in their order
-            self._open_mixers(self.plan.phase_of(number))
-        self._take_over(tensors, facts)
+        for number in range(1, max(facts["round"], 1) + 1):  # the mixers of every phase so far, in their order
+            if self.plan.stage_of(number) != self.stage:
+                self._enter(number, prepare=False)
+                self._take_over(tensors, facts)  # at once: the next phase's mixers may depend on it
+        self.details = facts["details"]
         self.done = facts["round"]
         self.best = tuple(facts["best"]) if facts["best"] else None
         self.rounds = self.record.forget_after(self.done)
@@ -335,6 +374,8 @@ class Coordinator:
     def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Put a checkpoint's values into the mixers."""
         for group, mixer_facts in facts["mixers"].items():
+            if group not in self.mixers:
+                continue  # its phase is yet to come
             prefix = f"{group}/"
             mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             self.mixers[group].load_state(mine, mixer_facts)
@@ -383,6 +424,7 @@ class Coordinator:
             "sites": sites,
             "mean_test": sum(scores) / len(scores) if scores else None,
             "pooled_test": pooled / cases if cases else None,
+            "details": {**self.details, **plan.algorithm.found(self.mixers, self.sites)},
             "seconds": round(seconds, 3),
             "started": started,
             "ended": now(),

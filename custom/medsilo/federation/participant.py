@@ -7,7 +7,7 @@ import csv
 import io
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ class Participant:
     @torch.no_grad()
     def _receive(self, parcel: Parcel, phase: str) -> None:
         """Put what arrived into the networks, in place: the optimizers keep hold of their parameters."""
-        mine = self.plan.algorithm.shared(self.modules, phase)
+        mine = self.plan.algorithm.given(self.modules, phase)
         for group, tensors in parcel.groups.items():
             for name, tensor in tensors.items():
                 mine[group][name].copy_(tensor)
@@ -145,7 +145,20 @@ class Participant:
             optimizer, loss = self.optimizers[name], self.plan.task.loss
             return train_epoch(self.modules[name], data, loss, optimizer, self.compute, step, stop)
 
-        bench = Workbench(self.modules, self.optimizers, self.plan.training, epoch)
+        def in_order() -> Iterator[tuple[Tensor, Tensor]]:
+            for batch in batches(self.data.train, EVALUATION_BATCH, self.compute):
+                stop()
+                yield batch
+
+        bench = Workbench(
+            self.modules,
+            self.optimizers,
+            self.plan.training,
+            epoch,
+            in_order,
+            self.compute.device,
+            self.cases["train"],
+        )
         return self.plan.algorithm.train(bench, phase)
 
     def _refuse_divergence(self, number: int) -> None:
@@ -208,10 +221,11 @@ class Participant:
 
         Two rounds, because a server that dies inside a round asks for that round again.
         """
-        sent = memory_of(self.plan.algorithm.shared(self.modules, self.plan.phase_of(self.done + 1)))
+        sent = memory_of(self.plan.algorithm.given(self.modules, self.plan.phase_of(self.done + 1)))
         tensors = {
             f"module/{module}/{name}": tensor
             for module, network in self.modules.items()
+            if module not in self.plan.algorithm.passing
             for name, tensor in network.state_dict().items()
             if tensor.data_ptr() not in sent
         }

@@ -45,10 +45,12 @@ class MedsiloController(Controller):
         study = self.study or new_study(plan)
         if not is_safe_name(study):
             raise MedsiloError(f"study name {study!r} has odd characters; use letters, digits, '.', '_' and '-'")
-        record = Record(output_folder(fl_ctx, settings_of_site(fl_ctx)) / study)
+        settings = settings_of_site(fl_ctx)
+        record = Record(output_folder(fl_ctx, settings) / study)
         sites = [client.name for client in self._engine.get_clients()]
         transport = FlareTransport(self, fl_ctx, abort_signal)
-        return Coordinator(plan, sites, transport, record, self.engine, self._tell(fl_ctx)).run(self.resume)
+        coordinator = Coordinator(plan, sites, transport, record, self.engine, self._tell(fl_ctx), settings)
+        return coordinator.run(self.resume)
 
     def _tell(self, fl_ctx: FLContext) -> Callable[[dict], None]:
         def on_round(record: dict) -> None:

@@ -97,6 +97,7 @@ class FlareTransport:
 
     def pause(self, seconds: float) -> None:
         """Wait, unless the job is aborted."""
+        self._raise_if_aborted()
         deadline = monotonic() + seconds
         while monotonic() < deadline:
             self._raise_if_aborted()

@@ -20,7 +20,7 @@ def _names_within(module: nn.Module, layers: set[nn.Module]) -> list[str]:
 
 def batch_norm_names(module: nn.Module) -> list[str]:
     """State-dict names of every batch-norm tensor: weights, biases, running statistics and counters."""
-    return _names_within(module, {layer for layer in module.modules() if isinstance(layer, _BatchNorm)})
+    return _names_within(module, set(batch_norm_layers(module)))
 
 
 def batch_norm_buffer_names(module: nn.Module) -> list[str]:
@@ -31,5 +31,14 @@ def batch_norm_buffer_names(module: nn.Module) -> list[str]:
 
 def head_names(module: nn.Module) -> list[str]:
     """State-dict names of the head: the linear or convolution layer that the network registers last."""
-    candidates = [layer for layer in module.modules() if isinstance(layer, HEAD_TYPES)]
-    return _names_within(module, set(candidates[-1:]))
+    return _names_within(module, set(head_layers(module)))
+
+
+def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
+    """Every batch norm, in the order in which the network registers them."""
+    return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+
+
+def head_layers(module: nn.Module) -> list[nn.Module]:
+    """The head, or nothing when the network has none."""
+    return [layer for layer in module.modules() if isinstance(layer, HEAD_TYPES)][-1:]

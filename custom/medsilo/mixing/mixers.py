@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -283,6 +283,10 @@ class Packed:
         vectors = [section.flatten(tensors) for section in layout.sections]
         return cls(layout, vectors, {name: tensors[name] for name in layout.carried})
 
+    def copy(self) -> "Packed":
+        """The same numbers in memory of their own."""
+        return Packed(self.layout, [vector.clone() for vector in self.vectors], self.carried)
+
     def unpack(self) -> dict[str, Tensor]:
         """The tensors, to be given out; the vectors are gone afterwards."""
         return self.layout.restore(self.vectors, self.carried)
@@ -397,27 +401,58 @@ class SoftPull(PersonalMixer):
 
 
 class SimilarityMix(PersonalMixer):
-    """AdaFed Eq. 2: θ_i ← Σ_j W_ij θ_j, each row of W renormalised over the sites that answered.
+    """AdaFed Eq. 2: θ_i ← Σ_j W_ij θ_j, each row of W renormalised over the sites that count.
 
-    Where no site that counts for site i has answered, it keeps its own.
+    Those that answered count; with absent="last" also those that answered earlier, with what they sent then. Where no
+    site that counts for site i is there, it keeps its own.
 
     weights: W [N, N] for the N sites in sorted order; not negative, rows sum to 1.
+    absent: "last" keeps every site's last contribution, a second set of N models.
     """
 
-    def __init__(self, weights: Tensor) -> None:
+    def __init__(self, weights: Tensor, absent: Literal["leave-out", "last"] = "leave-out") -> None:
         super().__init__()
         self.weights = _mixing_matrix(weights)
+        self.absent = absent
+        self._last: dict[str, Packed] = {}
 
     def _check_sites(self, sites: list[str]) -> None:
         if len(sites) != len(self.weights):
             raise PlanError(f"The mixing weights are for {len(self.weights)} sites, the study has {len(sites)}")
 
     def _rule(self, sites: list[str]) -> Rule:
-        here = [place for place, site in enumerate(self._sites) if site in self._sent]
+        here = [place for place, site in enumerate(self._sites) if site in sites]
         weights = self.weights[here][:, here]
         mass = weights.sum(1, keepdim=True)
         weights = torch.where(mass > 0, weights / mass, torch.eye(len(sites), dtype=weights.dtype))
         return lambda theta, out: torch.mm(weights.to(theta.dtype), theta, out=out)
+
+    def _merge(self) -> None:
+        """With absent="last", absent sites' last contributions join the sum; what came of them is dropped again."""
+        if self.absent == "leave-out":
+            return super()._merge()
+        sent = {site: row for site, row in self._sent.items() if isinstance(row, Packed)}
+        absent = {site: row for site, row in self._last.items() if site not in sent}
+        self._last = {**absent, **{site: row.copy() for site, row in sent.items()}}
+        kept = {site: self._rows[site] for site in absent if site in self._rows}
+        self._sent |= {site: row.copy() for site, row in absent.items()}
+        super()._merge()
+        self._rows |= kept
+
+    def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The last contributions' keys begin with a slash, which no site's name does."""
+        tensors, facts = super()._save()
+        last = {site: row.copy().unpack() for site, row in self._last.items()}
+        tensors |= {f"/{site}/{name}": tensor for site, row in last.items() for name, tensor in row.items()}
+        return tensors, {**facts, "last": sorted(last)}
+
+    def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+        super()._load({key: tensor for key, tensor in tensors.items() if not key.startswith("/")}, facts)
+        self._last = {}
+        for site in facts["last"]:
+            prefix = f"/{site}/"
+            own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+            self._last[site] = Packed.of(own, Layout(own))
 
 
 class Identity(PersonalMixer):

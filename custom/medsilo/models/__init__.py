@@ -1,12 +1,16 @@
 """Networks: MONAI's where it has them, and the papers' others."""
 
 from medsilo.models.activity_cnn import ActivityCnn
+from medsilo.models.alexnet import AlexNet
 from medsilo.models.base import Network
+from medsilo.models.lenet5 import LeNet5
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.unet import UNet
 
 NETWORKS: dict[str, type[Network]] = {
     "activity-cnn": ActivityCnn,
+    "alexnet": AlexNet,
+    "lenet5": LeNet5,
     "small-cnn": SmallCnn,
     "unet": UNet,
 }

@@ -15,9 +15,13 @@ MOST_GROUPS = 8
 
 def block(dimensions: int, channels: int, features: int, kernel: int, norm: Norm) -> nn.Sequential:
     """Convolution, norm, ReLU and pooling: [B, channels, ...] to [B, features, ... / 2]."""
-    layers = [CONVOLUTIONS[dimensions](channels, features, kernel, padding=kernel // 2)]
+    convolution = CONVOLUTIONS[dimensions](channels, features, kernel, padding=kernel // 2)
+    norms = norm_layer(dimensions, features, norm)
+    return nn.Sequential(convolution, *norms, nn.ReLU(inplace=True), POOLS[dimensions](2))
+
+
+def norm_layer(dimensions: int, features: int, norm: Norm) -> list[nn.Module]:
+    """The norm after a layer with so many features, or nothing."""
     if norm == "batch":
-        layers.append(BATCH_NORMS[dimensions](features))
-    elif norm == "group":
-        layers.append(nn.GroupNorm(math.gcd(MOST_GROUPS, features), features))
-    return nn.Sequential(*layers, nn.ReLU(inplace=True), POOLS[dimensions](2))
+        return [BATCH_NORMS[dimensions](features)]
+    return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []

@@ -1,0 +1,127 @@
+"""What a network's layers see of a site's data: exact mean and variance of their inputs (AdaFed, Eq. 3)."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from medsilo.errors import MedsiloError
+from medsilo.learning.layers import batch_norm_layers, head_layers
+
+Statistics = list[tuple[Tensor, Tensor]]  # per layer: mean [channels] and population variance [channels]
+Layers = Literal["all", "last"]
+
+
+class Moments:
+    """Mean and population variance per channel of all that was added, whatever the portions. Double precision."""
+
+    def __init__(self, channels_last: bool = False) -> None:
+        self.channels_last = channels_last
+        self.count = 0
+        self.mean = self.squares = torch.zeros(0)
+
+    def add(self, values: Tensor) -> None:
+        """Add samples, [batch, channels, ...] or [batch, ..., channels]; nothing of them is kept.
+
+        Sums run around a centre near the mean, so single precision is enough for them: the first portion's mean, then the
+        mean so far. Portions are merged by the formula of Chan et al. (1979).
+        """
+        channel = values.ndim - 1 if self.channels_last else 1
+        axes = [axis for axis in range(values.ndim) if axis != channel]
+        count = values.numel() // max(values.shape[channel], 1)
+        if not count:
+            return
+        values = values.detach() if values.dtype == torch.float64 else values.detach().float()
+        centre = self.mean.to(values.dtype) if self.count else values.mean(axes)
+        shape = [-1 if axis == channel else 1 for axis in range(values.ndim)]
+        around = values - centre.view(shape)
+        shift = around.sum(axes).double() / count
+        mean = centre.double() + shift
+        squares = around.square_().sum(axes).double().sub_(count * shift.square()).clamp_(min=0)
+        if self.count:
+            total = self.count + count
+            difference = mean - self.mean
+            mean = self.mean + difference * (count / total)
+            squares += self.squares + difference.square() * (self.count * count / total)
+        self.count, self.mean, self.squares = self.count + count, mean, squares
+
+    @property
+    def variance(self) -> Tensor:
+        """[channels]"""
+        return self.squares / self.count
+
+
+def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]:
+    """The layers whose inputs are measured: every batch norm, or the head alone."""
+    found: list[nn.Module] = [*batch_norm_layers(model)] if layers == "all" else head_layers(model)
+    if not found:
+        lacking = "batch norm" if layers == "all" else "linear or convolution layer to measure the features before"
+        raise MedsiloError(f"this network has no {lacking}; choose another network")
+    return found
+
+
+def input_channels(layer: nn.Module) -> int:
+    """How many channels a measured layer's input has."""
+    for name in ("num_features", "in_features", "in_channels"):
+        if hasattr(layer, name):
+            return int(getattr(layer, name))
+    raise MedsiloError(f"{type(layer).__name__} does not say how many channels it takes")
+
+
+@torch.no_grad()
+def batch_norm_input_statistics(
+    model: nn.Module, loader: Iterable[Any], device: torch.device | str = "cpu", layers: Layers = "all"
+) -> Statistics:
+    """Mean and population variance, over all samples and positions, of what enters each batch norm (or the head).
+
+    loader: batches, or tuples that begin with them. One forward pass in evaluation mode; exact whatever the batch
+    size; no activation is kept. Returns (mean [c], variance [c]) in double precision per layer, in the order in which
+    the network registers its layers.
+    """
+    watched = measured_layers(model, layers)
+    moments = [Moments(channels_last=isinstance(layer, nn.Linear)) for layer in watched]
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, inputs, own=own: own.add(inputs[0]))
+        for layer, own in zip(watched, moments, strict=True)
+    ]
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        for batch in loader:
+            model((batch[0] if isinstance(batch, (tuple, list)) else batch).to(device, non_blocking=True))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+    if not all(own.count for own in moments):
+        raise MedsiloError("no statistics: there are no samples, or a layer of the network is never used")
+    return [(own.mean.cpu(), own.variance.cpu()) for own in moments]
+
+
+def running_statistics(model: nn.Module) -> Statistics:
+    """The running mean and variance of every batch norm: f-AdaFed's stand-in for the statistics of their inputs."""
+    found = []
+    for layer in batch_norm_layers(model):
+        if layer.running_mean is None or layer.running_var is None:
+            raise MedsiloError("a batch norm of this network keeps no running statistics; choose adafed or d-adafed")
+        found.append((layer.running_mean.double(), layer.running_var.double()))
+    if not found:
+        raise MedsiloError("this network has no batch norm; choose another network")
+    return found
+
+
+def with_noise(statistics: Statistics, scale: float, generator: torch.Generator) -> Statistics:
+    """The statistics with independent Gaussian noise of this standard deviation on every number; variances stay ≥ 0.
+
+    What it does: a mean over n samples and the noise cannot be told apart below `scale`, so single samples of a site
+    with few of them are blurred. What it does not: it is no differential privacy. The statistics are not clipped, so
+    no sample's influence is bounded and no ε follows from the scale; every further measurement averages noise away.
+    The generator's seed must be unknown to the server, or the noise can be drawn again and subtracted.
+    """
+
+    def noisy(numbers: Tensor) -> Tensor:
+        return numbers + scale * torch.randn(numbers.shape, generator=generator, dtype=numbers.dtype)
+
+    return [(noisy(mean.cpu()), noisy(variance.cpu()).clamp(min=0)) for mean, variance in statistics]

@@ -1,0 +1,204 @@
+"""AdaFed's equations against numpy in double precision, and the cases that must never end in a NaN."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from medsilo.errors import MedsiloError
+from medsilo.mixing.mixers import SimilarityMix, UniformMean, WeightedMean
+from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
+
+SEEDS = range(6)
+Site = list[tuple[Tensor, Tensor]]
+
+
+def draw(sites: int, seed: int) -> list[Site]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def layer(channels: int) -> tuple[Tensor, Tensor]:
+        return (
+            torch.randn(channels, generator=generator, dtype=torch.float64),
+            torch.rand(channels, generator=generator, dtype=torch.float64) * 3,
+        )
+
+    return [[layer(6), layer(16), layer(1)] for _ in range(sites)]
+
+
+def distances_by_numpy(statistics: list[Site]) -> np.ndarray:
+    """Eqs. 5 and 6, written out."""
+    count = len(statistics)
+    distances = np.zeros((count, count))
+    for i in range(count):
+        for j in range(count):
+            for (mu_i, r_i), (mu_j, r_j) in zip(statistics[i], statistics[j], strict=True):
+                means = sum((a - b) ** 2 for a, b in zip(mu_i.tolist(), mu_j.tolist(), strict=True))
+                spreads = sum((a**0.5 - b**0.5) ** 2 for a, b in zip(r_i.tolist(), r_j.tolist(), strict=True))
+                distances[i, j] += np.sqrt(means + spreads)
+    return distances
+
+
+def weights_by_numpy(distances: np.ndarray, self_weight: float) -> np.ndarray:
+    """Eqs. 7 and 8, written out."""
+    count = len(distances)
+    weights = np.zeros_like(distances)
+    for i in range(count):
+        total = sum(1 / distances[i, j] for j in range(count) if j != i)
+        for j in range(count):
+            weights[i, j] = self_weight if i == j else (1 - self_weight) / distances[i, j] / total
+    return weights
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("sites", [2, 3, 20])
+def test_equations_5_to_8(sites: int, seed: int) -> None:
+    statistics = draw(sites, seed)
+    distances = wasserstein_distances(statistics)
+    np.testing.assert_allclose(distances, distances_by_numpy(statistics), rtol=1e-12, atol=1e-12)
+    for self_weight in (0.0, 0.3, 0.5, 1.0):
+        weights = mixing_weights(distances, self_weight)
+        np.testing.assert_allclose(weights, weights_by_numpy(distances.numpy(), self_weight), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(weights.sum(1), torch.ones(sites, dtype=torch.float64), rtol=0, atol=1e-12)
+        assert torch.equal(weights.diagonal(), torch.full((sites,), self_weight, dtype=torch.float64))
+        assert (weights >= 0).all()
+
+
+def test_by_hand() -> None:
+    """Three sites on a line: means 0, 1, 3, equal variances."""
+    one = torch.ones(1, dtype=torch.float64)
+    distances = wasserstein_distances([[(0 * one, one)], [(1 * one, one)], [(3 * one, one)]])
+    assert distances.tolist() == [[0, 1, 3], [1, 0, 2], [3, 2, 0]]
+    expected = [[0.5, 0.375, 0.125], [1 / 3, 0.5, 1 / 6], [0.2, 0.3, 0.5]]
+    np.testing.assert_allclose(mixing_weights(distances, 0.5), expected, rtol=1e-15)
+
+
+def test_small_distances_beside_large_values_are_exact() -> None:
+    """By matrix products the distance of 1e-6 would drown in squares of 1e8."""
+    mean = torch.full((50,), 1e4, dtype=torch.float64)
+    near = mean.clone()
+    near[0] += 1e-6
+    ones = torch.ones(50, dtype=torch.float64)
+    distances = wasserstein_distances([[(mean, ones)], [(near, ones)], [(mean + 1, ones)]])
+    assert distances[0, 1].item() == pytest.approx(1e-6, rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_permuting_sites_permutes_distances_and_weights(seed: int) -> None:
+    statistics = draw(9, seed)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(seed))
+    distances, moved = wasserstein_distances(statistics), wasserstein_distances([statistics[i] for i in order])
+    assert torch.equal(moved, distances[order][:, order])
+    assert torch.equal(distances, distances.T)
+    torch.testing.assert_close(
+        mixing_weights(moved, 0.5), mixing_weights(distances, 0.5)[order][:, order], rtol=1e-14, atol=0
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_near_twins_get_the_largest_weights(seed: int) -> None:
+    statistics = draw(7, seed)
+    statistics[5] = [(mean + 1e-3, variance) for mean, variance in statistics[2]]
+    weights = mixing_weights(wasserstein_distances(statistics), 0.5)
+    off_diagonal = weights - torch.diag(weights.diagonal())
+    assert off_diagonal[2].argmax() == 5 and off_diagonal[5].argmax() == 2
+
+
+def test_twins_share_what_a_site_leaves_to_others() -> None:
+    statistics = draw(5, 0)
+    statistics[1] = statistics[3] = statistics[0]
+    weights = mixing_weights(wasserstein_distances(statistics), 0.4)
+    np.testing.assert_allclose(weights[0], [0.4, 0.3, 0, 0.3, 0])
+    np.testing.assert_allclose(weights[3], [0.3, 0.3, 0, 0.4, 0])
+    assert (weights[2] > 0).all()
+    assert weights[2, 0] == weights[2, 1] == weights[2, 3]
+
+
+def test_all_sites_alike_is_the_uniform_control() -> None:
+    weights = mixing_weights(torch.zeros(4, 4), 0.4)
+    assert torch.equal(weights, uniform_weights(4, 0.4))
+    np.testing.assert_allclose(weights.sum(1), 1)
+
+
+def test_a_single_site_learns_from_itself() -> None:
+    assert mixing_weights(wasserstein_distances(draw(1, 0)), 0.5).tolist() == [[1.0]]
+    assert uniform_weights(1, 0.5).tolist() == uniform_weights(1).tolist() == [[1.0]]
+
+
+@pytest.mark.parametrize("tiny", [5e-324, 1e-310, 1e-200])
+def test_the_smallest_distances_overflow_nothing(tiny: float) -> None:
+    distances = torch.tensor([[0, tiny, 1], [tiny, 0, 1e300], [1, 1e300, 0]], dtype=torch.float64)
+    weights = mixing_weights(distances, 0.5)
+    assert weights.isfinite().all()
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-12)
+    np.testing.assert_allclose(weights[0], [0.5, 0.5, 0], atol=1e-12)
+
+
+def test_variance_zero_is_a_distance_like_any_other() -> None:
+    zeros = torch.zeros(3, dtype=torch.float64)
+    statistics = [[(zeros, zeros)], [(zeros, zeros + 4)], [(zeros + 1, zeros)]]
+    distances = wasserstein_distances(statistics)
+    np.testing.assert_allclose(distances, distances_by_numpy(statistics))
+    assert mixing_weights(distances, 0.5).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: [], "no statistics to compare"),
+        (lambda s: [[], []], "no statistics to compare"),
+        (lambda s: [s[0], s[1][:2]], "site 1 are of layers"),
+        (lambda s: [s[0], s[1][::-1]], "site 1 are of layers"),
+        (lambda s: [s[0], [(m, v[:1]) for m, v in s[1]]], "one mean and one variance per channel"),
+        (lambda s: [s[0], [(m, -v) for m, v in s[1]]], "variances not negative"),
+        (lambda s: [s[0], [(m * torch.nan, v) for m, v in s[1]]], "must be finite"),
+    ],
+)
+def test_bad_statistics_are_refused(change, message: str) -> None:
+    with pytest.raises(MedsiloError, match=message):
+        wasserstein_distances(change(draw(2, 0)))
+
+
+@pytest.mark.parametrize(
+    ("distances", "self_weight", "message"),
+    [
+        (torch.zeros(2, 3), 0.5, "must be N x N"),
+        (torch.zeros(0, 0), 0.5, "must be N x N"),
+        (torch.full((2, 2), torch.inf), 0.5, "finite and not negative"),
+        (-torch.ones(2, 2), 0.5, "finite and not negative"),
+        (torch.ones(2, 2), 1.5, "must lie in"),
+        (torch.ones(2, 2), float("nan"), "must lie in"),
+    ],
+)
+def test_bad_distances_and_weights_are_refused(distances: Tensor, self_weight: float, message: str) -> None:
+    with pytest.raises(MedsiloError, match=message):
+        mixing_weights(distances, self_weight)
+
+
+# ---------------------------------------------------------------------------------------------- the methods it becomes
+def mixed(mixer, models: dict[str, dict[str, Tensor]], samples: dict[str, int]) -> list[dict[str, Tensor]]:
+    mixer.start(sorted(models))
+    for site, model in models.items():
+        mixer.add(site, model, samples[site])
+    return [mixer.result(site) for site in sorted(models)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rows_of_shares_are_fedavg_and_uniform_rows_are_equal_weights(seed: int) -> None:
+    """With W = p in every row (batch norm among the tensors) FedAvg; with 1/N FedBN's aggregation with equal weights."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"conv.weight": (6, 1, 5, 5), "norm.running_var": (6,), "norm.weight": (6,), "head.bias": ()}
+    models = {
+        site: {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()} for site in "abcde"
+    }
+    samples = {site: place * 7 + 3 for place, site in enumerate(models)}
+    shares = torch.tensor([float(samples[site]) for site in sorted(models)], dtype=torch.float64)
+    for weights, mean in (
+        ((shares / shares.sum()).repeat(5, 1), WeightedMean()),
+        (uniform_weights(5), UniformMean()),
+    ):
+        for mine, expected in zip(
+            mixed(SimilarityMix(weights), models, samples), mixed(mean, models, samples), strict=True
+        ):
+            assert mine.keys() == expected.keys()
+            for name in mine:
+                torch.testing.assert_close(mine[name], expected[name], rtol=0, atol=1e-7)
