@@ -1,5 +1,8 @@
 """Which tensors of a network belong to which kind of layer, told by the layers' types and never by their names."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -33,3 +36,21 @@ def head_names(module: nn.Module) -> list[str]:
     """State-dict names of the head: the linear or convolution layer that the network registers last."""
     candidates = [layer for layer in module.modules() if isinstance(layer, HEAD_TYPES)]
     return _names_within(module, set(candidates[-1:]))
+
+
+@contextmanager
+def keeping_statistics(module: nn.Module) -> Iterator[None]:
+    """Inside, batch norms train as ever, but their running statistics and counters stay as they are."""
+    tracking = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.track_running_stats]
+    for layer in tracking:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in tracking:
+            layer.track_running_stats = True
+
+
+def judges_by_batch(module: nn.Module) -> bool:
+    """Whether a batch norm has no running statistics, so that even in evaluation a case's output depends on its batch."""
+    return any(isinstance(layer, _BatchNorm) and layer.running_mean is None for layer in module.modules())
