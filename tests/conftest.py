@@ -7,7 +7,7 @@ import pytest
 from medsilo.plan import Plan, parse_plan
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
-METHODS = ["local", "fedavg", "fedprox", "fedbn", "fedper"]
+METHODS = ["local", "fedavg", "fedprox", "fedbn", "fedper", "harmofl"]
 TINY = {"name": "synthetic-activity"}
 
 

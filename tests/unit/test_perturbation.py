@@ -183,8 +183,15 @@ def test_the_weights_come_back_when_the_second_pass_fails() -> None:
     assert np.array_equal(model.weight.detach().numpy(), START["weight"])
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="this machine has no CUDA device"))])
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+        ),
+    ],
+)
 def test_scaled_gradients_give_the_same_step_and_infinite_ones_none(device: str) -> None:
     model, other = linear().float().to(device), linear().float().to(device)
     optimizer, plain = (PerturbedOptimizer(torch.optim.SGD(one.parameters(), lr=RATE), ALPHA) for one in (model, other))

@@ -6,10 +6,11 @@ from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.fedbn import FedBN
 from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.fedprox import FedProx
+from medsilo.algorithms.harmofl import HarmoFL
 from medsilo.algorithms.local import Local
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    method.model_fields["name"].default: method for method in (Local, FedAvg, FedProx, FedBN, FedPer, Central)
+    method.model_fields["name"].default: method for method in (Local, FedAvg, FedProx, FedBN, FedPer, HarmoFL, Central)
 }
 
 __all__ = ["ALGORITHMS", "Algorithm", "Parcel", "Phase"]

@@ -4,7 +4,7 @@ No word here of how parcels travel: a `Transport` brings them, in a plain loop o
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -83,8 +83,9 @@ class Coordinator:
         self.ends: dict[str, Exchange] = {}
         networks = plan.build_networks()
         self.parameters = sum(parameter.numel() for parameter in networks["model"].parameters())
-        last_phase = plan.phase_of(plan.rounds)
-        self.personal = plan.algorithm.personal(networks, last_phase)
+        self.personal = plan.algorithm.personal(networks, plan.last_phase)
+        self.settled: dict[str, list[str]] = {}  # the constants that each site has confirmed
+        self.smallest: int | None = None  # training cases of the smallest site
         with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
             self.layout = plan.build_networks()
 
@@ -98,7 +99,8 @@ class Coordinator:
                 self.record.begin(self.plan)
             self._check_sites()
             self._restore() if resume else self._save()
-            self._end("join", 0)
+            joined = self._end("join", 0)
+            self.smallest = min(reply.facts["cases"]["train"] for reply in joined.replies.values())
             while self.done < self.plan.rounds:
                 self._round(self.done + 1)
             self._finish()
@@ -177,7 +179,7 @@ class Coordinator:
         if not self.personal:
             self._save_global("last", number)
         if chosen != number:
-            self._take_over(*self.record.load_best())
+            self._take_over(*self.record.load_best(), self._shared(self.plan.last_phase))
         if not self.personal:
             self._save_global("best", chosen)
         self._end("test", number, selected=chosen, empty=chosen == number)
@@ -204,9 +206,12 @@ class Coordinator:
             "sites": self.sites,
             "selected": selected,
         }
+        if self.plan.training.truncate:
+            facts["train_cases"] = self.smallest
+        phase = self.plan.phase_of(number) if task == "round" else self.plan.last_phase
 
         def outgoing(site: str) -> Parcel:
-            groups = {} if task == "join" or empty else self._payload(site, self.plan.phase_of(number))
+            groups = {} if task == "join" or empty else self._payload(site, phase)
             parcel = Parcel(groups, facts=facts)
             exchange.bytes_down[site] = parcel.size()
             return parcel
@@ -217,10 +222,14 @@ class Coordinator:
             for group, tensors in reply.groups.items():
                 self.mixers[group].add(site, tensors, reply.samples)
             exchange.replies[site] = Parcel(facts=reply.facts, samples=reply.samples, metrics=reply.metrics)
+            if task == "round":
+                self.settled[site] = sorted(self._constants(phase))
 
         asked = self.sites
         while True:
             exchange.missing = self.transport.ask(asked, outgoing, receive, rules.timeout)
+            for site in exchange.missing:  # it may have lost what it had
+                self.settled.pop(site, None)
             waited = time.monotonic() - started
             if not exchange.missing or rules.when_missing != "wait" or waited + RETRY_PAUSE > rules.patience:
                 break
@@ -238,7 +247,9 @@ class Coordinator:
         return f"{where}: {answered}, the plan needs {required}: {reasons}"
 
     def _payload(self, site: str, phase: str) -> Groups:
-        return {group: self.mixers[group].current(site) for group in self._shared(phase)}
+        known = self.settled.get(site, [])
+        groups = [*self._shared(phase), *(group for group in self._constants(phase) if group not in known)]
+        return {group: self.mixers[group].current(site) for group in groups}
 
     # ------------------------------------------------------------------ accepting
     def _check(self, site: str, reply: Parcel, task: str, number: int, exchange: Exchange) -> None:
@@ -286,6 +297,10 @@ class Coordinator:
         pack = self.plan.transport.packed
         return {group: {name: pack(tensor) for name, tensor in tensors.items()} for group, tensors in groups.items()}
 
+    def _constants(self, phase: str) -> Groups:
+        """What is given to each site once in a phase and never mixed again."""
+        return self.plan.algorithm.constants(self.layout, phase)
+
     # ------------------------------------------------------------------ the server's memory
     def _open_mixers(self, phase: str) -> None:
         """Begin a round of the phase's mixers; a group that travels for the first time gets its initial values."""
@@ -318,7 +333,13 @@ class Coordinator:
         if self.done == 0:
             self._open_mixers(self.plan.phase_of(1))
         tensors: dict[str, Tensor] = {}
-        facts: dict[str, Any] = {"plan": self.plan.hash, "sites": self.sites, "best": self.best, "mixers": {}}
+        facts: dict[str, Any] = {
+            "plan": self.plan.hash,
+            "sites": self.sites,
+            "best": self.best,
+            "settled": self.settled,
+            "mixers": {},
+        }
         for group, mixer in self.mixers.items():
             state, facts["mixers"][group] = mixer.state()
             tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
@@ -332,27 +353,29 @@ class Coordinator:
             raise MedsiloError(f"the checkpoint's sites were {', '.join(facts['sites'])}; resume with the same sites")
         for number in range(1, facts["round"] + 1):  # the mixers of every phase so far, in their order
             self._open_mixers(self.plan.phase_of(number))
-        self._take_over(tensors, facts)
-        self.done = facts["round"]
+        self._take_over(tensors, facts, facts["mixers"])
+        self.done, self.settled = facts["round"], facts["settled"]
         self.best = tuple(facts["best"]) if facts["best"] else None
         self.rounds = self.record.forget_after(self.done)
 
-    def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Put a checkpoint's values into the mixers."""
-        for group, mixer_facts in facts["mixers"].items():
+    def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any], groups: Iterable[str]) -> None:
+        """Put a checkpoint's values of these groups into their mixers."""
+        for group in groups:
             prefix = f"{group}/"
             mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            self.mixers[group].load_state(mine, mixer_facts)
+            self.mixers[group].load_state(mine, facts["mixers"][group])
 
     def _save_global(self, which: str, rounds: int) -> None:
         networks = self.plan.build_networks()
-        phase = self.plan.phase_of(self.plan.rounds)
-        payload = self._payload(self.sites[0], phase)
-        for group, tensors in self.plan.algorithm.shared(networks, phase).items():
+        algorithm, phase = self.plan.algorithm, self.plan.last_phase
+        groups = algorithm.shared(networks, phase) | algorithm.constants(networks, phase)
+        for group, tensors in groups.items():
+            values = self.mixers[group].current(self.sites[0])
             for name, tensor in tensors.items():
-                tensor.copy_(payload[group][name])
+                tensor.copy_(values[name])
+        algorithm.received(networks, groups, phase)
         facts = {"round": rounds, "method": self.plan.algorithm.name, "plan_hash": self.plan.hash}
-        self.record.save_global(which, networks["model"].state_dict(), facts)
+        self.record.save_global(which, algorithm.whole(networks).state_dict(), facts)
 
     # ------------------------------------------------------------------ the summary
     def _summary(self, reason: str | None, started: str, seconds: float) -> dict[str, Any]:

@@ -52,5 +52,5 @@ def keeping_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def judges_by_batch(module: nn.Module) -> bool:
-    """Whether a batch norm has no running statistics, so that even in evaluation a case's output depends on its batch."""
+    """Whether a batch norm keeps no running statistics: then a case's output depends on its batch, always."""
     return any(isinstance(layer, _BatchNorm) and layer.running_mean is None for layer in module.modules())

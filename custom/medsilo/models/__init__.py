@@ -2,11 +2,15 @@
 
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.base import Network
+from medsilo.models.basic_unet import BasicUNet
+from medsilo.models.densenet121 import DenseNet121
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.unet import UNet
 
 NETWORKS: dict[str, type[Network]] = {
     "activity-cnn": ActivityCnn,
+    "basic-unet": BasicUNet,
+    "densenet121": DenseNet121,
     "small-cnn": SmallCnn,
     "unet": UNet,
 }

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-Norm = Literal["batch", "group", "none"]
+Norm = Literal["batch", "batch-statistics", "group", "none"]
 
 CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d}
 BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d}
@@ -18,6 +18,8 @@ def block(dimensions: int, channels: int, features: int, kernel: int, norm: Norm
     layers = [CONVOLUTIONS[dimensions](channels, features, kernel, padding=kernel // 2)]
     if norm == "batch":
         layers.append(BATCH_NORMS[dimensions](features))
+    elif norm == "batch-statistics":  # of HarmoFL's released code: no weights, and the batch's statistics at all times
+        layers.append(BATCH_NORMS[dimensions](features, affine=False, track_running_stats=False))
     elif norm == "group":
         layers.append(nn.GroupNorm(math.gcd(MOST_GROUPS, features), features))
     return nn.Sequential(*layers, nn.ReLU(inplace=True), POOLS[dimensions](2))
