@@ -13,7 +13,8 @@ from torch import Tensor
 
 from medsilo.algorithms.base import Groups, Parcel
 from medsilo.errors import MedsiloError, ParticipationError, Refused
-from medsilo.federation.record import Record, now
+from medsilo.federation.pictures import draw_amplitude
+from medsilo.federation.record import AMPLITUDE, Record, now
 from medsilo.learning.loop import is_finite
 from medsilo.mixing.mixers import Mixer
 from medsilo.package import package_facts
@@ -376,6 +377,7 @@ class Coordinator:
         algorithm.received(networks, groups, phase)
         facts = {"round": rounds, "method": self.plan.algorithm.name, "plan_hash": self.plan.hash}
         self.record.save_global(which, algorithm.whole(networks).state_dict(), facts)
+        draw_amplitude(algorithm.input_layer(networks), self.record.folder / AMPLITUDE)
 
     # ------------------------------------------------------------------ the summary
     def _summary(self, reason: str | None, started: str, seconds: float) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, Subset
 
 from medsilo.algorithms.base import Groups, Parcel, Workbench, memory_of
 from medsilo.errors import DataError, Refused
+from medsilo.federation.pictures import FOLDER, draw_images
 from medsilo.files import load_tensors, save_tensors, write_text
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import batches, evaluate, is_finite, passed_through, train_epoch
@@ -29,6 +30,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.base import Cases, SiteData
 
 EVALUATION_BATCH = 64
+PICTURES = 3
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
 Stop = Callable[[], None]
 
@@ -118,6 +120,7 @@ class Participant:
             self._load_model("last")
         self._save_model("best", selected)
         loss, score, cases = self._evaluate(self.data.test, stop)
+        self._draw()
         return Parcel(
             metrics={"test": _number(score), "test_loss": _number(loss), "cases": cases, "selected": selected}
         )
@@ -204,6 +207,15 @@ class Participant:
             order = generator_for(self.plan.seed, self.site, "evaluation")
         data = batches(part, EVALUATION_BATCH, self.compute, order, whole=True)
         return evaluate(self.model, data, self.plan.task.loss, self.plan.task.case_scores, self.compute, stop)
+
+    def _draw(self) -> None:
+        """Some images before and after the input layer, into this site's folder; they never travel."""
+        layer = self.plan.algorithm.input_layer(self.modules)
+        if layer is None or not (self.settings.pictures or self.plan.task.synthetic):
+            return
+        cases = range(min(PICTURES, self.cases["validation"]))
+        images = torch.stack([self.data.validation[case][0] for case in cases]).to(self.compute.device)
+        draw_images(layer, images, self.folder / FOLDER)
 
     # ------------------------------------------------------------------ what is kept at the site
     def _begin(self) -> None:
