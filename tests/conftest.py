@@ -8,7 +8,7 @@ import pytest
 from medsilo.plan import Plan, parse_plan
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
-METHODS = ["local", "fedavg", "fedprox", "fedbn", "fedper", "adafed", "d-adafed", "f-adafed"]
+METHODS = ["local", "fedavg", "fedprox", "fedbn", "fedper", "harmofl", "adafed", "d-adafed", "f-adafed"]
 TINY = {"name": "synthetic-activity"}
 
 

@@ -70,6 +70,13 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("-o", "--out", type=Path, default=None, help="the page (default: report.html in the first run)")
     report.set_defaults(command=_report)
 
+    leak = commands.add_parser("leak-report", help="say what leaves a site under a job, before anything runs")
+    leak.add_argument("job", help="a job's folder, for example jobs/harmofl")
+    _add_changes(leak)
+    leak.add_argument("--data", type=Path, default=None, help="folder with the sites' data, for tasks that need one")
+    leak.add_argument("--local", type=Path, default=None, help="the folder with a site's medsilo.yaml")
+    leak.set_defaults(command=_leak_report)
+
     commands.add_parser("methods", help="list the methods").set_defaults(command=_methods)
     commands.add_parser("tasks", help="list the tasks").set_defaults(command=_tasks)
     return parser
@@ -99,7 +106,8 @@ def _settings(options: argparse.Namespace) -> "SiteSettings":
     from medsilo.site.settings import make_settings
 
     data = options.data.resolve() if options.data else None
-    return make_settings({"device": options.device, "data": data}, "the command line")
+    # Who runs the simulator owns the data, so pictures of them may lie beside the results.
+    return make_settings({"device": options.device, "data": data, "pictures": True}, "the command line")
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -186,6 +194,25 @@ def _report(options: argparse.Namespace) -> int:
 
     page = options.out or options.runs[0] / "report.html"
     _say(f"report: {write(options.runs, page, page.parent.resolve().name)}")
+    return 0
+
+
+def _leak_report(options: argparse.Namespace) -> int:
+    from medsilo.flare.jobs import find_job, plan_of
+    from medsilo.site.leaks import describe
+    from medsilo.site.settings import SiteSettings, read_settings
+
+    plan = plan_of(find_job(options.job), options.set)
+    settings = read_settings(options.local) if options.local else SiteSettings()
+    images: dict[str, int | str] = {}
+    for site in plan.participation.sites:
+        try:
+            data = plan.task.load(site, plan.participation.sites, plan.seed, options.data or settings.data)
+            images[site] = len(data.train)  # type: ignore[arg-type]
+        except MedsiloError as error:
+            images[site] = str(error)
+    for line in describe(plan, images, settings):
+        _say(line)
     return 0
 
 

@@ -55,6 +55,12 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically."""
+    with _replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically; a number that is no number is an error and never a file that others can't read."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

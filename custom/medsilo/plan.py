@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from torch import Tensor, nn
 
 from medsilo.algorithms import ALGORITHMS
+from medsilo.algorithms.base import Blueprint
 from medsilo.errors import PlanError
 from medsilo.files import is_safe_name
 from medsilo.learning.seeds import seed_for
@@ -106,20 +107,32 @@ class Plan(Section):
             object.__setattr__(self, "network", self.task.default_network())
         self.algorithm.phases(self.training)  # raises where these rounds are too few
         with torch.device("meta"):
-            self.algorithm.check(self.algorithm.networks(self._build))
+            self.algorithm.check(self.algorithm.networks(self._blueprint()))
+        self._keeps_its_protocol()
         return self
 
-    def _build(self) -> nn.Module:
-        return self.network.build(self.task.channels, self.task.classes)
+    def _keeps_its_protocol(self) -> None:
+        """A plan that declares a protocol follows it in all that the method says of it."""
+        for key, wanted in self.algorithm.protocols.get(self.protocol, {}).items():
+            section, _, name = key.partition(".")
+            own = getattr(getattr(self, section), name, wanted)  # a network without norms can't break the rule
+            if own != wanted:
+                raise PlanError(
+                    f"{key}: {own!r}, but protocol '{self.protocol}' of {self.algorithm.name} has {wanted!r}; "
+                    "change it, or declare protocol: clinical"
+                )
+
+    def _blueprint(self) -> Blueprint:
+        return Blueprint(lambda: self.network.build(self.task.channels, self.task.classes), self.task.shape)
 
     def build_networks(self) -> dict[str, nn.Module]:
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.seed, "initial weights"))
-            return self.algorithm.networks(self._build)
+            return self.algorithm.networks(self._blueprint())
 
     def phase_of(self, round_number: int) -> str:
-        """The phase that a round (from 1) belongs to; after the last round, the last phase."""
+        """The phase that a round (from 1) belongs to; after the last round, the last phase, if it has rounds or not."""
         return self.algorithm.phases(self.training)[self.stage_of(round_number)].name
 
     def stage_of(self, round_number: int) -> int:
@@ -130,6 +143,11 @@ class Plan(Section):
                 return place
             round_number -= phase.rounds
         return len(phases) - 1
+
+    @property
+    def last_phase(self) -> str:
+        """The phase after the last round, in which its outcome is given to the sites."""
+        return self.phase_of(self.rounds + 1)
 
     @property
     def rounds(self) -> int:

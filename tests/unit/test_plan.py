@@ -321,6 +321,7 @@ OTHERS = {
     "training.momentum": 0.8,
     "training.weight_decay": 1e-9,
     "training.optimizer_state": "reset",
+    "training.truncate": True,
     "participation.sites": "[hospital-a, hospital-b]",
     "participation.minimum": 2,
     "participation.when_missing": "wait",

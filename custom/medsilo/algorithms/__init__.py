@@ -8,11 +8,12 @@ from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.fedbn import FedBN
 from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.fedprox import FedProx
+from medsilo.algorithms.harmofl import HarmoFL
 from medsilo.algorithms.local import Local
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     method.model_fields["name"].default: method
-    for method in (Local, FedAvg, FedProx, FedBN, FedPer, AdaFed, DAdaFed, FAdaFed, Central)
+    for method in (Local, FedAvg, FedProx, FedBN, FedPer, HarmoFL, AdaFed, DAdaFed, FAdaFed, Central)
 }
 
 __all__ = ["ALGORITHMS", "Algorithm", "Parcel", "Phase"]

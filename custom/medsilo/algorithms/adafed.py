@@ -2,12 +2,10 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from torch import nn
-
-from medsilo.algorithms.base import Groups, Headquarters, Modules, Phase, Workbench, require
+from medsilo.algorithms.base import Blueprint, Groups, Headquarters, Modules, Phase, Workbench, require
 from medsilo.algorithms.pretraining import Pretraining
 from medsilo.algorithms.similar import Similar
 from medsilo.learning.layers import batch_norm_names, head_names
@@ -42,7 +40,7 @@ class AdaFed(Similar):
     def measures(self) -> bool:
         return self.weights == "similarity"
 
-    def networks(self, build: Callable[[], nn.Module]) -> Modules:
+    def networks(self, build: Blueprint) -> Modules:
         modules = super().networks(build)
         return {**modules, "pretrained": copy.deepcopy(modules["model"]).requires_grad_(False)}
 

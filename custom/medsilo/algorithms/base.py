@@ -1,6 +1,7 @@
 """What a federated method is: what is shared, how it is merged, what is trained."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -42,6 +43,17 @@ class Phase:
 
     name: str
     rounds: int
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Makes the plan's network, as often as called; knows the shape of one case, where all have the same."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...] | None
+
+    def __call__(self) -> nn.Module:
+        return self.make()
 
 
 @dataclass(frozen=True)
@@ -87,14 +99,25 @@ class Algorithm(Section):
     travels: ClassVar[str]  # for the table of methods: what leaves a site
     pooled: ClassVar[bool] = False  # needs all data in one place, so it never runs on NVFlare
     passing: ClassVar[frozenset[str]] = frozenset()  # networks that a site needs within one round and never keeps
+    # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise.
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def phases(self, training: Training) -> Sequence[Phase]:
         """The stretches of rounds, in order."""
         return [Phase("train", training.rounds)]
 
-    def networks(self, build: Callable[[], nn.Module]) -> Modules:
+    def networks(self, build: Blueprint) -> Modules:
         """Every network a site holds; `build` makes the plan's network. "model" is the one that is evaluated."""
         return {"model": build()}
+
+    def input_layer(self, modules: Modules) -> nn.Module | None:
+        """What every batch passes through, once, before a network sees it, in training as in evaluation."""
+        return None
+
+    def whole(self, modules: Modules) -> nn.Module:
+        """What is evaluated, saved and given to the hospital: "model" with the input layer in front."""
+        layer = self.input_layer(modules)
+        return modules["model"] if layer is None else nn.Sequential(OrderedDict(input=layer, model=modules["model"]))
 
     # What is shared
     def shared(self, modules: Modules, phase: str) -> Groups:
@@ -102,8 +125,18 @@ class Algorithm(Section):
         return {"model": modules["model"].state_dict()}
 
     def given(self, modules: Modules, phase: str) -> Groups:
-        """The tensors that a site is given in a phase, in the same form; by default those that it sends back."""
+        """The tensors that a site is given in a phase, in the same form; by default those that it sends back.
+
+        A group that is given and not sent back stays as it is: each site gets it once in a phase and keeps it.
+        """
         return self.shared(modules, phase)
+
+    def received(self, modules: Modules, groups: Collection[str], phase: str) -> None:
+        """These groups have just been put into the networks; raises Refused when the site can't go on with them."""
+
+    def averages(self, images: int, training: Training) -> int | None:
+        """The fewest of a site's images whose average leaves the site; None when no average of images does."""
+        return None
 
     # How it is merged
     def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:

@@ -4,7 +4,7 @@ No word here of how parcels travel: a `Transport` brings them, in a plain loop o
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from medsilo.algorithms.base import Groups, Headquarters, Parcel
 from medsilo.errors import MedsiloError, ParticipationError, Refused
-from medsilo.federation.record import Record, now
+from medsilo.federation.pictures import draw_amplitude
+from medsilo.federation.record import AMPLITUDE, Record, now
 from medsilo.learning.loop import is_finite
 from medsilo.mixing.mixers import Mixer
 from medsilo.package import package_facts
@@ -91,8 +92,9 @@ class Coordinator:
         self.ends: dict[str, Exchange] = {}
         networks = plan.build_networks()
         self.parameters = sum(parameter.numel() for parameter in networks["model"].parameters())
-        last_phase = plan.phase_of(plan.rounds)
-        self.personal = plan.algorithm.personal(networks, last_phase)
+        self.personal = plan.algorithm.personal(networks, plan.last_phase)
+        self.settled: dict[str, list[str]] = {}  # the constants that each site has confirmed
+        self.smallest: int | None = None  # training cases of the smallest site
         with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
             self.layout = plan.build_networks()
 
@@ -106,7 +108,8 @@ class Coordinator:
             self._check_sites()
             if not resume:
                 self._save()
-            self._end("join", 0)
+            joined = self._end("join", 0)
+            self.smallest = min(reply.facts["cases"]["train"] for reply in joined.replies.values())
             while self.done < self.plan.rounds:
                 self._round(self.done + 1)
             self._finish()
@@ -176,7 +179,7 @@ class Coordinator:
         if not self.personal:
             self._save_global("last", number)
         if chosen != number:
-            self._take_over(*self.record.load_best())
+            self._take_over(*self.record.load_best(), self._shared(self.plan.last_phase))
         if not self.personal:
             self._save_global("best", chosen)
         self._end("test", number, selected=chosen, empty=chosen == number)
@@ -203,9 +206,12 @@ class Coordinator:
             "sites": self.sites,
             "selected": selected,
         }
+        if self.plan.training.truncate:
+            facts["train_cases"] = self.smallest
+        phase = self.plan.phase_of(number) if task == "round" else self.plan.last_phase
 
         def outgoing(site: str) -> Parcel:
-            groups = {} if task == "join" or empty else self._payload(site, self.plan.phase_of(number))
+            groups = {} if task == "join" or empty else self._payload(site, phase)
             parcel = Parcel(groups, facts=facts)
             exchange.bytes_down[site] = parcel.size()
             return parcel
@@ -216,10 +222,14 @@ class Coordinator:
             for group, tensors in reply.groups.items():
                 self.mixers[group].add(site, tensors, reply.samples)
             exchange.replies[site] = Parcel(facts=reply.facts, samples=reply.samples, metrics=reply.metrics)
+            if task == "round":
+                self.settled[site] = sorted(self._given(phase).keys() - self._shared(phase).keys())
 
         asked = self.sites
         while True:
             exchange.missing = self.transport.ask(asked, outgoing, receive, rules.timeout)
+            for site in exchange.missing:  # it may have lost what it had
+                self.settled.pop(site, None)
             waited = time.monotonic() - started
             if not exchange.missing or rules.when_missing != "wait" or waited + RETRY_PAUSE > rules.patience:
                 break
@@ -240,7 +250,8 @@ class Coordinator:
         return f"{where}: {answered}, the plan needs {required}: {reasons}"
 
     def _payload(self, site: str, phase: str) -> Groups:
-        return {group: self.mixers[group].current(site) for group in self.plan.algorithm.given(self.layout, phase)}
+        known = self.settled.get(site, [])
+        return {group: self.mixers[group].current(site) for group in self._given(phase) if group not in known}
 
     # ------------------------------------------------------------------ accepting
     def _check(self, site: str, reply: Parcel, task: str, number: int, exchange: Exchange) -> None:
@@ -292,13 +303,16 @@ class Coordinator:
         pack = self.plan.transport.packed
         return {group: {name: pack(tensor) for name, tensor in tensors.items()} for group, tensors in groups.items()}
 
+    def _given(self, phase: str) -> Groups:
+        """What sites are given in a phase: its layout, without values."""
+        return self.plan.algorithm.given(self.layout, phase)
+
     # ------------------------------------------------------------------ the server's memory
     def _open_mixers(self, number: int) -> None:
         """Begin a round of its phase's mixers."""
         if self.plan.stage_of(number) != self.stage:
             self._enter(number)
-        phase = self.plan.phase_of(number)
-        for group in (self.plan.algorithm.given(self.layout, phase) | self._shared(phase)):
+        for group in self._shared(self.plan.phase_of(number)):
             self.mixers[group].start(self.sites)
 
     def _enter(self, number: int, prepare: bool = True) -> None:
@@ -307,7 +321,8 @@ class Coordinator:
         A group that travels for the first time gets its initial values, any other goes on with what it has.
         """
         algorithm, phase = self.plan.algorithm, self.plan.phase_of(number)
-        travelling = {*algorithm.given(self.layout, phase), *algorithm.shared(self.layout, phase)}
+        given, shared = self._given(phase).keys(), self._shared(phase).keys()
+        travelling = given | shared
         initial: Groups = {}
         if not travelling <= set(self.mixers):
             networks = self.plan.build_networks()
@@ -323,7 +338,7 @@ class Coordinator:
             self.mixers[group] = mixer
         for group in self.only_given - travelling:  # nobody will ask for these again
             self.mixers.pop(group, None)
-        self.only_given = {*algorithm.given(self.layout, phase)} - {*algorithm.shared(self.layout, phase)}
+        self.only_given = set(given - shared)
         self.stage = self.plan.stage_of(number)
 
     def _headquarters(self) -> Headquarters:
@@ -350,7 +365,14 @@ class Coordinator:
         if self.done == 0:
             self._open_mixers(1)
         tensors: dict[str, Tensor] = {}
-        facts: dict[str, Any] = {"plan": self.plan.hash, "sites": self.sites, "best": self.best, "mixers": {}, "details": self.details}
+        facts: dict[str, Any] = {
+            "plan": self.plan.hash,
+            "sites": self.sites,
+            "best": self.best,
+            "settled": self.settled,
+            "details": self.details,
+            "mixers": {},
+        }
         for group, mixer in self.mixers.items():
             state, facts["mixers"][group] = mixer.state()
             tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
@@ -365,30 +387,31 @@ class Coordinator:
         for number in range(1, max(facts["round"], 1) + 1):  # the mixers of every phase so far, in their order
             if self.plan.stage_of(number) != self.stage:
                 self._enter(number, prepare=False)
-                self._take_over(tensors, facts)  # at once: the next phase's mixers may depend on it
-        self.details = facts["details"]
+                self._take_over(tensors, facts, facts["mixers"])  # at once: the next phase's mixers may depend on it
+        self.details, self.settled = facts["details"], facts["settled"]
         self.done = facts["round"]
         self.best = tuple(facts["best"]) if facts["best"] else None
         self.rounds = self.record.forget_after(self.done)
 
-    def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Put a checkpoint's values into the mixers."""
-        for group, mixer_facts in facts["mixers"].items():
-            if group not in self.mixers:
-                continue  # its phase is yet to come
+    def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any], groups: Iterable[str]) -> None:
+        """Put a checkpoint's values of these groups into their mixers; those of phases to come have none yet."""
+        for group in self.mixers.keys() & set(groups):
             prefix = f"{group}/"
             mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            self.mixers[group].load_state(mine, mixer_facts)
+            self.mixers[group].load_state(mine, facts["mixers"][group])
 
     def _save_global(self, which: str, rounds: int) -> None:
         networks = self.plan.build_networks()
-        phase = self.plan.phase_of(self.plan.rounds)
-        payload = self._payload(self.sites[0], phase)
-        for group, tensors in self.plan.algorithm.shared(networks, phase).items():
+        algorithm, phase = self.plan.algorithm, self.plan.last_phase
+        groups = algorithm.given(networks, phase)
+        for group, tensors in groups.items():
+            values = self.mixers[group].current(self.sites[0])
             for name, tensor in tensors.items():
-                tensor.copy_(payload[group][name])
+                tensor.copy_(values[name])
+        algorithm.received(networks, groups, phase)
         facts = {"round": rounds, "method": self.plan.algorithm.name, "plan_hash": self.plan.hash}
-        self.record.save_global(which, networks["model"].state_dict(), facts)
+        self.record.save_global(which, algorithm.whole(networks).state_dict(), facts)
+        draw_amplitude(algorithm.input_layer(networks), self.record.folder / AMPLITUDE)
 
     # ------------------------------------------------------------------ the summary
     def _summary(self, reason: str | None, started: str, seconds: float) -> dict[str, Any]:

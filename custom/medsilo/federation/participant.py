@@ -14,20 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from medsilo.algorithms.base import Groups, Parcel, Workbench, memory_of
 from medsilo.errors import DataError, Refused
+from medsilo.federation.pictures import FOLDER, draw_images
 from medsilo.files import load_tensors, save_tensors, write_text
-from medsilo.learning.loop import batches, evaluate, is_finite, train_epoch
+from medsilo.learning.layers import judges_by_batch
+from medsilo.learning.loop import batches, evaluate, is_finite, passed_through, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.learning.steps import Step
 from medsilo.package import package_facts
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import SiteData
+from medsilo.tasks.base import Cases, SiteData
 
 EVALUATION_BATCH = 64
+PICTURES = 3
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
 Stop = Callable[[], None]
 
@@ -45,21 +48,24 @@ class Participant:
         data: SiteData | None = None,
     ) -> None:
         self.plan, self.site, self.folder = plan, site, folder
-        self.compute = settings.compute()
+        self.compute, self.settings = settings.compute(), settings
         self.data = data or _load_data(plan, site, sites, settings)
         self.cases = {part: len(getattr(self.data, part)) for part in ("train", "validation", "test")}
         for part, cases in self.cases.items():
             if cases == 0:
                 raise DataError(f"the {part} part of task {plan.task.name} has no cases at this site; check its split")
+            _check_inputs(part, getattr(self.data, part), plan.task.shape)
+        self.train = self.data.train
+        self._check_average()
         self.best: float | None = None  # validation score of the model this site chose so far
         self._begin()
-        personal = plan.algorithm.personal(self.modules, plan.phase_of(plan.rounds))
+        personal = plan.algorithm.personal(self.modules, plan.last_phase)
         self.chooses = personal and plan.tracking.select == "best"
 
     @property
     def model(self) -> nn.Module:
-        """The network that is evaluated and kept."""
-        return self.modules["model"]
+        """What is evaluated and kept: the network, behind the method's input layer if it has one."""
+        return self.plan.algorithm.whole(self.modules)
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         """Do what a parcel asks and answer it. `stop` is asked before every batch and raises to end the work."""
@@ -80,6 +86,7 @@ class Participant:
         """Take over what was merged, validate it, train, and give back what this phase shares."""
         started = time.monotonic()
         phase = self.plan.phase_of(number)
+        self._truncate(parcel.facts.get("train_cases"))
         self._stand_after(number - 1)
         self.done = -1  # until the round is whole, what lies in memory is the state after no round
         self._receive(parcel, phase)
@@ -89,12 +96,12 @@ class Participant:
         self.done = number
         self._save_state()
         self._write_row(number, phase, metrics, time.monotonic() - started)
-        return Parcel(self._give(phase), samples=self.cases["train"], metrics=metrics)
+        return Parcel(self._give(phase), samples=self._samples(), metrics=metrics)
 
     def _deliver(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
         """Take over and validate the outcome of the last round."""
         self._stand_after(number)
-        self._receive(parcel, self.plan.phase_of(number))
+        self._receive(parcel, self.plan.last_phase)
         metrics = self._validate(number, stop)
         self._write_row(number + 1, "deliver", metrics, 0.0)
         self._save_model("last", number)
@@ -108,11 +115,12 @@ class Participant:
         elif parcel.groups:
             selected = parcel.facts["selected"]
             self._load_model("last")
-            self._receive(parcel, self.plan.phase_of(number))
+            self._receive(parcel, self.plan.last_phase)
         else:
             self._load_model("last")
         self._save_model("best", selected)
         loss, score, cases = self._evaluate(self.data.test, stop)
+        self._draw()
         return Parcel(
             metrics={"test": _number(score), "test_loss": _number(loss), "cases": cases, "selected": selected}
         )
@@ -121,10 +129,12 @@ class Participant:
     @torch.no_grad()
     def _receive(self, parcel: Parcel, phase: str) -> None:
         """Put what arrived into the networks, in place: the optimizers keep hold of their parameters."""
-        mine = self.plan.algorithm.given(self.modules, phase)
+        algorithm = self.plan.algorithm
+        mine = algorithm.given(self.modules, phase)
         for group, tensors in parcel.groups.items():
             for name, tensor in tensors.items():
                 mine[group][name].copy_(tensor)
+        algorithm.received(self.modules, parcel.groups, phase)
 
     def _give(self, phase: str) -> Groups:
         """Copies of what travels: training may go on in the originals while these are still on their way."""
@@ -135,13 +145,38 @@ class Participant:
         }
 
     # ------------------------------------------------------------------ training and evaluation
+    def _samples(self) -> int:
+        """The cases that this site trains on."""
+        return len(self.train)  # type: ignore[arg-type]
+
+    def _truncate(self, cases: int | None) -> None:
+        """Train on so many cases, always the same ones, when the plan asks for sites of one size."""
+        if not self.plan.training.truncate or cases is None or cases >= self.cases["train"]:
+            self.train = self.data.train
+            return
+        drawn = torch.randperm(self.cases["train"], generator=generator_for(self.plan.seed, self.site, "truncate"))
+        self.train = Subset(self.data.train, sorted(drawn[: max(cases, 1)].tolist()))
+        self._check_average()
+
+    def _check_average(self) -> None:
+        """An average that leaves the site covers as many images as the hospital demands, whatever the plan says."""
+        covers = self.plan.algorithm.averages(self._samples(), self.plan.training)
+        least = self.settings.smallest_average
+        if covers is not None and covers < least:
+            raise Refused(
+                f"this plan averages {covers} images of this site, which lets no average of fewer than {least} leave "
+                "(smallest_average in its medsilo.yaml); set a larger training.batch_size or bring more images"
+            )
+
     def _train(self, number: int, phase: str, stop: Stop) -> float:
         if self.plan.training.optimizer_state == "reset":
             self._make_optimizers()
 
         def epoch(name: str, step: Step, local_epoch: int) -> float:
             order = generator_for(self.plan.seed, self.site, "shuffle", number, local_epoch)
-            data = batches(self.data.train, self.plan.training.batch_size, self.compute, order)
+            data = batches(self.train, self.plan.training.batch_size, self.compute, order)
+            layer = self.plan.algorithm.input_layer(self.modules)
+            data = passed_through(layer, data) if layer else data
             optimizer, loss = self.optimizers[name], self.plan.task.loss
             return train_epoch(self.modules[name], data, loss, optimizer, self.compute, step, stop)
 
@@ -180,8 +215,20 @@ class Participant:
         return {"validation": _number(score), "validation_loss": _number(loss)}
 
     def _evaluate(self, part: Dataset, stop: Stop) -> tuple[float, float, int]:
-        data = batches(part, EVALUATION_BATCH, self.compute)
+        order = None
+        if judges_by_batch(self.modules["model"]):  # then batches must be mixed, and always the same
+            order = generator_for(self.plan.seed, self.site, "evaluation")
+        data = batches(part, EVALUATION_BATCH, self.compute, order, whole=True)
         return evaluate(self.model, data, self.plan.task.loss, self.plan.task.case_scores, self.compute, stop)
+
+    def _draw(self) -> None:
+        """Some images before and after the input layer, into this site's folder; they never travel."""
+        layer = self.plan.algorithm.input_layer(self.modules)
+        if layer is None or not (self.settings.pictures or self.plan.task.synthetic):
+            return
+        cases = range(min(PICTURES, self.cases["validation"]))
+        images = torch.stack([self.data.validation[case][0] for case in cases]).to(self.compute.device)
+        draw_images(layer, images, self.folder / FOLDER)
 
     # ------------------------------------------------------------------ what is kept at the site
     def _begin(self) -> None:
@@ -221,7 +268,9 @@ class Participant:
 
         Two rounds, because a server that dies inside a round asks for that round again.
         """
-        sent = memory_of(self.plan.algorithm.given(self.modules, self.plan.phase_of(self.done + 1)))
+        algorithm, phase = self.plan.algorithm, self.plan.phase_of(self.done + 1)
+        given, shared = algorithm.given(self.modules, phase), algorithm.shared(self.modules, phase)
+        sent = memory_of({group: given[group] for group in given.keys() & shared.keys()})  # comes in every round
         tensors = {
             f"module/{module}/{name}": tensor
             for module, network in self.modules.items()
@@ -261,7 +310,7 @@ class Participant:
         path = self.folder / "metrics.csv"
         rows = list(csv.DictReader(io.StringIO(path.read_text()))) if path.exists() else []
         rows = [row for row in rows if int(row["round"]) < number]
-        row = {"round": number, "phase": phase, "samples": self.cases["train"], "validated_round": number - 1}
+        row = {"round": number, "phase": phase, "samples": self._samples(), "validated_round": number - 1}
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
         writer.writeheader()
@@ -274,6 +323,20 @@ def _load_data(plan: Plan, site: str, sites: Sequence[str], settings: SiteSettin
         message = "the data folder named in this site's medsilo.yaml does not exist; correct 'data' there"
         raise DataError(message, private=str(settings.data))
     return plan.task.load(site, sorted(sites), plan.seed, settings.data)
+
+
+def _check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:
+    """The inputs are what the task says; counts, and no names of files, may leave the site."""
+    own = tuple(data[0][0].shape)
+    if shape is not None and own != shape:
+        hint = f"the plan's images have {shape[0]} channels" if own[0] != shape[0] else "set task.size"
+        raise DataError(f"the {part} part has inputs of shape {list(own)}, the plan's are {list(shape)}; {hint}")
+    if isinstance(data, Cases) and not is_finite(data.inputs):
+        wrong = ~data.inputs.isfinite().flatten(1)
+        raise DataError(
+            f"{int(wrong.sum())} values in {int(wrong.any(1).sum())} of {len(data)} cases of the {part} part are NaN "
+            "or infinite; correct them at the site"
+        )
 
 
 def _number(value: float) -> float | None:

@@ -17,6 +17,7 @@ from medsilo.files import load_tensors, newest, save_tensors, write_json, write_
 from medsilo.package import package_facts
 from medsilo.plan import Plan
 
+AMPLITUDE = "figures/amplitude.png"  # of the server, where the method has one
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
 
 

@@ -1,5 +1,8 @@
 """Which tensors of a network belong to which kind of layer, told by the layers' types and never by their names."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -42,3 +45,21 @@ def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
 def head_layers(module: nn.Module) -> list[nn.Module]:
     """The head, or nothing when the network has none."""
     return [layer for layer in module.modules() if isinstance(layer, HEAD_TYPES)][-1:]
+
+
+@contextmanager
+def keeping_statistics(module: nn.Module) -> Iterator[None]:
+    """Inside, batch norms train as ever, but their running statistics and counters stay as they are."""
+    tracking = [layer for layer in batch_norm_layers(module) if layer.track_running_stats]
+    for layer in tracking:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in tracking:
+            layer.track_running_stats = True
+
+
+def judges_by_batch(module: nn.Module) -> bool:
+    """Whether a batch norm keeps no running statistics: then a case's output depends on its batch, always."""
+    return any(layer.running_mean is None for layer in batch_norm_layers(module))

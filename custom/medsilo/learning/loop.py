@@ -70,14 +70,18 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def batches(
-    dataset: Dataset, batch_size: int, compute: Compute, shuffle: torch.Generator | None = None
+    dataset: Dataset,
+    batch_size: int,
+    compute: Compute,
+    shuffle: torch.Generator | None = None,
+    whole: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The data set in batches on the site's device; shuffled when a generator is given.
 
-    A last training batch of one case is left out: batch norm can't be trained on it.
+    A last training batch of one case is left out: batch norm can't be trained on it. `whole` leaves out none.
     """
     size = len(dataset)  # type: ignore[arg-type]
-    drop_last = shuffle is not None and size > batch_size and size % batch_size == 1
+    drop_last = shuffle is not None and not whole and size > batch_size and size % batch_size == 1
     order = RandomSampler(range(size), generator=shuffle) if shuffle else SequentialSampler(range(size))
     sampler = BatchSampler(order, batch_size, drop_last)
     if isinstance(dataset, TensorDataset):  # lies in memory: one indexing per batch, not one per case
@@ -86,6 +90,12 @@ def batches(
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=compute.workers)
     for inputs, targets in loader:
         yield inputs.to(compute.device, non_blocking=True), targets.to(compute.device, non_blocking=True)
+
+
+def passed_through(layer: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Training data behind an input layer, which sees each batch once however often a step passes over it."""
+    layer.train()
+    return ((layer(inputs), targets) for inputs, targets in data)
 
 
 def train_epoch(

@@ -20,6 +20,8 @@ class Training(Section):
     momentum: float = Field(0.0, ge=0, lt=1)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0, le=1)
+    # Every site trains on as many cases as the smallest one has (HarmoFL's released code); which ones, the seed says.
+    truncate: bool = False
     # What the papers' codes do with momentum when the server overwrites the weights: keep it, or start afresh.
     optimizer_state: Literal["keep", "reset"] = "keep"
 

@@ -174,10 +174,14 @@ class WeightedMean(Mixer):
     also for a site that has answered.
 
     spill_folder: where that file lies; the system's folder for temporary files if not given.
+    rate: η_g, the server's step: θ ← θ + η_g (mean - θ). 1 is the mean itself, to the last bit.
     """
 
-    def __init__(self, spill_folder: str | Path | None = None) -> None:
+    def __init__(self, spill_folder: str | Path | None = None, rate: float = 1.0) -> None:
         super().__init__()
+        if not _is_positive(rate):
+            raise PlanError(f"rate is {rate!r}: the server's step η_g must be positive")
+        self.rate = float(rate)
         self._given: dict[str, Tensor] | None = None
         self._waiting = WaitingRoom(spill_folder)
         self._weights: dict[str, float] = {}
@@ -246,8 +250,18 @@ class WeightedMean(Mixer):
         for site in self._sites[self._turn :]:
             if site in self._waiting:
                 self._fold_waiting(site)
+        if self.rate != 1.0 and self._given is not None:
+            self._step_from(self._given, self._layout)
         self._given = self._layout.restore(self._mean, self._carried)
         self._begin_sum()
+
+    def _step_from(self, given: Tensors, layout: Layout) -> None:
+        """m ← θ + η_g (m - θ), block by block."""
+        for section, mean, scratch in zip(layout.sections, self._mean, self._scratch, strict=True):
+            for block, m in zip(section.blocks, mean.split(section.widths), strict=True):
+                theta = scratch[: block.size]
+                block.read(given, theta)
+                torch.lerp(theta, m, self.rate, out=m)
 
     def _row(self, site: str) -> dict[str, Tensor] | None:
         return self._given if site in self._sites else None

@@ -3,6 +3,8 @@
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.alexnet import AlexNet
 from medsilo.models.base import Network
+from medsilo.models.basic_unet import BasicUNet
+from medsilo.models.densenet121 import DenseNet121
 from medsilo.models.lenet5 import LeNet5
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.unet import UNet
@@ -10,6 +12,8 @@ from medsilo.models.unet import UNet
 NETWORKS: dict[str, type[Network]] = {
     "activity-cnn": ActivityCnn,
     "alexnet": AlexNet,
+    "basic-unet": BasicUNet,
+    "densenet121": DenseNet121,
     "lenet5": LeNet5,
     "small-cnn": SmallCnn,
     "unet": UNet,

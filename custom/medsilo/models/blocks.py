@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-Norm = Literal["batch", "group", "none"]
+Norm = Literal["batch", "batch-statistics", "group", "none"]
 
 CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d}
 BATCH_NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d}
@@ -24,4 +24,6 @@ def norm_layer(dimensions: int, features: int, norm: Norm) -> list[nn.Module]:
     """The norm after a layer with so many features, or nothing."""
     if norm == "batch":
         return [BATCH_NORMS[dimensions](features)]
+    if norm == "batch-statistics":  # of HarmoFL's released code: no weights, and the batch's statistics at all times
+        return [BATCH_NORMS[dimensions](features, affine=False, track_running_stats=False)]
     return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []

@@ -8,7 +8,12 @@ from torch import nn
 from medsilo.models.base import Network
 
 # MONAI's instance norm has no weights by default; with them it can be compared with batch norm.
-MONAI_NORMS: dict[str, Any] = {"batch": "BATCH", "instance": ("INSTANCE", {"affine": True}), "none": None}
+MONAI_NORMS: dict[str, Any] = {
+    "batch": "BATCH",
+    "batch-statistics": ("BATCH", {"affine": False, "track_running_stats": False}),
+    "instance": ("INSTANCE", {"affine": True}),
+    "none": None,
+}
 
 
 class UNet(Network):
@@ -22,7 +27,7 @@ class UNet(Network):
         default=(16, 32, 64), min_length=2, max_length=7, description="features of each level, the finest first"
     )
     residual_units: int = Field(default=0, ge=0, le=4, description="residual convolutions per level; 0: one plain one")
-    norm: Literal["batch", "instance", "none"] = "batch"
+    norm: Literal["batch", "batch-statistics", "instance", "none"] = "batch"
 
     def build(self, channels: int, classes: int) -> nn.Module:
         from monai.networks.nets import UNet as MonaiUNet  # here, because importing MONAI takes seconds

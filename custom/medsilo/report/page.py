@@ -60,6 +60,7 @@ def render(runs: Sequence[Run], title: str) -> str:
         results=_results(runs),
         gains=_gains(runs),
         curves=_curves(runs),
+        harmonised=[run for run in runs if run.pictures or run.amplitude],
         participation=[_participation(run) for run in runs if not findings.is_central(run)],
         agreed=_same(runs, _agreed),
         costs=_costs(runs),

@@ -1,17 +1,20 @@
 """Run folders as objects: read once, checked once, with one-line errors that name the file and the fix."""
 
+import base64
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from medsilo.errors import MedsiloError
+from medsilo.png import SIGNATURE
 
 SCHEMA = 1
+LARGEST_PICTURE = 2_000_000  # bytes
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
 
 
@@ -139,6 +142,8 @@ class Run:
     rounds: tuple[Round, ...]
     plan: str
     provenance: dict[str, Any]
+    pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by site: (before, after) as data URIs
+    amplitude: str | None = None  # the picture of the amplitude that all sites share
 
     @property
     def failed(self) -> bool:
@@ -190,7 +195,9 @@ def read(folder: Path) -> Run:
     if not isinstance(provenance, dict):
         raise MedsiloError(f"provenance.json of run '{name}' holds no object: {BROKEN}")
     plan = _text(folder, "plan.yaml", name)
-    return Run(name, summary.title, summary, _rounds(folder, name, summary), plan, provenance)
+    rounds = _rounds(folder, name, summary)
+    amplitude = _picture(Path(folder) / "figures/amplitude.png")
+    return Run(name, summary.title, summary, rounds, plan, provenance, _pictures(Path(folder)), amplitude)
 
 
 def read_all(folders: Sequence[Path]) -> list[Run]:
@@ -246,6 +253,25 @@ def _rounds(folder: Path, name: str, summary: Summary) -> tuple[Round, ...]:
             where = f"rounds.jsonl of run '{name}', line {number}"
             rounds.append(_checked(Round, _parsed(line, where), where))
     return tuple(rounds)
+
+
+def _pictures(folder: Path) -> dict[str, list[tuple[str, str]]]:
+    """The pictures that sites allowed to be kept in this run tree."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for before in sorted(folder.glob("sites/*/pictures/before-*.png")):
+        pair = _picture(before), _picture(before.with_name(before.name.replace("before", "after")))
+        if pair[0] and pair[1]:
+            found.setdefault(before.parents[1].name, []).append((pair[0], pair[1]))
+    return found
+
+
+def _picture(path: Path) -> str | None:
+    """A PNG file as a data URI, so that the page stays one file."""
+    try:
+        content = path.read_bytes() if path.stat().st_size <= LARGEST_PICTURE else b""
+    except OSError:
+        return None
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}" if content.startswith(SIGNATURE) else None
 
 
 def _text(folder: Path, file: str, name: str) -> str:

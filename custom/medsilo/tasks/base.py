@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.models.base import Network
@@ -50,6 +51,11 @@ class Task(Section):
     channels: ClassVar[int]
     classes: ClassVar[int]
 
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of one case's input; None when cases differ."""
+        return None
+
     @abstractmethod
     def default_network(self) -> Network:
         """The network that this task uses when the plan names none."""
@@ -65,6 +71,16 @@ class Task(Section):
     @abstractmethod
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         """The metric of every case of a batch: [batch], float32."""
+
+
+def dice_per_case(output: Tensor, target: Tensor) -> Tensor:
+    """Dice of class 1 in every case of two-class logits [batch, 2, ...]; a mask that is empty and found empty is 1."""
+    from monai.metrics import compute_dice
+
+    found = functional.one_hot(output.argmax(1), 2).movedim(-1, 1)
+    right = functional.one_hot(target, 2).movedim(-1, 1)
+    # ignore_empty=False: an empty mask found empty is 1, not NaN.
+    return compute_dice(found, right, include_background=False, ignore_empty=False)[:, 0].float()
 
 
 def accuracy_per_case(output: Tensor, target: Tensor) -> Tensor:

@@ -75,6 +75,10 @@ class SyntheticActivity(Task):
     windows: int = Field(default=80, ge=1, le=10_000, description="windows per person")
     steps: int = Field(default=64, ge=32, le=2048, description="time steps of a window")
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, self.steps)
+
     def default_network(self) -> Network:
         return ActivityCnn()
 

@@ -10,11 +10,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from medsilo.models.base import Network
 from medsilo.models.unet import UNet
-from medsilo.tasks.base import SiteData, Task
+from medsilo.tasks.base import SiteData, Task, dice_per_case
 from medsilo.tasks.synthetic import (
     numbers_for,
     parts_in_turn,
@@ -82,6 +81,10 @@ class SyntheticProstate(Task):
     slices: int = Field(default=6, ge=3, le=64, description="slices of a volume; those that show the organ are cases")
     size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a slice in pixels")
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, self.size, self.size)
+
     def default_network(self) -> Network:
         return UNet()
 
@@ -101,12 +104,7 @@ class SyntheticProstate(Task):
         return dice_and_cross_entropy()(output, target[:, None])
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        from monai.metrics import compute_dice
-
-        found = functional.one_hot(output.argmax(1), 2).movedim(-1, 1)
-        right = functional.one_hot(target, 2).movedim(-1, 1)
-        # ignore_empty=False: an empty mask found empty is 1, not NaN.
-        return compute_dice(found, right, include_background=False, ignore_empty=False)[:, 0].float()
+        return dice_per_case(output, target)
 
     def draw(
         self, count: int, scanner: Scanner, bright: bool, random: np.random.Generator

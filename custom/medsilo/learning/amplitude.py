@@ -1,0 +1,162 @@
+"""HarmoFL's amplitude normalisation: images keep their phase and take the amplitude spectrum that all sites share."""
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from medsilo.errors import DataError, MedsiloError
+
+# Added to every Fourier coefficient: gives those that are zero the phase 0, and is far below the rounding of others.
+NO_PHASE = 1e-15
+
+
+class AmplitudeNorm(nn.Module):
+    """Ψ of Eqs. 2 to 4: x ↦ Re F⁻¹(A · exp(j P(x))), P being the phase of x and A the average amplitude.
+
+    shape: (C, H, W) or (C, D, H, W) of one image; all images have it.
+    decay: v of Eq. 3, A ← (1 - v) A + v · mean over the batch of |F(x)|. 0 keeps the first batch's amplitude for ever.
+    band: which frequencies take A. None: all (the paper). 0.0: the mean only (the released code). 0 < band ≤ 0.5: the
+        square of low frequencies |f| ≤ floor(min(H, W) · band); the others stay the image's own.
+    start: "batch", the first batch sets A; "zero", A comes from zero (the paper's text).
+
+    In training, until frozen, every batch first moves A and is then normalised with it. In evaluation A never moves;
+    before any batch has been seen, images pass unchanged. No gradient flows through it and the input stays as it is.
+    """
+
+    amplitude: Tensor  # [C, ..., W // 2 + 1], as torch.fft.rfftn lays it out, unnormalised
+    batches: Tensor  # how many A has seen
+    frozen: Tensor
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        decay: float = 0.1,
+        band: float | None = None,
+        start: Literal["batch", "zero"] = "batch",
+    ) -> None:
+        super().__init__()
+        if len(shape) < 2 or min(shape) < 1:
+            raise ValueError(f"shape is {tuple(shape)}: give (C, H, W) or (C, D, H, W)")
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay is {decay}: v must be in [0, 1]")
+        if band is not None and not 0 <= band <= 0.5:
+            raise ValueError(f"band is {band}: give None or a share of the image's size from 0 to 0.5")
+        if start not in ("batch", "zero"):
+            raise ValueError(f"start is {start!r}: choose 'batch' or 'zero'")
+        self.shape, self.decay, self.band, self.start = tuple(shape), decay, band, start
+        self.size = self.shape[1:]
+        self.axes = tuple(range(-len(self.size), 0))
+        self.reach = None if band is None else math.floor(min(self.size) * band)
+        self.blocks = _low_frequencies(self.size, self.reach)
+        self.register_buffer("amplitude", torch.zeros(*self.shape[:-1], self.size[-1] // 2 + 1))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, *shape] to the same shape and type."""
+        self._check(images)
+        learns = self.training and not self.frozen
+        if not learns and not self.frozen and not self.batches:
+            return images
+        # Half precision holds neither the sum of an image's pixels nor its transform.
+        wide = images.to(torch.promote_types(images.dtype, self.amplitude.dtype))
+        spectrum = torch.fft.rfftn(wide, dim=self.axes) if learns or self.reach != 0 else None
+        if learns and spectrum is not None:
+            self._learn(spectrum, wide)
+        if self.reach == 0:
+            return self._with_mean(wide).to(images.dtype)
+        assert spectrum is not None
+        for block in self.blocks:
+            # Eq. 4 without an angle: F / |F| is exp(j P).
+            spectrum[block].add_(NO_PHASE).sgn_().mul_(self.amplitude[block])
+        return torch.fft.irfftn(spectrum, s=self.size, dim=self.axes).to(images.dtype)
+
+    @torch.no_grad()
+    def freeze(self, amplitude: Tensor | None = None) -> None:
+        """From now on A stays as it is, or as given."""
+        if amplitude is not None:
+            if amplitude.shape != self.amplitude.shape:
+                given, own = list(amplitude.shape), list(self.amplitude.shape)
+                raise DataError(f"an amplitude of shape {given} for images whose amplitude has shape {own}")
+            self.amplitude.copy_(amplitude)
+        elif not self.batches:
+            raise MedsiloError("there is no amplitude to freeze: no batch has been seen and none was given")
+        self.frozen.fill_(True)
+
+    @property
+    def used(self) -> Tensor:
+        """The part of A that normalisation uses, a view: the mean of each channel, or everything."""
+        return self.amplitude[(slice(None), *(slice(1),) * len(self.size))] if self.reach == 0 else self.amplitude
+
+    @torch.no_grad()
+    def forget_unused(self) -> None:
+        """Set what normalisation doesn't use to zero."""
+        kept = self.used.clone()
+        if kept.shape != self.amplitude.shape:
+            self.amplitude.zero_()
+            self.used.copy_(kept)
+
+    def extra_repr(self) -> str:
+        return f"{self.shape}, decay={self.decay}, band={self.band}, start={self.start!r}"
+
+    def _learn(self, spectrum: Tensor, images: Tensor) -> None:
+        """Eq. 3. One NaN would spoil the average for ever, so it never enters."""
+        batch = spectrum.abs().mean(0)
+        if not batch.isfinite().all():
+            wrong = ~images.isfinite().flatten(1)
+            raise DataError(
+                f"{int(wrong.sum())} pixels in {int(wrong.any(1).sum())} of {len(images)} images of a training batch "
+                "are NaN or infinite; correct the images"
+            )
+        share = 1.0 if self.start == "batch" and not self.batches else self.decay
+        self.amplitude.lerp_(batch.to(self.amplitude.dtype), share)
+        self.batches += 1
+
+    def _with_mean(self, images: Tensor) -> Tensor:
+        """Eq. 4 for the frequency zero alone: the image takes the shared mean, with its own sign."""
+        mean = images.mean(self.axes, keepdim=True)
+        shared = self.used / math.prod(self.size)
+        return images + (torch.where(mean < 0, -shared, shared) - mean)
+
+    def _check(self, images: Tensor) -> None:
+        if images.ndim != len(self.shape) + 1 or images.shape[1:] != self.shape:
+            raise DataError(
+                f"images of shape {list(images.shape[1:])} where the amplitude is that of {list(self.shape)}: all "
+                "sites need one size and number of channels; set task.size, to which images are resized"
+            )
+
+
+def _low_frequencies(size: Sequence[int], reach: int | None) -> list[tuple]:
+    """Where |f| ≤ reach lies in a spectrum [..., *size] in rfftn layout: slices that don't overlap."""
+    if reach is None:
+        return [(...,)]
+
+    def both_ends(length: int) -> list[slice]:
+        return [slice(None)] if 2 * reach + 1 >= length else [slice(reach + 1), slice(length - reach, None)]
+
+    return [(..., *ends, slice(reach + 1)) for ends in product(*map(both_ends, size[:-1]))]
+
+
+def images_averaged(images: int, batch_size: int, epochs: int, decay: float, start: str) -> int:
+    """How many images the amplitude of a site averages: 1 / Σ w², w being each image's share in it.
+
+    Late batches count for more in a running average, so these are fewer than the images it has seen.
+    """
+    batch_size = min(batch_size, images)
+    sizes = [batch_size] * (images // batch_size)
+    if images % batch_size > 1 or images < batch_size:  # a last batch of one is left out of training
+        sizes.append(images % batch_size)
+    seen = sizes * epochs
+    shares = [decay * (1 - decay) ** (len(seen) - 1 - place) for place in range(len(seen))]
+    if start == "batch":
+        shares[0] = (1 - decay) ** (len(seen) - 1)
+    total = sum(shares)
+    if not total:
+        return 0
+    squares = sum(share**2 / size for share, size in zip(shares, seen, strict=True))
+    return min(images, math.floor(total**2 / squares + 1e-9))

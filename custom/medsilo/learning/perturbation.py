@@ -1,0 +1,82 @@
+"""HarmoFL's weight perturbation: gradients are taken where the loss is worst nearby, so that minima become flat."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from medsilo.learning.layers import keeping_statistics
+
+
+class PerturbedOptimizer(Optimizer):
+    """Eqs. 6 and 7 around any torch optimizer: δ = α g / (‖g‖ + eps), then the base's step from θ with ∇ℓ(θ + δ).
+
+    base: the optimizer that steps; its weight decay sees the unperturbed θ and is no part of g.
+    alpha: α, the length of the perturbation; the norm is one over all parameters together.
+    module: the network, if its running batch-norm statistics shall see the first pass only.
+    """
+
+    def __init__(self, base: Optimizer, alpha: float, eps: float = 1e-12, module: nn.Module | None = None) -> None:
+        if not alpha >= 0:
+            raise ValueError(f"alpha is {alpha}: the length of a perturbation is not negative")
+        super().__init__(base.param_groups, base.defaults)
+        self.base, self.alpha, self.eps, self.module = base, alpha, eps, module
+        self._follow_base()
+
+    def _follow_base(self) -> None:
+        self.param_groups, self.state = self.base.param_groups, self.base.state
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Tensor], scaler: "torch.amp.GradScaler | None" = None
+    ) -> Tensor:
+        """Both passes over one batch; returns the loss at θ.
+
+        closure: clears the gradients, computes the loss on the same batch and its gradients, returns the loss.
+        scaler: whose `scale` the closure applies to the loss before `backward`; it makes the base's step, and skips it
+            when a gradient is infinite. Calling its `update` is left to the caller, as ever.
+        """
+        with torch.enable_grad():
+            loss = closure()
+        moved = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if moved and self.alpha:
+            before = [parameter.clone() for parameter in moved]
+            torch._foreach_add_(moved, self._perturbation(moved))
+            self.base.zero_grad()
+            try:
+                with torch.enable_grad(), keeping_statistics(self.module) if self.module else nullcontext():
+                    closure()
+            finally:
+                torch._foreach_copy_(moved, before)  # exactly θ, which adding and subtracting δ would not give
+        scaler.step(self.base) if scaler else self.base.step()
+        return loss
+
+    def _perturbation(self, moved: list[Tensor]) -> list[Tensor]:
+        """δ of Eq. 6. A scaled gradient gives the same δ."""
+        gradients = [p.grad for p in moved if p.grad is not None]
+        norms = torch._foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32))
+        norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
+        length = self.alpha / (norm + self.eps)
+        if len({gradient.device for gradient in gradients}) == 1:
+            return list(torch._foreach_mul(gradients, length))
+        return [gradient * length.to(gradient.device) for gradient in gradients]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.base.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if "base" in self.__dict__:
+            self.base.add_param_group(param_group)
+        else:  # Optimizer's own beginning, before there is a base
+            super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base's: a perturbation leaves nothing behind."""
+        return self.base.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.base.load_state_dict(state_dict)
+        self._follow_base()

@@ -1,0 +1,24 @@
+"""MONAI's DenseNet-121 for images."""
+
+from typing import Literal
+
+from torch import nn
+
+from medsilo.models.base import Network
+from medsilo.models.unet import MONAI_NORMS
+
+
+class DenseNet121(Network):
+    """Growth 32, blocks of 6, 12, 24 and 16 layers, not pre-trained: [B, channels, H, W] to [B, classes], H, W >= 32.
+
+    norm: "batch", or "batch-statistics" as in HarmoFL's released code (which also pads by two pixels after the first
+    block; that is left out).
+    """
+
+    name: Literal["densenet121"] = "densenet121"
+    norm: Literal["batch", "batch-statistics", "instance"] = "batch"
+
+    def build(self, channels: int, classes: int) -> nn.Module:
+        from monai.networks.nets import DenseNet121 as MonaiDenseNet121  # here, because importing MONAI takes seconds
+
+        return MonaiDenseNet121(spatial_dims=2, in_channels=channels, out_channels=classes, norm=MONAI_NORMS[self.norm])
