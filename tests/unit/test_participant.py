@@ -173,7 +173,7 @@ def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: l
 
 
 @every_method
-@pytest.mark.parametrize("after", [1, 3, 6, 9])
+@pytest.mark.parametrize("after", [1, 2, 6])
 def test_a_crash_inside_a_round_leaves_no_trace(method: str, changes: list[str], after: int, tmp_path: Path) -> None:
     """Stopped in validation or training, in this process or with a new one."""
     plan = planned(method, [*changes, "training.batch_size=4"])
@@ -210,7 +210,7 @@ def test_a_diverged_round_is_refused_and_leaves_no_trace(tmp_path: Path) -> None
     before = tensors_and_facts(tmp_path / "a").keys()
     bad = {"model": {name: torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else tensor
                      for name, tensor in server.groups["model"].items()}}  # fmt: skip
-    with pytest.raises(Refused, match="training diverged in round 2: .* is NaN or infinite; lower the learning rate"):
+    with pytest.raises(Refused, match=r"training diverged in round 2: .* is NaN or infinite; lower the learning rate"):
         site.answer(server.ask("round", 2, groups=bad))
     assert tensors_and_facts(tmp_path / "a").keys() == before
     assert_same_reply(site.answer(server.ask("round", 2)), other.answer(server.ask("round", 2)))
@@ -438,18 +438,31 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], Path]:
+    """The folder of a plan's undisturbed run; every plan is run once."""
+    folders: dict[str, Path] = {}
+
+    def of(plan: Plan) -> Path:
+        if plan.hash not in folders:
+            folders[plan.hash] = tmp_path_factory.mktemp("whole") / "run"
+            inprocess.run(plan, folder=folders[plan.hash])
+        return folders[plan.hash]
+
+    return of
+
+
 FROM_THE_START = pytest.mark.xfail(strict=True, raises=KeyError, reason="bug: _restore opens no mixer for round 0")
 
 
 @every_method
-@pytest.mark.parametrize("stopped", [2, 3, 4])
+@pytest.mark.parametrize("stopped", [2, 4])
 def test_a_study_that_stopped_goes_on_as_if_it_had_not(
-    method: str, changes: list[str], stopped: int, tmp_path: Path
+    method: str, changes: list[str], stopped: int, tmp_path: Path, whole: Callable[[Plan], Path]
 ) -> None:
     plan = planned(method, changes)
-    inprocess.run(plan, folder=tmp_path / "whole" / "run")
-    stop_and_resume(plan, tmp_path / "stopped" / "run", stopped)
-    assert_same_run(tmp_path / "whole" / "run", tmp_path / "stopped" / "run")
+    stop_and_resume(plan, tmp_path / "run", stopped)
+    assert_same_run(whole(plan), tmp_path / "run")
 
 
 def stop_and_resume(plan: Plan, folder: Path, *stops: int) -> None:
@@ -462,26 +475,25 @@ def stop_and_resume(plan: Plan, folder: Path, *stops: int) -> None:
 
 
 @pytest.mark.parametrize("method", [pytest.param(m, marks=FROM_THE_START if m != "local" else ()) for m in METHODS])
-def test_a_study_that_stopped_in_its_first_round_goes_on(method: str, tmp_path: Path) -> None:
+def test_a_study_that_stopped_in_its_first_round_goes_on(
+    method: str, tmp_path: Path, whole: Callable[[Plan], Path]
+) -> None:
     plan = planned(method, [])
-    inprocess.run(plan, folder=tmp_path / "whole" / "run")
-    stop_and_resume(plan, tmp_path / "stopped" / "run", 1)
-    assert_same_run(tmp_path / "whole" / "run", tmp_path / "stopped" / "run")
+    stop_and_resume(plan, tmp_path / "run", 1)
+    assert_same_run(whole(plan), tmp_path / "run")
 
 
-def test_a_study_may_stop_often_and_twice_in_the_same_round(tmp_path: Path) -> None:
+def test_a_study_may_stop_often_and_twice_in_the_same_round(tmp_path: Path, whole: Callable[[Plan], Path]) -> None:
     plan = planned("fedbn", [])
-    inprocess.run(plan, folder=tmp_path / "whole" / "run")
-    stop_and_resume(plan, tmp_path / "stopped" / "run", 2, 2, 3, 4)
-    assert_same_run(tmp_path / "whole" / "run", tmp_path / "stopped" / "run")
+    stop_and_resume(plan, tmp_path / "run", 2, 2, 3, 4)
+    assert_same_run(whole(plan), tmp_path / "run")
 
 
-def test_a_finished_study_that_is_resumed_is_the_same(tmp_path: Path) -> None:
+def test_a_finished_study_that_is_resumed_is_the_same(tmp_path: Path, whole: Callable[[Plan], Path]) -> None:
     plan = planned("fedper", [])
-    inprocess.run(plan, folder=tmp_path / "a" / "run")
-    inprocess.run(plan, folder=tmp_path / "b" / "run")
-    inprocess.run(plan, folder=tmp_path / "b" / "run", resume=True)
-    assert_same_run(tmp_path / "a" / "run", tmp_path / "b" / "run")
+    inprocess.run(plan, folder=tmp_path / "run")
+    inprocess.run(plan, folder=tmp_path / "run", resume=True)
+    assert_same_run(whole(plan), tmp_path / "run")
 
 
 def test_what_cannot_be_resumed(tmp_path: Path) -> None:
@@ -497,16 +509,15 @@ def test_what_cannot_be_resumed(tmp_path: Path) -> None:
         inprocess.run(central, folder=tmp_path / "run", resume=True)
 
 
-def test_a_torn_line_of_rounds_is_forgotten(tmp_path: Path) -> None:
+def test_a_torn_line_of_rounds_is_forgotten(tmp_path: Path, whole: Callable[[Plan], Path]) -> None:
     plan = planned("fedavg", [])
-    inprocess.run(plan, folder=tmp_path / "whole" / "run")
-    folder = tmp_path / "stopped" / "run"
+    folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         inprocess.run(plan, folder=folder, on_round=stop_after(3))
     text = (folder / "rounds.jsonl").read_text()
     (folder / "rounds.jsonl").write_text(text[:-20])
     inprocess.run(plan, folder=folder, resume=True)
-    assert_same_run(tmp_path / "whole" / "run", folder)
+    assert_same_run(whole(plan), folder)
 
 
 # ---------------------------------------------------------------------------------------------------- a full disk
@@ -521,12 +532,11 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_checkpoint_that_does_not_fit_costs_only_its_round(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_costs_only_its_round(tmp_path: Path, whole: Callable[[Plan], Path]) -> None:
     """The server's checkpoint (the model) is too large from round 2 on; the sites' files stay smaller."""
     plan = planned("fedavg", ["training.optimizer_state=reset"])
-    inprocess.run(plan, folder=tmp_path / "whole" / "run")
-    folder = tmp_path / "full" / "run"
-    size = (tmp_path / "whole" / "run" / "checkpoints" / "round-4.safetensors").stat().st_size
+    folder = tmp_path / "run"
+    size = (whole(plan) / "checkpoints" / "round-4.safetensors").stat().st_size
 
     def on_round(record: dict[str, Any]) -> None:
         if record["round"] == 2:
@@ -544,13 +554,14 @@ def test_a_checkpoint_that_does_not_fit_costs_only_its_round(tmp_path: Path) -> 
     summary = Record(folder).summary()
     assert (summary["status"], summary["reason"]) == ("failed", text)
     inprocess.run(plan, folder=folder, resume=True)
-    assert_same_run(tmp_path / "whole" / "run", folder)
+    assert_same_run(whole(plan), folder)
 
 
-def test_a_study_on_a_disk_that_fills_up_is_resumed_when_there_is_room(tmp_path: Path) -> None:
+def test_a_study_on_a_disk_that_fills_up_is_resumed_when_there_is_room(
+    tmp_path: Path, whole: Callable[[Plan], Path]
+) -> None:
     """A real file system that is full to the last byte in the middle of the study, then larger."""
     plan = planned("fedbn", [])
-    inprocess.run(plan, folder=tmp_path / "whole" / "run")
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
@@ -569,7 +580,7 @@ def test_a_study_on_a_disk_that_fills_up_is_resumed_when_there_is_room(tmp_path:
         assert Record(disk / "run").load_checkpoint()[1]["round"] == 1
         (disk / "filler").unlink()
         inprocess.run(plan, folder=disk / "run", resume=True)
-        assert_same_run(tmp_path / "whole" / "run", disk / "run")
+        assert_same_run(whole(plan), disk / "run")
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
@@ -591,7 +602,7 @@ def test_sites_may_be_given_and_leave_the_plan_as_it_was(tmp_path: Path) -> None
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_a_learning_rate_at_which_training_diverges_ends_with_the_remedy(method: str, tmp_path: Path) -> None:
     plan = planned(method, ["training.learning_rate=1000", "training.rounds=30"])
-    with pytest.raises(MedsiloError, match="training diverged in round .*; lower the learning rate"):
+    with pytest.raises(MedsiloError, match=r"training diverged in round .*; lower the learning rate"):
         inprocess.run(plan, folder=tmp_path / "run")
     assert Record(tmp_path / "run").summary()["status"] == "failed"
 
@@ -615,4 +626,4 @@ def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -
     participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     with pytest.raises(MedsiloError, match="diverged"):
         Coordinator(plan, SITES, Counting(participants), Record(tmp_path / "run"), "in-process").run()
-    assert len(asked) < 40
+    assert len(asked) <= 1 + Record(tmp_path / "run").summary()["rounds"]["done"] + 3  # join, rounds, few repetitions
