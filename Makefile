@@ -20,6 +20,7 @@ test-slow: $(VENV)/.test-ready
 bench: $(VENV)/.test-ready
 	$(BIN)/python benchmarks/mixing.py
 	$(BIN)/python benchmarks/federation.py
+	$(BIN)/python benchmarks/harmofl.py
 
 $(VENV)/.demo-ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -208,7 +208,7 @@ def _leak_report(options: argparse.Namespace) -> int:
     for site in plan.participation.sites:
         try:
             data = plan.task.load(site, plan.participation.sites, plan.seed, options.data or settings.data)
-            images[site] = len(data.train)  # type: ignore[arg-type]
+            images[site] = len(data.train)
         except MedsiloError as error:
             images[site] = str(error)
     for line in describe(plan, images, settings):

@@ -661,3 +661,31 @@ def test_peak_memory(kind, sites, parcels):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) <= parcels + 0.4
+
+
+# ---------------------------------------------------------------------------------------------------- the server's step
+@pytest.mark.parametrize("kind", [WeightedMean, UniformMean])
+@pytest.mark.parametrize("rate", [0.25, 1.0, 1.5])
+def test_the_server_steps_towards_the_mean(kind: type[WeightedMean], rate: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    theta = {"a": torch.rand(3, 4, generator=generator), "count": torch.tensor(3)}
+    sent = {site: {"a": torch.rand(3, 4, generator=generator), "count": torch.tensor(5)} for site in "xyz"}
+    weights = dict(zip("xyz", (1.0, 2.0, 5.0), strict=True)) if kind is WeightedMean else dict.fromkeys("xyz", 1.0)
+    stepping, plain = kind(rate=rate), kind()
+    for mixer in (stepping, plain):
+        mixer.start(["x", "y", "z"], theta)
+        for site in "zyx":
+            mixer.add(site, sent[site], weights[site])
+    mean = sum(weights[site] * sent[site]["a"].double() for site in "xyz") / sum(weights.values())
+    expected = theta["a"].double() + rate * (mean - theta["a"].double())
+    result = stepping.result("y")
+    torch.testing.assert_close(result["a"].double(), expected, rtol=0, atol=1e-6)
+    assert result["count"] == 5
+    if rate == 1.0:
+        assert torch.equal(result["a"], plain.result("y")["a"])
+
+
+def test_a_server_step_must_be_positive() -> None:
+    for rate in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(PlanError, match="rate"):
+            WeightedMean(rate=rate)

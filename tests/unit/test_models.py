@@ -5,14 +5,18 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from medsilo.learning.layers import batch_norm_names, judges_by_batch
 from medsilo.learning.seeds import seed_for
 from medsilo.models import NETWORKS
 
 INPUTS = {
     "activity-cnn": (9, 64),
     "alexnet": (3, 224, 224),
+    "basic-unet": (1, 48, 48),
+    "densenet121": (3, 96, 96),
     "lenet5": (1, 28, 28),
-    "small-cnn": (3, 48, 48), "unet": (1, 48, 48),
+    "small-cnn": (3, 48, 48),
+    "unet": (1, 48, 48),
 }
 NORMS = {
     "batch": nn.modules.batchnorm._BatchNorm,
@@ -33,6 +37,9 @@ VARIANTS = [
     ("unet", "batch"),
     ("unet", "instance"),
     ("unet", "none"),
+    ("basic-unet", "batch"),
+    ("basic-unet", "instance"),
+    ("densenet121", "batch"),
 ]
 
 
@@ -45,7 +52,7 @@ def test_registry_is_sorted_and_named_as_the_classes():
 def test_output_shape_and_norm(name, norm):
     module = NETWORKS[name](norm=norm).build(channels=INPUTS[name][0], classes=5)
     output = module(torch.randn(4, *INPUTS[name]))
-    assert output.shape == ((4, 5, 48, 48) if name == "unet" else (4, 5))
+    assert output.shape == ((4, 5, 48, 48) if "unet" in name else (4, 5))
     kinds = {kind for kind, cls in NORMS.items() if any(isinstance(part, cls) for part in module.modules())}
     assert kinds == ({norm} - {"none"})
     output.mean().backward()
@@ -104,3 +111,27 @@ def test_unet_levels_and_residual_units():
 def test_wrong_numbers_are_refused(name, numbers):
     with pytest.raises(ValidationError):
         NETWORKS[name](**numbers)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_batch_statistics_are_used_at_all_times_and_nothing_of_them_is_kept(name):
+    module = NETWORKS[name](norm="batch-statistics").build(INPUTS[name][0], 3)
+    assert judges_by_batch(module) and not judges_by_batch(NETWORKS[name]().build(INPUTS[name][0], 3))
+    assert batch_norm_names(module) == []
+    layers = [layer for layer in module.modules() if isinstance(layer, NORMS["batch"])]
+    assert layers and all(not layer.affine and not layer.track_running_stats for layer in layers)
+    torch.manual_seed(0)
+    images = torch.randn(8, *INPUTS[name])
+    module.eval()
+    with torch.no_grad():
+        alone, among = module(images[:4])[:2], module(images)[:2]
+    assert not torch.allclose(alone, among)
+
+
+def test_densenet_has_121_layers_and_the_basic_unet_the_papers_levels():
+    densenet = NETWORKS["densenet121"]().build(3, 2)
+    assert sum(isinstance(layer, nn.Conv2d | nn.Linear) for layer in densenet.modules()) == 121
+    unet = NETWORKS["basic-unet"]().build(3, 2)
+    ups = [layer for layer in unet.modules() if isinstance(layer, nn.ConvTranspose2d)]
+    assert [layer.in_channels for layer in ups] == [512, 256, 128, 64]
+    assert sum(isinstance(layer, nn.BatchNorm2d) for layer in unet.modules()) == 18

@@ -4,6 +4,7 @@ import math
 from typing import Literal
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 Norm = Literal["batch", "batch-statistics", "group", "none"]
 
@@ -27,3 +28,13 @@ def norm_layer(dimensions: int, features: int, norm: Norm) -> list[nn.Module]:
     if norm == "batch-statistics":  # of HarmoFL's released code: no weights, and the batch's statistics at all times
         return [BATCH_NORMS[dimensions](features, affine=False, track_running_stats=False)]
     return [nn.GroupNorm(math.gcd(MOST_GROUPS, features), features)] if norm == "group" else []
+
+
+def use_batch_statistics(module: nn.Module) -> nn.Module:
+    """Replaces every batch norm, in place, by one without weights that takes each batch's own statistics."""
+    for name, layer in module.named_children():
+        if isinstance(layer, _BatchNorm):
+            setattr(module, name, type(layer)(layer.num_features, affine=False, track_running_stats=False))
+        else:
+            use_batch_statistics(layer)
+    return module

@@ -5,7 +5,7 @@ from typing import Literal
 from torch import nn
 
 from medsilo.models.base import Network
-from medsilo.models.unet import MONAI_NORMS
+from medsilo.models.blocks import use_batch_statistics
 
 
 class DenseNet121(Network):
@@ -16,9 +16,11 @@ class DenseNet121(Network):
     """
 
     name: Literal["densenet121"] = "densenet121"
-    norm: Literal["batch", "batch-statistics", "instance"] = "batch"
+    norm: Literal["batch", "batch-statistics"] = "batch"
 
     def build(self, channels: int, classes: int) -> nn.Module:
         from monai.networks.nets import DenseNet121 as MonaiDenseNet121  # here, because importing MONAI takes seconds
 
-        return MonaiDenseNet121(spatial_dims=2, in_channels=channels, out_channels=classes, norm=MONAI_NORMS[self.norm])
+        network = MonaiDenseNet121(spatial_dims=2, in_channels=channels, out_channels=classes)
+        # Not by MONAI's `norm`: its initialisation fails on norms without weights.
+        return use_batch_statistics(network) if self.norm == "batch-statistics" else network

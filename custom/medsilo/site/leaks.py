@@ -52,7 +52,9 @@ def describe(plan: Plan, images: Mapping[str, int | str], settings: SiteSettings
         lines.append("no tensor")
     else:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
     lines += [
         "",
         "With every answer: the numbers of training, validation and test cases, the training loss, validation and test "

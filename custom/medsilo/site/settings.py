@@ -24,7 +24,7 @@ class SiteSettings(Section):
     threads: int = Field(1, ge=1, le=1024)  # CPU threads; another number may change the last digits of results
     workers: int = Field(0, ge=0, le=256)  # processes that read data
     # What may leave, and what may be shown.
-    smallest_average: int = Field(16, ge=1)  # images that an average must cover before it leaves this site
+    smallest_average: int = Field(8, ge=1)  # images that an average must cover before it leaves this site
     pictures: bool = False  # whether pictures of this site's images are kept beside its results, for its own report
 
     @field_validator("device")

@@ -91,7 +91,7 @@ def _run(cell: Cell, settings: SiteSettings) -> str:
 
 
 def table(cells: Sequence[Cell]) -> list[str]:
-    """Markdown: per row the mean over seeds of every site's test score and of their mean, with the spread over seeds."""
+    """Markdown: per row the mean over seeds of the sites' test scores and of their mean, and the spread."""
     rows = list(dict.fromkeys(cell.row for cell in cells))
     sites = sorted({site for cell in cells for site in cell.plan.participation.sites})
     first = cells[0].plan
@@ -194,7 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _command(arguments: Sequence[str]) -> str:
     """The command line as a person would write it, without what only this machine knows."""
-    shown, skip = [], False
+    shown: list[str] = []
+    skip = False
     for argument in arguments:
         if skip or argument in ("--notes", "--machine", "--title", "--runs"):
             skip = not skip

@@ -30,7 +30,7 @@ class Nuclei(Task):
     The site's data folder holds `index.csv` (columns set and name) and `<set>/images/<name>.png` and
     `<set>/masks/<name>.png` (0 and 255). A folder with one set belongs to whatever site has it; where there are
     several, a site takes the set that has its name. Patients, where the name tells them (TCGA), else source images, go
-    whole into one part, and the same patient into the same part at every site; so the split does not depend on the seed.
+    whole into one part, the same patient into the same part at every site; the split does not depend on the seed.
     """
 
     title: ClassVar[str] = "Nuclei in H&E tiles of three public sets"
@@ -100,7 +100,9 @@ def read_tile(folder: Path, name: str) -> tuple[Tensor, Tensor]:
     try:
         image, mask = (SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(path))) for path in paths)
     except RuntimeError as error:
-        raise DataError("a tile or its mask is no readable PNG; see this site's log for its name", str(error)) from error
+        raise DataError(
+            "a tile or its mask is no readable PNG; see this site's log for its name", str(error)
+        ) from error
     if image.ndim != 3 or image.shape[2] < 3:
         raise DataError("a tile is grey where the task's tiles have 3 channels (RGB)", str(paths[0]))
     mask = mask if mask.ndim == 2 else mask[..., 0]
@@ -108,7 +110,7 @@ def read_tile(folder: Path, name: str) -> tuple[Tensor, Tensor]:
         shapes = f"{list(image.shape[:2])} and {list(mask.shape)} pixels"
         raise DataError(f"a tile and its mask have {shapes}; export both from one image", str(paths[0]))
     colours = torch.from_numpy(np.ascontiguousarray(image[..., :3].transpose(2, 0, 1), np.float32))
-    return colours / np.float32(np.iinfo(image.dtype).max), torch.from_numpy((mask > 0).astype(np.float32))
+    return colours / float(np.iinfo(image.dtype).max), torch.from_numpy((mask > 0).astype(np.float32))
 
 
 def patient_of(name: str) -> str:

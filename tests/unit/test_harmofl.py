@@ -1,0 +1,419 @@
+"""HarmoFL against Alg. 1 written out by hand; what travels when; resuming across the phases; what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from medsilo.algorithms import Parcel
+from medsilo.algorithms.harmofl import HarmoFL
+from medsilo.errors import DataError, MedsiloError, PlanError, Refused
+from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.participant import Participant
+from medsilo.federation.record import Record
+from medsilo.files import load_tensors
+from medsilo.learning.seeds import generator_for
+from medsilo.plan import Plan
+from medsilo.site.settings import SiteSettings
+from medsilo.study import inprocess
+from medsilo.tasks.base import Cases
+from tests.conftest import SITES, make_plan
+from tests.unit.test_algorithms import (
+    CPU,
+    SMALL,
+    State,
+    assert_close,
+    initial,
+    listen,
+    load_data,
+    merge_by_hand,
+    plan_sgd,
+    with_state,
+)
+
+ALPHA, DECAY = 0.05, 0.1
+SWITCHES = [(True, True), (True, False), (False, True), (False, False)]
+
+
+def harmofl(*changes: str) -> Plan:
+    return make_plan("harmofl", *SMALL, *changes)
+
+
+# ---------------------------------------------------------------------------------------------------- Alg. 1 by hand
+def normalise_by_hand(batch: Tensor, amplitude: np.ndarray | None) -> Tensor:
+    """Eq. 4 over signals [B, C, T]."""
+    if amplitude is None:
+        return batch
+    spectrum = np.fft.fft(batch.double().numpy())
+    return torch.from_numpy(np.fft.ifft(amplitude * np.exp(1j * np.angle(spectrum))).real).float()
+
+
+def harmofl_by_hand(plan: Plan, amplitude: bool, perturbation: bool, server_lr: float = 1.0) -> dict[str, State]:
+    """Every site's model after the last round, and its amplitude under "amplitude"."""
+    data = load_data(plan)
+    models = {site: with_state(plan, initial(plan)) for site in SITES}
+    optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}
+    average: dict[str, np.ndarray | None] = dict.fromkeys(SITES)
+    given = initial(plan)
+    for number in range(1, plan.training.rounds + 1):
+        sent = {}
+        for site, model in models.items():
+            model.load_state_dict(given)
+            model.train()
+            inputs, targets = data[site].train.tensors
+            order = torch.randperm(len(inputs), generator=generator_for(plan.seed, site, "shuffle", number, 0))
+            for batch in order.split(plan.training.batch_size):
+                if len(batch) == 1:
+                    continue
+                images = inputs[batch]
+                if amplitude and number == 1:
+                    own, mean = average[site], np.abs(np.fft.fft(images.double().numpy())).mean(0)
+                    average[site] = mean if own is None else (1 - DECAY) * own + DECAY * mean
+                images = normalise_by_hand(images, average[site])
+                step_by_hand(model, optimizers[site], images, targets[batch], perturbation)
+            sent[site] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        merged = merge_by_hand(sent, dict.fromkeys(SITES, 1.0))
+        given = {
+            name: given[name] + server_lr * (mean - given[name]) if mean.is_floating_point() else mean
+            for name, mean in merged.items()
+        }
+        if amplitude and number == 1:
+            shared = np.mean([average[site] for site in SITES], axis=0)
+            average = dict.fromkeys(SITES, shared)
+    if amplitude:
+        given["amplitude"] = torch.from_numpy(shared[:, : shared.shape[1] // 2 + 1]).float()
+    return given
+
+
+def step_by_hand(
+    model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, targets: Tensor, perturbation: bool
+) -> None:
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(functional.cross_entropy(model(images), targets), parameters)
+    if perturbation:
+        statistics = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        before = [parameter.detach().clone() for parameter in parameters]
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter += ALPHA * gradient / (norm + 1e-12)
+        gradients = torch.autograd.grad(functional.cross_entropy(model(images), targets), parameters)
+        with torch.no_grad():
+            for parameter, value in zip(parameters, before, strict=True):
+                parameter.copy_(value)
+            for name, buffer in model.named_buffers():
+                buffer.copy_(statistics[name])
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+@pytest.mark.parametrize(("amplitude", "perturbation"), SWITCHES)
+def test_three_rounds_equal_algorithm_1_written_by_hand(amplitude: bool, perturbation: bool) -> None:
+    plan = harmofl(
+        "training.rounds=3",
+        f"algorithm.amplitude={str(amplitude).lower()}",
+        f"algorithm.perturbation={str(perturbation).lower()}",
+    )
+    expected = harmofl_by_hand(plan, amplitude, perturbation)
+    shared = expected.pop("amplitude", None)
+    for model in inprocess.run(plan).models.values():
+        network = model
+        if amplitude:
+            torch.testing.assert_close(model.input.amplitude, shared, rtol=1e-6, atol=1e-5)
+            assert model.input.frozen
+            network = model.model
+        # float32 against float64 in the transform, through three rounds of training
+        for name, tensor in network.state_dict().items():
+            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-4 if amplitude else 2e-6)
+
+
+def test_the_servers_step() -> None:
+    plan = harmofl("training.rounds=3", "algorithm.amplitude=false", "algorithm.server_lr=0.5")
+    expected = harmofl_by_hand(plan, False, True, server_lr=0.5)
+    assert_close(inprocess.run(plan).models["hospital-b"].state_dict(), expected)
+
+
+def test_without_both_switches_it_is_uniform_fedavg_bit_for_bit() -> None:
+    off = inprocess.run(harmofl("algorithm.amplitude=false", "algorithm.perturbation=false"))
+    fedavg = inprocess.run(make_plan("fedavg", *SMALL, "algorithm.weighting=uniform"))
+    for site in SITES:
+        one, other = (run.models[site].state_dict() for run in (off, fedavg))
+        assert all(torch.equal(one[name], other[name]) for name in other)
+    assert off.summary["mean_test"] == fedavg.summary["mean_test"]
+
+
+@pytest.mark.parametrize("band", ["0.0", "0.2"])
+def test_bands_differ_and_leave_every_site_with_the_same_model(band: str) -> None:
+    run = inprocess.run(harmofl(f"algorithm.band={band}"))
+    states = [model.state_dict() for model in run.models.values()]
+    for other in states[1:]:
+        for name in other:
+            if name != "input.batches":  # how many a site has seen is its own
+                assert torch.equal(states[0][name], other[name]), name
+    full = inprocess.run(harmofl()).models["hospital-a"].state_dict()
+    assert not torch.equal(states[0]["model.6.weight"], full["model.6.weight"])
+
+
+# ---------------------------------------------------------------------------------------------------- what travels
+@pytest.mark.parametrize(("band", "numbers"), [("null", 9 * 17), ("0.2", 9 * 17), ("0.0", 9)])
+def test_amplitudes_go_up_in_round_1_and_come_down_once(band: str, numbers: int, tmp_path: Path) -> None:
+    transport, _ = listen(harmofl("training.rounds=3", f"algorithm.band={band}"), tmp_path / "run")
+    for site in SITES:
+        up = {p.facts["round"]: p.groups for who, p in transport.received if who == site and p.groups}
+        assert [number for number, groups in up.items() if "amplitude" in groups] == [1]
+        assert up[1]["amplitude"]["amplitude"].numel() == numbers
+        down = [p.facts["round"] for who, p in transport.sent if who == site and "amplitude" in p.groups]
+        assert down == [1, 2]  # in round 1 the beginning, zeros; in round 2 the mean
+    saved, _ = load_tensors(tmp_path / "run/global/best.safetensors")
+    assert saved["input.frozen"]
+    mean = torch.stack([p.groups["amplitude"]["amplitude"] for _, p in transport.received if "amplitude" in p.groups])
+    torch.testing.assert_close(
+        saved["input.amplitude"].flatten()[saved["input.amplitude"].flatten() != 0].sum(), mean.mean(0).sum()
+    )
+
+
+def test_one_round_still_ends_with_the_mean_amplitude(tmp_path: Path) -> None:
+    run = inprocess.run(harmofl("training.rounds=1"), folder=tmp_path / "run")
+    amplitudes = [model.input.amplitude for model in run.models.values()]
+    assert all(model.input.frozen for model in run.models.values())
+    assert torch.equal(amplitudes[0], amplitudes[1])
+    assert [line["phase"] for line in run.history] == ["harmonise"]
+
+
+def test_a_site_that_was_away_gets_the_amplitude_when_it_comes_back(tmp_path: Path) -> None:
+    plan = harmofl("training.rounds=4", "participation.minimum=2", "participation.when_missing=continue")
+    participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    absent = participants["hospital-c"]
+    answer = absent.answer
+
+    def sometimes(parcel: Parcel, *more: Any) -> Parcel:
+        if parcel.facts["task"] == "round" and parcel.facts["round"] in (1, 2):
+            raise MedsiloError("away")
+        return answer(parcel, *more)
+
+    absent.answer = sometimes  # type: ignore[method-assign]
+    transport, coordinator = listen(plan, tmp_path / "run", participants)
+    down = [p.facts["round"] for site, p in transport.sent if site == "hospital-c" and "amplitude" in p.groups]
+    assert down == [1, 2, 3]
+    assert [sorted(line["sites"]) for line in coordinator.rounds] == [SITES[:2], SITES[:2], SITES, SITES]
+    assert torch.equal(absent.modules["amplitude"].amplitude, participants["hospital-a"].modules["amplitude"].amplitude)
+
+
+def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_path: Path) -> None:
+    plan = harmofl("training.rounds=4", "participation.minimum=2", "participation.when_missing=continue")
+    participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    loser = participants["hospital-c"]
+    answer = loser.answer
+
+    def after_a_fire(parcel: Parcel, *more: Any) -> Parcel:
+        if parcel.facts["task"] == "round" and parcel.facts["round"] == 3:
+            for path in loser.folder.glob("state-*"):
+                path.unlink()
+            loser.done = -1
+        return answer(parcel, *more)
+
+    loser.answer = after_a_fire  # type: ignore[method-assign]
+    _, coordinator = listen(plan, tmp_path / "run", participants)
+    assert "lost the amplitude" in coordinator.rounds[2]["refused"]["hospital-c"]
+    assert sorted(coordinator.rounds[3]["sites"]) == SITES
+
+
+# ---------------------------------------------------------------------------------------------------- resuming
+@pytest.mark.parametrize("stop_after", [1, 2, 3])
+def test_resuming_across_the_phases_changes_nothing(stop_after: int, tmp_path: Path) -> None:
+    plan = harmofl("training.rounds=4", "algorithm.server_lr=0.9")
+    whole = inprocess.run(plan, folder=tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def on_round(record: dict) -> None:
+        if record["round"] == stop_after + 1:  # the round is trained, but not yet saved
+            raise Stop
+
+    with pytest.raises(Stop):
+        inprocess.run(plan, folder=tmp_path / "again", on_round=on_round)
+    again = inprocess.run(plan, folder=tmp_path / "again", resume=True)
+    for site in SITES:
+        one, other = (run.models[site].state_dict() for run in (whole, again))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert whole.summary["mean_test"] == again.summary["mean_test"]
+
+
+# ---------------------------------------------------------------------------------------------------- evaluation
+def test_sites_are_scored_with_their_own_average_first_and_the_frozen_one_after(tmp_path: Path) -> None:
+    plan = harmofl("training.rounds=2", "tracking.select=last")
+    run = inprocess.run(plan, folder=tmp_path / "run")
+    for site, data in load_data(plan).items():
+        model = run.models[site].eval()
+        inputs, targets = data.test.tensors
+        with torch.no_grad():
+            harmonised = model.model(normalise_by_hand(inputs, full_spectrum(model.input.amplitude, inputs.shape[-1])))
+            assert torch.allclose(model(inputs), harmonised, atol=1e-4)
+            score = float((model(inputs).argmax(1) == targets).double().mean())
+        assert run.summary["sites"][site]["test"]["accuracy"] == pytest.approx(score)
+
+
+def full_spectrum(amplitude: Tensor, length: int) -> np.ndarray:
+    half = amplitude.double().numpy()
+    return np.concatenate([half, half[:, 1 : (length + 1) // 2][:, ::-1]], 1)
+
+
+def test_a_network_that_judges_by_its_batch_is_always_given_the_same_mixed_batches() -> None:
+    plan = make_plan(
+        "fedavg", *SMALL, "network.name=activity-cnn", "network.norm=batch-statistics", "tracking.select=last"
+    )
+    run, again = inprocess.run(plan), inprocess.run(plan)
+    assert run.summary["sites"] == {
+        site: facts | {"seconds": run.summary["sites"][site]["seconds"]}
+        for site, facts in again.summary["sites"].items()
+    }
+    data = load_data(plan)["hospital-a"].test
+    order = torch.randperm(len(data), generator=generator_for(plan.seed, "hospital-a", "evaluation"))
+    model, right = run.models["hospital-a"].eval(), 0
+    for batch in order.split(64):
+        with torch.no_grad():
+            right += int((model(data.inputs[batch]).argmax(1) == data.targets[batch]).sum())
+    assert run.summary["sites"]["hospital-a"]["test"]["accuracy"] == pytest.approx(right / len(data))
+
+
+# ---------------------------------------------------------------------------------------------------- bad input
+def participant(plan: Plan, folder: Path, settings: SiteSettings = CPU, **parts: Any) -> Participant:
+    data = plan.task.load("hospital-a", SITES, plan.seed, None)
+    changed = {name: change(getattr(data, name)) for name, change in parts.items()}
+    return Participant(plan, "hospital-a", SITES, settings, folder, replace(data, **changed))
+
+
+def test_nan_is_refused_with_counts_and_no_names(tmp_path: Path) -> None:
+    def spoil(cases: Cases) -> Cases:
+        inputs = cases.inputs.clone()
+        inputs[0, 0, :3] = inputs[5, 1, 2] = torch.nan
+        return Cases(inputs, cases.targets, cases.patients)
+
+    for part in ("train", "validation", "test"):
+        with pytest.raises(DataError) as caught:
+            participant(harmofl(), tmp_path, **{part: spoil})
+        assert "4 values in 2 of" in str(caught.value) and part in str(caught.value)
+        assert "synthetic" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("shape", "hint"), [((9, 40), "task.size"), ((1, 32), "9 channels")])
+def test_other_sizes_and_channels_are_refused_before_training(
+    shape: tuple[int, int], hint: str, tmp_path: Path
+) -> None:
+    def other(cases: Cases) -> Cases:
+        return Cases(torch.rand(len(cases), *shape), cases.targets, cases.patients)
+
+    with pytest.raises(DataError) as caught:
+        participant(harmofl(), tmp_path, train=other)
+    for word in (str(list(shape)), "[9, 32]", hint):
+        assert word in str(caught.value)
+
+
+def test_sizes_that_change_between_batches_are_refused(tmp_path: Path) -> None:
+    class Mixed(torch.utils.data.Dataset):
+        def __init__(self, cases: Cases) -> None:
+            self.cases = cases
+
+        def __len__(self) -> int:
+            return 32
+
+        def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+            inputs, target = self.cases[place]
+            return (inputs if place == 0 else inputs[:, :30]), target
+
+    any_average = SiteSettings(device="cpu", smallest_average=1)
+    site = participant(harmofl("training.batch_size=1"), tmp_path, any_average, train=Mixed)
+    facts = {"task": "round", "round": 1, "study": "s", "selected": None}
+    with pytest.raises(DataError, match=r"\[9, 30\].*\[9, 32\].*task.size"):
+        site.answer(Parcel(facts=facts))
+
+
+def test_a_site_refuses_an_average_of_too_few_images(tmp_path: Path) -> None:
+    plan = harmofl("algorithm.decay=0.0", "training.batch_size=4")
+    with pytest.raises(Refused, match=r"averages 4 images.*fewer than 8.*smallest_average"):
+        participant(plan, tmp_path)
+    participant(plan, tmp_path, SiteSettings(device="cpu", smallest_average=4))
+    participant(plan.with_changes(["algorithm.amplitude=false"]), tmp_path)
+    with pytest.raises(Refused, match="fewer than 1000"):
+        participant(harmofl(), tmp_path, SiteSettings(device="cpu", smallest_average=1000))
+
+
+def test_too_few_images_end_the_run_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(MedsiloError) as caught:
+        inprocess.run(harmofl("algorithm.decay=0.0", "training.batch_size=4"), folder=tmp_path / "run")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("algorithm.band=0.6", "0.5 or less"),
+        ("algorithm.band=-0.1", "0.0 or more"),
+        ("algorithm.decay=1.5", "1.0 or less"),
+        ("algorithm.alpha=0", "more than 0.0"),
+        ("algorithm.server_lr=0", "more than 0.0"),
+        ("algorithm.start=first", "'batch'"),
+        ("algorithm.amplitudes=true", "amplitude"),
+        ("protocol=paper", "algorithm.start: 'batch', but protocol 'paper' of harmofl has 'zero'"),
+        ("protocol=released-code", "algorithm.band: None, but protocol 'released-code' of harmofl has 0.0"),
+    ],
+)
+def test_wrong_plans_are_refused_in_one_line(change: str, says: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        harmofl(change)
+    assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+def test_protocols_follow_what_they_say() -> None:
+    assert harmofl("protocol=paper", "algorithm.start=zero").protocol == "paper"
+    released = ["algorithm.band=0.0", "algorithm.decay=0.0", "protocol=released-code"]
+    with pytest.raises(PlanError, match=r"network\.norm: 'batch', but"):
+        harmofl(*released)
+    assert harmofl(*released, "network.name=activity-cnn", "network.norm=batch-statistics").algorithm.band == 0.0
+    assert make_plan("fedavg", "protocol=paper").protocol == "paper"  # says nothing of it
+
+
+def test_a_task_without_one_shape_cannot_be_harmonised(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = harmofl()
+    monkeypatch.setattr(type(plan.task), "shape", None)
+    with pytest.raises(PlanError, match="images of one size"):
+        harmofl()
+    assert harmofl("algorithm.amplitude=false").algorithm.name == "harmofl"
+
+
+# ---------------------------------------------------------------------------------------------------- truncation
+def test_sites_train_on_as_many_cases_as_the_smallest(tmp_path: Path) -> None:
+    plan = harmofl("training.truncate=true")
+    transport, coordinator = listen(plan, tmp_path / "run")
+    smallest = min(len(data.train) for data in load_data(plan).values())
+    assert {line["sites"][site]["samples"] for line in coordinator.rounds for site in SITES} == {smallest}
+    sizes = {facts["cases"]["train"] for facts in Record(tmp_path / "run").summary()["sites"].values()}
+    assert len(sizes) == 3  # what they have is still told
+    cut = next(p for p in transport.participants.values() if p.cases["train"] > smallest)
+    chosen = list(cut.train.indices)
+    cut._truncate(None)
+    assert cut.train is cut.data.train
+    cut._truncate(smallest)
+    assert list(cut.train.indices) == chosen == sorted(set(chosen))
+
+
+def test_truncation_is_refused_when_too_few_images_are_left(tmp_path: Path) -> None:
+    site = participant(harmofl("training.truncate=true"), tmp_path)
+    facts = {"task": "round", "round": 1, "study": "s", "selected": None, "train_cases": 4}
+    with pytest.raises(Refused, match="averages 4 images"):
+        site.answer(Parcel(facts=facts))
+
+
+def test_the_file_reads_like_the_paper() -> None:
+    import inspect
+
+    assert len(inspect.getsource(inspect.getmodule(HarmoFL)).splitlines()) < 150
+    assert Coordinator  # the server needs to know nothing of it: no name of the method stands there
+    assert "harmofl" not in inspect.getsource(Coordinator).lower()

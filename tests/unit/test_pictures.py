@@ -1,0 +1,128 @@
+"""PNG files, pictures of the input layer, the report's panel and the leak report."""
+
+import base64
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import SimpleITK
+import torch
+
+from medsilo import cli
+from medsilo.federation.pictures import draw_amplitude, draw_images
+from medsilo.learning.amplitude import AmplitudeNorm
+from medsilo.plan import load_plan
+from medsilo.png import png
+from medsilo.report.page import write
+from medsilo.site.leaks import describe, leaks
+from medsilo.site.settings import SiteSettings
+from medsilo.study import inprocess
+from tests.conftest import make_plan
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+
+
+def read(path: Path) -> np.ndarray:
+    return SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(path)))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3), (1, 1), (64, 33, 3)])
+def test_png_files_are_read_back_by_others(shape: tuple[int, ...], tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    (tmp_path / "a.png").write_bytes(png(pixels))
+    assert np.array_equal(read(tmp_path / "a.png"), pixels)
+
+
+@pytest.mark.parametrize("pixels", [np.zeros((4, 4)), np.zeros((4, 4, 2), np.uint8), np.zeros(4, np.uint8)])
+def test_png_takes_bytes_only(pixels: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="uint8"):
+        png(pixels)
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 12), (1, 16, 12), (2, 4, 16, 12)])
+def test_images_before_and_after(shape: tuple[int, ...], tmp_path: Path) -> None:
+    norm = AmplitudeNorm(shape)
+    images = torch.rand(2, *shape)
+    norm(images + 1)
+    norm.freeze()
+    draw_images(norm, images, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{kind}-{number}.png" for kind in ("after", "before") for number in (1, 2)
+    ]
+    before = read(tmp_path / "before-1.png")
+    assert before.shape == ((16, 12, 3) if shape[0] == 3 else (16, 12))
+    middle = images[0] if images.ndim == 4 else images[0][:, 2]
+    scaled = (middle[0] - images.min()) / (images.max() - images.min())
+    first = before[..., 0] if before.ndim == 3 else before
+    assert np.abs(first / 255 - scaled.numpy()).max() < 0.003
+    draw_images(norm, torch.rand(2, 3, 9), tmp_path / "signals")
+    assert not (tmp_path / "signals").exists()
+
+
+@pytest.mark.parametrize("size", [(16, 12), (9, 7), (8, 9), (4, 16, 12)])
+def test_the_amplitude_is_whole_and_has_frequency_zero_in_the_middle(size: tuple[int, ...], tmp_path: Path) -> None:
+    norm = AmplitudeNorm((2, *size))
+    norm(torch.rand(3, 2, *size))
+    draw_amplitude(norm, tmp_path / "a.png")
+    picture = read(tmp_path / "a.png")
+    height, width = size[-2:]
+    assert picture.shape == (height, width)
+    assert picture[height // 2, width // 2] == 255 == picture.max()
+    odd = picture[1 - height % 2 :, 1 - width % 2 :].astype(int)
+    assert np.abs(odd - odd[::-1, ::-1]).max() <= 1  # |F(-f)| = |F(f)|
+    draw_amplitude(None, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_the_report_shows_them_and_stays_one_file(tmp_path: Path) -> None:
+    plan = load_plan(JOBS / "harmofl/app/config/plan.yaml", ["training.rounds=2", "task.patients=6", "task.size=32"])
+    inprocess.run(plan, folder=tmp_path / "run")
+    page = write([tmp_path / "run"], tmp_path / "page.html", "one").read_text()
+    images = re.findall(r'<img [^>]*src="([^"]+)"', page)
+    assert len(images) == 3 * 3 * 2 + 1
+    for image in images:
+        assert base64.b64decode(image.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
+    assert 'id="harmonised"' in page
+    for site in plan.participation.sites:
+        assert f"image 1 of {site} before" in page
+    (tmp_path / "run/sites/hospital-a/pictures/before-1.png").write_bytes(b"<script>")
+    page = write([tmp_path / "run"], tmp_path / "page.html", "one").read_text()
+    assert page.count("image 3 of hospital-b before") == 1 and "image 3 of hospital-a before" not in page
+
+
+def test_methods_without_an_input_layer_have_no_panel(tmp_path: Path) -> None:
+    inprocess.run(make_plan("fedavg", "training.rounds=1"), folder=tmp_path / "run")
+    assert 'id="harmonised"' not in write([tmp_path / "run"], tmp_path / "page.html", "one").read_text()
+
+
+# ---------------------------------------------------------------------------------------------------- leaks
+def test_the_leak_report_lists_what_really_leaves(tmp_path: Path) -> None:
+    for method in ("harmofl", "fedavg", "fedbn", "local"):
+        plan = make_plan(method, "training.rounds=3")
+        told = [0] * 3
+        for leak in leaks(plan):
+            for number in range(leak.first, leak.last + 1):
+                told[number - 1] += leak.bytes
+        sent = [line["sites"]["hospital-a"]["bytes_up"] for line in inprocess.run(plan).history]
+        assert told == sent, method
+
+
+def test_the_leak_report_says_how_many_images_the_amplitude_averages() -> None:
+    plan = make_plan("harmofl", "training.batch_size=4", "algorithm.decay=0.0")
+    text = "\n".join(describe(plan, {"a": 100, "b": "no data"}, SiteSettings()))
+    assert "amplitude" in text and "round 1 only" in text and "no phase" in text
+    assert "a: 4 of its 100 training images; REFUSED" in text
+    assert "b: not known: no data" in text
+    assert "amplitude" not in "\n".join(describe(make_plan("fedavg"), {"a": 100}, SiteSettings()))
+    assert "no tensor" in describe(make_plan("local"), {}, SiteSettings())
+
+
+def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "medsilo.yaml").write_text("smallest_average: 1000\n")
+    arguments = ["leak-report", str(JOBS / "harmofl"), "--set", "training.rounds=3", "--local", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "hospital-c: 172 of its 256 training images; REFUSED" in text
+    assert "2 to 3" in text
+    assert cli.main(["leak-report", "nowhere"]) == 1
