@@ -67,7 +67,7 @@ def test_tiles_become_rgb_in_0_to_1_and_masks_of_two_classes(folder: Path) -> No
     assert data.train.inputs.shape[1:] == (3, 32, 32) == Nuclei(size=32).shape
     for part in PARTS:
         cases = getattr(data, part)
-        assert 0 <= cases.inputs.min() and cases.inputs.max() <= 1
+        assert cases.inputs.min() >= 0 and cases.inputs.max() <= 1
         assert set(cases.targets.unique().tolist()) == {0, 1}
         inside = cases.inputs.mean(1)[cases.targets == 1].mean()
         assert inside > cases.inputs.mean(1)[cases.targets == 0].mean() + 0.2  # the mask lies on its nuclei
@@ -139,7 +139,7 @@ def test_unusable_data_are_refused_without_names_of_files(spoil: str, tmp_path: 
 
 
 def test_without_a_folder_it_says_where_to_name_one() -> None:
-    with pytest.raises(DataError, match="'data' in the site's medsilo.yaml"):
+    with pytest.raises(DataError, match=r"'data' in the site's medsilo\.yaml"):
         Nuclei().load("tnbc", SETS, 0, None)
 
 
