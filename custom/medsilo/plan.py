@@ -149,6 +149,10 @@ class Plan(Section):
         """The phase after the last round, in which its outcome is given to the sites."""
         return self.phase_of(self.rounds + 1)
 
+    def may_be_chosen(self, rounds: int) -> bool:
+        """Whether the model after so many rounds is used as it was scored: before the last phase it isn't yet."""
+        return self.phase_of(rounds + 1) == self.last_phase
+
     @property
     def rounds(self) -> int:
         """The rounds of all phases."""

@@ -528,7 +528,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
 
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
-        model = study.participants[site].model.state_dict()
+        model = study.participants[site].modules["model"].state_dict()
         travels = {name for group in ("model", "body") for name in reply.groups.get(group, {})}
         if asked.facts["task"] == "round" and set(reply.groups) != {"statistics"}:  # else nothing was trained
             kept[site] += [(name, tensor.clone()) for name, tensor in model.items() if name not in travels]
@@ -554,6 +554,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "fedprox": 0,
         "fedbn": 10,
         "fedper": 2,
+        "harmofl": 0,
         "local": len(study.participants[A].model.state_dict()),
         **dict.fromkeys(("adafed", "d-adafed", "f-adafed"), 10),
     }

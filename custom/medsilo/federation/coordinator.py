@@ -354,7 +354,7 @@ class Coordinator:
         """Keep the model after so many rounds when its mean validation score is strictly greater than all before."""
         scores = [reply.metrics.get("validation") for reply in exchange.replies.values()]
         known = [score for score in scores if score is not None]
-        if not self._selects() or not known or len(known) < len(scores):
+        if not self._selects() or not known or len(known) < len(scores) or not self.plan.may_be_chosen(rounds):
             return
         mean = sum(known) / len(known)
         if self.best is None or mean > self.best[0]:

@@ -104,6 +104,7 @@ class Participant:
         self._receive(parcel, self.plan.last_phase)
         metrics = self._validate(number, stop)
         self._write_row(number + 1, "deliver", metrics, 0.0)
+        self._draw()
         self._save_model("last", number)
         return Parcel(metrics=metrics)
 
@@ -120,7 +121,6 @@ class Participant:
             self._load_model("last")
         self._save_model("best", selected)
         loss, score, cases = self._evaluate(self.data.test, stop)
-        self._draw()
         return Parcel(
             metrics={"test": _number(score), "test_loss": _number(loss), "cases": cases, "selected": selected}
         )
@@ -209,7 +209,7 @@ class Participant:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
         loss, score, _ = self._evaluate(self.data.validation, stop)
         rank = score if math.isfinite(score) else -math.inf
-        if self.chooses and (self.best is None or rank > self.best):
+        if self.chooses and self.plan.may_be_chosen(rounds) and (self.best is None or rank > self.best):
             self.best = rank
             self._save_model("best", rounds)
         return {"validation": _number(score), "validation_loss": _number(loss)}
@@ -222,12 +222,12 @@ class Participant:
         return evaluate(self.model, data, self.plan.task.loss, self.plan.task.case_scores, self.compute, stop)
 
     def _draw(self) -> None:
-        """Some images before and after the input layer, into this site's folder; they never travel."""
+        """Some training images before and after the input layer, into this site's folder; they never travel."""
         layer = self.plan.algorithm.input_layer(self.modules)
         if layer is None or not (self.settings.pictures or self.plan.task.synthetic):
             return
-        cases = range(min(PICTURES, self.cases["validation"]))
-        images = torch.stack([self.data.validation[case][0] for case in cases]).to(self.compute.device)
+        cases = range(min(PICTURES, self.cases["train"]))
+        images = torch.stack([self.data.train[case][0] for case in cases]).to(self.compute.device)
         draw_images(layer, images, self.folder / FOLDER)
 
     # ------------------------------------------------------------------ what is kept at the site
@@ -326,9 +326,15 @@ def _load_data(plan: Plan, site: str, sites: Sequence[str], settings: SiteSettin
 
 
 def _check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:
-    """The inputs are what the task says; counts, and no names of files, may leave the site."""
-    own = tuple(data[0][0].shape)
-    if shape is not None and own != shape:
+    """The inputs are what the task says; counts, and no names of files, may leave the site.
+
+    Of data that are not in memory only the first training case is looked at: test data wait for the end.
+    """
+    if isinstance(data, Cases):
+        own = tuple(data.inputs.shape[1:])
+    else:
+        own = tuple(data[0][0].shape) if part == "train" else shape
+    if own is not None and shape is not None and own != shape:
         hint = f"the plan's images have {shape[0]} channels" if own[0] != shape[0] else "set task.size"
         raise DataError(f"the {part} part has inputs of shape {list(own)}, the plan's are {list(shape)}; {hint}")
     if isinstance(data, Cases) and not is_finite(data.inputs):
