@@ -5,12 +5,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
+import yaml
 from torch import Tensor
 
 from medsilo.errors import MedsiloError
@@ -26,9 +27,9 @@ def is_safe_name(name: str) -> bool:
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well; else `path` stays as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
@@ -41,12 +42,13 @@ def _replacing(path: Path) -> Iterator[Path]:
             private=f"{path}: {error}",
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def _is_disk_full(error: Exception) -> bool:
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return getattr(error, "errno", None) in full or any(f"code: {number}" in str(error) for number in full)
+    return getattr(error, "errno", None) in full or any(f"os error {number})" in str(error) for number in full)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -99,3 +101,19 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def newest(folder: Path, pattern: str, key: Callable[[Path], int]) -> Path | None:
     """The file of a folder whose key is the greatest."""
     return max(folder.glob(pattern), key=key, default=None)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key given twice instead of silently taking the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        doubled = [key for key in keys if keys.count(key) > 1]
+        if doubled:
+            raise yaml.constructor.ConstructorError(None, None, f"key {doubled[0]!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(text: str) -> Any:
+    """What a YAML text says; raises yaml.YAMLError."""
+    return yaml.load(text, _Loader)

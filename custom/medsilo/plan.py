@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from medsilo.algorithms import ALGORITHMS
 from medsilo.algorithms.base import Blueprint
 from medsilo.errors import PlanError
-from medsilo.files import is_safe_name
+from medsilo.files import is_safe_name, load_yaml
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.models import NETWORKS
@@ -107,9 +107,25 @@ class Plan(Section):
             object.__setattr__(self, "network", self.task.default_network())
         self.algorithm.phases(self.training)  # raises where these rounds are too few
         with torch.device("meta"):
-            self.algorithm.check(self.algorithm.networks(self._blueprint()))
+            networks = self.algorithm.networks(self._blueprint())
+        self.algorithm.check(networks)
+        self._network_reads_task(networks["model"])
         self._keeps_its_protocol()
         return self
+
+    def _network_reads_task(self, model: nn.Module) -> None:
+        """One case of the task's shape goes through the network, without values."""
+        shape = self.task.shape
+        if shape is None:
+            return
+        try:
+            with torch.no_grad():
+                model.eval()(torch.zeros(2, *shape, device="meta"))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise PlanError(
+                f"network.name: {self.network.name} can't read the inputs of task {self.task.name}, of shape "
+                f"{list(shape)}; choose another network, its numbers or task.size"
+            ) from error
 
     def _keeps_its_protocol(self) -> None:
         """A plan that declares a protocol follows it in all that the method says of it."""
@@ -183,7 +199,7 @@ def load_plan(path: Path, changes: Iterable[str] = ()) -> Plan:
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: the plan cannot be read ({type(error).__name__}); give a plan.yaml") from error
     try:
-        values = yaml.load(text, _Loader)
+        values = load_yaml(text)
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f"line {mark.line + 1}" if mark else "the file"
@@ -195,13 +211,29 @@ def parse_plan(values: Any, changes: Iterable[str] = ()) -> Plan:
     """Check a plan given as nested dicts, with `a.b=value` changes."""
     if not isinstance(values, dict):
         raise PlanError("a plan is a YAML mapping with the keys algorithm, task, participation, ...")
-    values = json.loads(json.dumps(values))
+    try:
+        values = json.loads(json.dumps(values))
+    except (TypeError, ValueError) as error:
+        raise PlanError(f"a plan holds texts, numbers, lists and mappings only ({error}); quote such values") from error
+    if values.get("network") is None:
+        values.pop("network", None)
     for change in changes:
         _apply(values, change)
     try:
-        return Plan.model_validate(values)
+        plan = Plan.model_validate(values)
     except ValidationError as error:
         raise PlanError("; ".join(dict.fromkeys(_in_words(detail) for detail in error.errors()))) from error
+    _refuse_truth_as_number(values, plan.resolved())
+    return plan
+
+
+def _refuse_truth_as_number(given: Any, taken: Any, key: str = "") -> None:
+    """YAML reads yes as true, and pydantic takes true for 1: nobody means that."""
+    if isinstance(given, dict) and isinstance(taken, dict):
+        for name, value in given.items():
+            _refuse_truth_as_number(value, taken.get(name), f"{key}.{name}".lstrip("."))
+    elif isinstance(given, bool) and not isinstance(taken, bool):
+        raise PlanError(f"{key}: {str(given).lower()} is a truth value (YAML takes yes and no for such); give a number")
 
 
 def _apply(values: dict[str, Any], change: str) -> None:
@@ -219,6 +251,8 @@ def _apply(values: dict[str, Any], change: str) -> None:
         raise PlanError(f"--set {key}: {text!r} is not a value that YAML knows; quote it") from error
     if last == "name" and place.get("name") != value:
         place.clear()  # another method, task or network: the numbers of the one before don't carry over
+        if path == ["task"]:
+            values.pop("network", None)  # it was the other task's
     place[last] = value
 
 
@@ -267,14 +301,3 @@ def _place(location: tuple[int | str, ...]) -> tuple[str, type[Section]]:
         inner = field.annotation if field and len(location) > 1 else None
         section = inner if isinstance(inner, type) and issubclass(inner, Section) else Plan
     return ".".join(map(str, (first, *rest))), section
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice instead of silently taking the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-        doubled = [key for key in keys if keys.count(key) > 1]
-        if doubled:
-            raise yaml.constructor.ConstructorError(None, None, f"key {doubled[0]!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)

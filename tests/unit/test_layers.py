@@ -91,7 +91,6 @@ class Tied(nn.Module):
         self.decode = self.encode
 
 
-@pytest.mark.xfail(strict=True, reason="bug: modules() forgets that a shared layer was registered again as the last")
 def test_the_last_registered_layer_is_the_head_also_when_it_is_shared() -> None:
     assert head_names(Tied()) == ["encode.weight", "encode.bias", "decode.weight", "decode.bias"]
 

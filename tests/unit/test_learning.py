@@ -346,7 +346,6 @@ def test_a_gpu_that_is_not_there(device: str) -> None:
     assert len(text.splitlines()) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="bug: torch wraps or refuses the number before choose() looks at it")
 @pytest.mark.parametrize("device", ["cuda:128", "cuda:99999999999"])
 def test_a_gpu_number_that_torch_cannot_hold(device: str) -> None:
     with pytest.raises(MedsiloError, match=f"{device} was asked for"):

@@ -269,7 +269,6 @@ def test_what_was_sent_does_not_change_with_later_training(tmp_path: Path) -> No
     assert_equal(reply.groups["model"], before)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: _receive broadcasts, and takes what is missing for what it has")
 @pytest.mark.parametrize("wrong", ["missing", "surplus", "shape", "group"])
 def test_a_payload_that_does_not_fit_is_refused(wrong: str, tmp_path: Path) -> None:
     """A filter of this hospital may have taken something out."""
@@ -456,9 +455,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], Path]:
     return of
 
 
-FROM_THE_START = pytest.mark.xfail(strict=True, raises=KeyError, reason="bug: _restore opens no mixer for round 0")
-
-
 @every_method
 @pytest.mark.parametrize("stopped", [2, 4])
 def test_a_study_that_stopped_goes_on_as_if_it_had_not(
@@ -478,7 +474,7 @@ def stop_and_resume(plan: Plan, folder: Path, *stops: int) -> None:
     assert inprocess.run(plan, folder=folder, resume=True).summary["status"] == "finished"
 
 
-@pytest.mark.parametrize("method", [pytest.param(m, marks=FROM_THE_START if m != "local" else ()) for m in METHODS])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_study_that_stopped_in_its_first_round_goes_on(
     method: str, tmp_path: Path, whole: Callable[[Plan], Path]
 ) -> None:
@@ -611,9 +607,6 @@ def test_a_learning_rate_at_which_training_diverges_ends_with_the_remedy(method:
     assert Record(tmp_path / "run").summary()["status"] == "failed"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: Loop.pause returns at once, so 'wait' trains again and again for `patience`"
-)
 def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -> None:
     """What was refused will be refused again: nothing in one process comes back by waiting."""
     changes = ["training.learning_rate=1000", "training.rounds=30", "participation.when_missing=wait"]

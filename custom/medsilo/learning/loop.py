@@ -32,13 +32,13 @@ class Compute:
         """Turns a device's name into a device that is there: "auto", "cpu", "cuda" or "cuda:<n>"."""
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        wanted = torch.device(device)
-        if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        kind, _, number = device.partition(":")
+        if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
             raise MedsiloError(
                 f"device: {device} was asked for, but this machine shows {torch.cuda.device_count()} CUDA devices; "
                 "set device: cpu or auto in the site's medsilo.yaml, or install a CUDA build of torch"
             )
-        return Compute(device=wanted, **others)  # type: ignore[arg-type]
+        return Compute(device=torch.device(device), **others)  # type: ignore[arg-type]
 
     @contextmanager
     def reproducible(self, seed: int) -> Iterator[None]:

@@ -8,6 +8,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from medsilo.errors import MedsiloError
+from medsilo.files import load_yaml
 from medsilo.learning.loop import Compute
 from medsilo.section import Section
 
@@ -42,7 +43,7 @@ class SiteSettings(Section):
 def make_settings(values: Any, origin: str) -> SiteSettings:
     """Checked settings; an error that names where they came from, the key and the fix."""
     try:
-        return SiteSettings.model_validate(values or {})
+        return SiteSettings.model_validate({} if values is None else values)
     except ValidationError as error:
         detail = error.errors()[0]
         key = ".".join(map(str, detail["loc"])) or "file"
@@ -56,7 +57,10 @@ def read_settings(folder: Path) -> SiteSettings:
     if not path.exists():
         return SiteSettings()
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = load_yaml(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or "no valid YAML"
+        raise MedsiloError(f"the site's {FILE_NAME} cannot be read: {problem}; correct it there") from error
+    except (OSError, UnicodeDecodeError) as error:
         raise MedsiloError(f"the site's {FILE_NAME} cannot be read ({type(error).__name__}); write YAML") from error
     return make_settings(values, f"the site's {FILE_NAME}")

@@ -29,7 +29,9 @@ from medsilo.study import inprocess
 def cell_plan(job: Path, method: str, seed: int, changes: Sequence[str]) -> Plan:
     """The job's plan with another method (and that method's own changes) and another seed."""
     name, *own = method.split(":")
-    return plan_of(job, [f"algorithm.name={name}", *(f"algorithm.{change}" for change in own), *changes, f"seed={seed}"])
+    return plan_of(
+        job, [f"algorithm.name={name}", *(f"algorithm.{change}" for change in own), *changes, f"seed={seed}"]
+    )
 
 
 def run_cell(plan: Plan, folder: Path, settings: SiteSettings) -> dict[str, Any]:

@@ -22,7 +22,13 @@ def demo_plan(method: str, rounds: int, seed: int) -> Plan:
         {
             "algorithm": {"name": method},
             "task": {"name": "synthetic-histology"},
-            "training": {"rounds": rounds, "batch_size": 16, "learning_rate": 0.02, "momentum": 0.9},
+            "training": {
+                "rounds": rounds,
+                "batch_size": 16,
+                "learning_rate": 0.02,
+                "momentum": 0.9,
+                "weight_decay": 0.0001,
+            },
             "participation": {"sites": SITES},
             "seed": seed,
         }
