@@ -54,8 +54,8 @@ class Size:
     rounds: int
 
 
-SMALL = Size("1.3 k parameters", (3, 6, 9), 0, 10)
-LARGE = Size("29 M parameters", (32, 64, 128, 256, 512, 512, 512), 2, 7)
+SMALL = Size("1.3 k parameters", (3, 6, 9), 0, 8)
+LARGE = Size("29 M parameters", (32, 64, 128, 256, 512, 512, 512), 2, 6)
 
 
 @dataclass(frozen=True)
