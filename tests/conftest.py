@@ -8,7 +8,8 @@ import pytest
 from medsilo.plan import Plan, parse_plan
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
-METHODS = ["local", "fedavg", "fedprox", "fedbn", "fedper", "harmofl", "adafed", "d-adafed", "f-adafed"]
+PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
+METHODS = [*PLAIN, "harmofl", "adafed", "d-adafed", "f-adafed"]
 TINY = {"name": "synthetic-activity"}
 
 

@@ -19,7 +19,7 @@ from medsilo.federation.checks import same_layout, same_names
 from medsilo.federation.pictures import draw_amplitude
 from medsilo.federation.record import AMPLITUDE, Record, now
 from medsilo.learning.loop import is_finite
-from medsilo.mixing.mixers import Mixer
+from medsilo.mixing.mixers import Mixer, WeightedMean
 from medsilo.package import package_facts
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
@@ -334,6 +334,8 @@ class Coordinator:
             initial = self._packed(algorithm.given(networks, phase) | algorithm.shared(networks, phase))
         for group in sorted(travelling):
             mixer = algorithm.mixer(group, self.mixers, self.sites)
+            if isinstance(mixer, WeightedMean):
+                mixer.let_wait(self.settings.waiting_memory << 20)
             if group in self.mixers:
                 mixer.load_state(*self.mixers[group].state())
             else:

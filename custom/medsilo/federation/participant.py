@@ -144,9 +144,12 @@ class Participant:
         """Copies of what travels: training may go on in the originals while these are still on their way."""
         shared = self.plan.algorithm.shared(self.modules, phase)
         return {
-            group: {name: self.plan.transport.packed(tensor.to("cpu", copy=True)) for name, tensor in tensors.items()}
-            for group, tensors in shared.items()
+            group: {name: self._copy(tensor) for name, tensor in tensors.items()} for group, tensors in shared.items()
         }
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        packed = self.plan.transport.packed(tensor).cpu()
+        return packed.clone() if packed.data_ptr() == tensor.data_ptr() else packed
 
     # ------------------------------------------------------------------ training and evaluation
     def _samples(self) -> int:

@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import secrets
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from medsilo.errors import MedsiloError
-from medsilo.files import load_tensors, newest, save_tensors, write_json, write_text
+from medsilo.files import load_tensors, newest, save_tensors, write_bytes, write_json, write_text
 from medsilo.package import package_facts
 from medsilo.plan import Plan
 
@@ -106,12 +105,14 @@ class Record:
 
     def keep_as_best(self, round_number: int) -> None:
         """Keep a round's checkpoint beyond the next. A second name for the same file, so it costs no copy."""
+        if self._best(round_number).exists():  # the same round again, after a resume
+            return
         temporary = self.checkpoints / ".best.part"
         temporary.unlink(missing_ok=True)
         try:
             os.link(self._checkpoint(round_number), temporary)
-        except OSError:  # file systems without links
-            shutil.copyfile(self._checkpoint(round_number), temporary)
+        except OSError:  # a file system without links
+            write_bytes(temporary, self._checkpoint(round_number).read_bytes())
         temporary.replace(self._best(round_number))
 
     def _best(self, round_number: int) -> Path:

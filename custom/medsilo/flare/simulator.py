@@ -71,8 +71,12 @@ def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int |
     command.append(str(threads or len(plan.participation.sites)))
     seen = len(record.rounds()) if (record.folder / "rounds.jsonl").exists() else 0
     log_path = record.folder / "nvflare.log"
+    # Few memory arenas: freed models go back to the system instead of staying with one of many threads.
+    environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
     with log_path.open("a") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
+        )
     try:
         _watch(process, record, seen, on_round)
     finally:

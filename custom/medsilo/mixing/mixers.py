@@ -187,6 +187,10 @@ class WeightedMean(Mixer):
         self._weights: dict[str, float] = {}
         self._begin_sum()
 
+    def let_wait(self, memory: int) -> None:
+        """So many bytes of contributions that came before their turn may wait in memory and not on the disk."""
+        self._waiting.memory = memory
+
     def _begin_sum(self) -> None:
         self._waiting.clear()
         self._weights.clear()

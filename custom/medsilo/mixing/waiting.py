@@ -11,7 +11,7 @@ from torch import Tensor
 from medsilo.errors import MedsiloError
 from medsilo.mixing.layout import Block, Layout, Section, Tensors
 
-# All contributions together that may wait in memory; the others wait on the disk.
+# Bytes of all contributions together that may wait in memory, unless told otherwise; the others wait on the disk.
 MEMORY = 4 << 20
 
 # Copies the numbers of one block of a section into a vector.
@@ -26,6 +26,7 @@ class WaitingRoom:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self._folder = folder
+        self.memory = MEMORY
         self._held: dict[str, tuple[Tensors, int]] = {}
         self._spilled: dict[str, int] = {}
         self._file: FileIO | None = None
@@ -36,7 +37,7 @@ class WaitingRoom:
 
     def put(self, site: str, tensors: Tensors, layout: Layout) -> None:
         """Keeps the tensors that will be averaged. When the disk is full, everything stays as it was."""
-        if layout.bytes + sum(size for _, size in self._held.values()) <= MEMORY:
+        if layout.bytes + sum(size for _, size in self._held.values()) <= self.memory:
             self._held[site] = (tensors, layout.bytes)
             return
         end = self._end

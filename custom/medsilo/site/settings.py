@@ -23,6 +23,8 @@ class SiteSettings(Section):
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = Field(1, ge=1, le=1024)  # CPU threads; another number may change the last digits of results
+    # At the server: MiB that models which came before their turn may take, all together; others wait on the disk.
+    waiting_memory: int = Field(512, ge=0, le=1_000_000)
     workers: int = Field(0, ge=0, le=256)  # processes that read data
     # What may leave, and what may be shown.
     smallest_average: int = Field(8, ge=1)  # images that an average must cover before it leaves this site
