@@ -240,7 +240,9 @@ class Study:
         return Coordinator(self.plan, names, self.transport, Record(self.folder), "in-process", settings=CPU)
 
     def groups(self, number: int) -> list[tuple[set[str], set[str]]]:
-        return [(set(p.groups), set(r.groups)) for t, n, _, p, r in self.transport.carried if (t, n) == ("round", number)]
+        return [
+            (set(p.groups), set(r.groups)) for t, n, _, p, r in self.transport.carried if (t, n) == ("round", number)
+        ]
 
 
 def test_statistics_go_up_once_and_never_down(tmp_path: Path) -> None:
@@ -400,7 +402,7 @@ def test_f_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "pretrained.safetensors").write_text("nothing")
     with pytest.raises(MedsiloError, match="cannot be read"):
         inprocess.run(plan, settings=SiteSettings(device="cpu", data=tmp_path))
-    with pytest.raises(MedsiloError, match="is not in the server's data folder.*choose f-adafed"):
+    with pytest.raises(MedsiloError, match=r"is not in the server's data folder.*choose f-adafed"):
         inprocess.run(plan)
 
 
@@ -413,7 +415,9 @@ def test_the_summary_states_the_public_share_and_the_start() -> None:
 def test_models_can_start_from_f() -> None:
     scores = []
     for start in ("false", "true"):
-        run = inprocess.run(quick("adafed", f"algorithm.init_from_pretrained={start}", "algorithm.pretraining.epochs=9"))
+        run = inprocess.run(
+            quick("adafed", f"algorithm.init_from_pretrained={start}", "algorithm.pretraining.epochs=9")
+        )
         scores.append([facts["validation"] for facts in run.summary["sites"].values()])
     before, after = (np.mean([curve[1] for curve in curves]) for curves in scores)  # the models before any training
     assert np.mean([curve[0] for curve in scores[1]]) == np.mean([curve[0] for curve in scores[0]])
@@ -426,7 +430,7 @@ def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:
     from medsilo.algorithms.base import Headquarters
 
     at = Headquarters(SITES, {}, plan.task, plan.training, 0, CPU.compute(), None, lambda: None)
-    with pytest.raises(MedsiloError, match="public share of activity-windows is not at the server.*choose f-adafed"):
+    with pytest.raises(MedsiloError, match=r"public share of the data is not at the server.*choose f-adafed"):
         plan.algorithm.prepare(networks, at)
 
 

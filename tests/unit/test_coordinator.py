@@ -522,7 +522,9 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
             for tensors in ([given] if owner != site else []) + checkpoints:
                 for private, tensor in kept[owner]:
                     for name, sent in tensors.items():
-                        if name.startswith(("pretrained/", "statistics/")):  # the server's own; what the method declares
+                        if name.startswith(
+                            ("pretrained/", "statistics/")
+                        ):  # the server's own; what the method declares
                             continue
                         assert not name.endswith(private), f"{name} of {owner}"
                         same = sent.shape == tensor.shape and sent.is_floating_point() and torch.equal(sent, tensor)

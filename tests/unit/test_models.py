@@ -12,7 +12,8 @@ INPUTS = {
     "activity-cnn": (9, 64),
     "alexnet": (3, 224, 224),
     "lenet5": (1, 28, 28),
-    "small-cnn": (3, 48, 48), "unet": (1, 48, 48),
+    "small-cnn": (3, 48, 48),
+    "unet": (1, 48, 48),
 }
 NORMS = {
     "batch": nn.modules.batchnorm._BatchNorm,

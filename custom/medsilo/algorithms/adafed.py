@@ -47,7 +47,9 @@ class AdaFed(Similar):
         return {**modules, "pretrained": copy.deepcopy(modules["model"]).requires_grad_(False)}
 
     def check(self, modules: Modules) -> None:
-        require(batch_norm_names(modules["model"]), self.name, "batch norm", "set network.norm=batch or choose d-adafed")
+        require(
+            batch_norm_names(modules["model"]), self.name, "batch norm", "set network.norm=batch or choose d-adafed"
+        )
 
     # What is shared
     def shared(self, modules: Modules, phase: str) -> Groups:

@@ -306,7 +306,7 @@ class Coordinator:
         if self.plan.stage_of(number) != self.stage:
             self._enter(number)
         phase = self.plan.phase_of(number)
-        for group in (self.plan.algorithm.given(self.layout, phase) | self._shared(phase)):
+        for group in self.plan.algorithm.given(self.layout, phase) | self._shared(phase):
             self.mixers[group].start(self.sites)
 
     def _enter(self, number: int, prepare: bool = True) -> None:
@@ -358,7 +358,13 @@ class Coordinator:
         if self.done == 0:
             self._open_mixers(1)
         tensors: dict[str, Tensor] = {}
-        facts: dict[str, Any] = {"plan": self.plan.hash, "sites": self.sites, "best": self.best, "mixers": {}, "details": self.details}
+        facts: dict[str, Any] = {
+            "plan": self.plan.hash,
+            "sites": self.sites,
+            "best": self.best,
+            "mixers": {},
+            "details": self.details,
+        }
         for group, mixer in self.mixers.items():
             state, facts["mixers"][group] = mixer.state()
             tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}

@@ -41,4 +41,5 @@ def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
 
 def head_layers(module: nn.Module) -> list[nn.Module]:
     """The head, or nothing when the network has none."""
-    return [layer for layer in module.modules() if isinstance(layer, HEAD_TYPES)][-1:]
+    found: list[nn.Module] = [layer for layer in module.modules() if isinstance(layer, HEAD_TYPES)]
+    return found[-1:]

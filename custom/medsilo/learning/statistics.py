@@ -12,6 +12,8 @@ from medsilo.learning.layers import batch_norm_layers, head_layers
 Statistics = list[tuple[Tensor, Tensor]]  # per layer: mean [channels] and population variance [channels]
 Layers = Literal["all", "last"]
 
+PORTION = 1 << 16  # numbers that are summed at once: their differences from the centre stay in a processor's cache
+
 
 class Moments:
     """Mean and population variance per channel of all that was added, whatever the portions. Double precision."""
@@ -24,15 +26,20 @@ class Moments:
     def add(self, values: Tensor) -> None:
         """Add samples, [batch, channels, ...] or [batch, ..., channels]; nothing of them is kept.
 
-        Sums run around a centre near the mean, so single precision is enough for them: the first portion's mean, then the
-        mean so far. Portions are merged by the formula of Chan et al. (1979).
+        Sums run around a centre near the mean (the first portion's, then the mean so far), so single precision is
+        enough for them. Portions are merged by the formula of Chan et al. (1979).
         """
+        most = max(1, PORTION * len(values) // max(values.numel(), 1))
+        for portion in values.detach().split(most):
+            self._add(portion)
+
+    def _add(self, values: Tensor) -> None:
         channel = values.ndim - 1 if self.channels_last else 1
         axes = [axis for axis in range(values.ndim) if axis != channel]
         count = values.numel() // max(values.shape[channel], 1)
         if not count:
             return
-        values = values.detach() if values.dtype == torch.float64 else values.detach().float()
+        values = values if values.dtype == torch.float64 else values.float()
         centre = self.mean.to(values.dtype) if self.count else values.mean(axes)
         shape = [-1 if axis == channel else 1 for axis in range(values.ndim)]
         around = values - centre.view(shape)

@@ -59,6 +59,26 @@ class Selection(Part):
     rounds: dict[str, int | None] = {}
 
 
+class Similarity(Part):
+    """AdaFed's mixing weights W: row i is what site i takes from each site."""
+
+    sites: list[str]
+    weights: list[list[float]]
+
+    @model_validator(mode="after")
+    def _is_square(self) -> "Similarity":
+        if any(len(row) != len(self.sites) for row in [self.weights, *self.weights]):
+            raise ValueError("weights are not one row and one column per site")
+        return self
+
+
+class Details(Part):
+    """What the method found out by itself; the keys depend on the method."""
+
+    similarity: Similarity | None = None
+    pretraining: dict[str, Any] | None = None
+
+
 class Summary(Part):
     """summary.json, schema version 1."""
 
@@ -84,6 +104,7 @@ class Summary(Part):
     sites: dict[str, SiteResult]
     mean_test: float | None = None
     pooled_test: float | None = None
+    details: Details = Details()
     seconds: float | None = None
     started: str | None = None
     ended: str | None = None

@@ -29,7 +29,9 @@ from medsilo.study import inprocess
 def cell_plan(job: Path, method: str, seed: int, changes: Sequence[str]) -> Plan:
     """The job's plan with another method (and that method's own changes) and another seed."""
     name, *own = method.split(":")
-    return plan_of(job, [f"algorithm.name={name}", *(f"algorithm.{change}" for change in own), *changes, f"seed={seed}"])
+    return plan_of(
+        job, [f"algorithm.name={name}", *(f"algorithm.{change}" for change in own), *changes, f"seed={seed}"]
+    )
 
 
 def run_cell(plan: Plan, folder: Path, settings: SiteSettings) -> dict[str, Any]:
@@ -94,8 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         plans = {
             (method, seed): cell_plan(find_job(options.job), method, seed, options.set)
+            for seed in options.seeds  # a whole table first, then the next seed
             for method in options.methods
-            for seed in options.seeds
         }
         cells: dict[str, dict[int, dict[str, Any]]] = {}
         for (method, seed), plan in plans.items():
