@@ -2,9 +2,9 @@
 
     python benchmarks/adafed.py
 
-Mixing: θ_i ← Σ_j w_ij θ_j for N sites with networks of the size of LeNet5. The plain way is a double loop over sites and
-tensors that looks each number up in the networks' `state_dict()`, as one writes it first. Ours is a whole round of the
-server's mixer: the models come in one by one, are laid out as rows, mixed and given out again.
+Mixing: θ_i ← Σ_j w_ij θ_j for N sites with networks of the size of LeNet5. The plain way is a double loop over sites
+and tensors that looks each number up in W and in the networks' `state_dict()`, as one writes it first. Ours is a whole
+round of the server's mixer: the models come in one by one, are laid out as rows, mixed and given out again.
 Memory: a round with 20 networks of AlexNet's size, above what the process held before; must stay within the N models
 and one block beside them. Models are made as they come, handed over, and taken one at a time.
 Statistics: a pass over LeNet5's and the activity network's data with statistics against a plain evaluation pass.
