@@ -203,8 +203,8 @@ def _similarity(runs: Sequence[Run]) -> dict[str, Any]:
     sites, metric = all_sites(runs), _same(runs, lambda run: run.summary.metric)
     bars = [Bars(run.label, [run.score(site) for site in sites], style) for style, run in enumerate(runs)]
     drawn = metric is not None and any(value is not None for one in bars for value in one.values)
-    picture = site_bars(sites, bars, key="site-bars", title=f"Test {metric} at every site") if drawn else None
-    return {"maps": maps, "bars": picture, "legend": [{"name": b.name, "swatch": swatch(b.style)} for b in bars]}
+    chart = site_bars(sites, bars, key="site-bars", title=f"Test {metric} at every site") if drawn else None
+    return {"maps": maps, "bars": chart, "legend": [{"name": b.name, "swatch": swatch(b.style)} for b in bars]}
 
 
 def _pretrained(facts: dict[str, Any] | None) -> str:

@@ -67,7 +67,8 @@ class Similarity(Part):
 
     @model_validator(mode="after")
     def _is_square(self) -> "Similarity":
-        if any(len(row) != len(self.sites) for row in [self.weights, *self.weights]):
+        count = len(self.sites)
+        if len(self.weights) != count or any(len(row) != count for row in self.weights):
             raise ValueError("weights are not one row and one column per site")
         return self
 
