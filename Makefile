@@ -19,6 +19,7 @@ test-slow: $(VENV)/.test-ready
 
 bench: $(VENV)/.test-ready
 	$(BIN)/python benchmarks/mixing.py
+	$(BIN)/python benchmarks/adafed.py
 	$(BIN)/python benchmarks/federation.py
 	$(BIN)/python benchmarks/harmofl.py
 

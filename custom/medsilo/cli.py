@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="run a job in NVFlare's simulator")
     run.add_argument("job", help="a job's folder, for example jobs/fedavg")
+    run.add_argument("--plan", type=Path, default=None, help="another plan than the job's, e.g. jobs/*/plans/*.yaml")
     _add_changes(run)
     run.add_argument("--name", default="", help="name of the run's folder (default: method, task and time)")
     run.add_argument("--out", type=Path, default=Path("runs"), help="where runs are kept (default: runs)")
@@ -130,10 +131,11 @@ def _run(options: argparse.Namespace) -> int:
     from medsilo.federation.record import new_study
     from medsilo.files import is_safe_name
     from medsilo.flare.jobs import find_job, plan_of
+    from medsilo.plan import load_plan
     from medsilo.study.progress import round_lines
 
     job = find_job(options.job)
-    plan = plan_of(job, options.set)
+    plan = load_plan(options.plan, options.set) if options.plan else plan_of(job, options.set)
     if options.name and not is_safe_name(options.name):
         raise MedsiloError(f"--name {options.name!r} has odd characters; use letters, digits, '.', '_' and '-'")
     folder = options.out / (options.name or new_study(plan))

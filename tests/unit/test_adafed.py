@@ -402,7 +402,7 @@ def test_f_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "pretrained.safetensors").write_text("nothing")
     with pytest.raises(MedsiloError, match="cannot be read"):
         inprocess.run(plan, settings=SiteSettings(device="cpu", data=tmp_path))
-    with pytest.raises(MedsiloError, match="is not in the server's data folder.*choose f-adafed"):
+    with pytest.raises(MedsiloError, match=r"is not in the server's data folder.*choose f-adafed"):
         inprocess.run(plan)
 
 
@@ -430,7 +430,7 @@ def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:
     from medsilo.algorithms.base import Headquarters
 
     at = Headquarters(SITES, {}, plan.task, plan.training, 0, CPU.compute(), None, lambda: None)
-    with pytest.raises(MedsiloError, match="public share of activity-windows is not at the server.*choose f-adafed"):
+    with pytest.raises(MedsiloError, match=r"public share of the data is not at the server.*choose f-adafed"):
         plan.algorithm.prepare(networks, at)
 
 

@@ -28,7 +28,7 @@ def test_jobs_have_the_canonical_form(method: str) -> None:
     job = JOBS / method
     plan = plan_of(job)
     assert plan.algorithm.name == method
-    written = {Path(path): content for path, content in files(job).items()}
+    written = {Path(path): content for path, content in files(job).items() if not path.startswith("plans/")}
     expected = {path: (json.dumps(content, indent=2) + "\n").encode() for path, content in canonical_job(plan).items()}
     assert written.keys() == {*expected, CONFIG / "plan.yaml"}
     assert {path: written[path] for path in expected} == expected
@@ -39,6 +39,13 @@ def test_jobs_differ_in_their_method_only(method: str) -> None:
     reference = plan_of(JOBS / "fedavg").resolved()
     own = plan_of(JOBS / method).resolved()
     assert {key for key in reference if reference[key] != own[key]} <= {"algorithm"}
+
+
+@pytest.mark.parametrize("path", sorted(JOBS.glob("*/plans/*.yaml")), ids=lambda path: path.stem)
+def test_a_job_s_further_plans_load_and_are_of_its_method(path: Path) -> None:
+    plan = load_plan(path)
+    assert plan.algorithm.name == path.parents[1].name
+    assert plan.protocol != "clinical"
 
 
 def test_packing_is_deterministic_and_carries_the_package_with_its_hash(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def mixed(mixer, models: dict[str, dict[str, Tensor]], samples: dict[str, int]) 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rows_of_shares_are_fedavg_and_uniform_rows_are_equal_weights(seed: int) -> None:
-    """With W = p in every row (batch norm among the tensors) FedAvg; with 1/N FedBN's aggregation with equal weights."""
+    """With W = p in every row (batch norm among the tensors) FedAvg; with 1/N FedBN with equal weights."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"conv.weight": (6, 1, 5, 5), "norm.running_var": (6,), "norm.weight": (6,), "head.bias": ()}
     models = {

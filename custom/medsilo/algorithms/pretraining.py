@@ -57,7 +57,7 @@ class Pretraining(Section):
 
     def _train(self, model: nn.Module, at: Headquarters) -> dict[str, Any]:
         if not at.task.synthetic and at.folder is None:
-            raise MedsiloError(f"the public share of {at.task.name} is not at the server; {REMEDY}")
+            raise MedsiloError(f"the public share of the data is not at the server; {REMEDY}")
         parts = [self._public(at.task.load(site, at.sites, at.seed, at.folder).train, site, at) for site in at.sites]
         public = _together(parts)
         model.to(at.compute.device).requires_grad_(True)

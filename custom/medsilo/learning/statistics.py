@@ -12,44 +12,65 @@ from medsilo.learning.layers import batch_norm_layers, head_layers
 Statistics = list[tuple[Tensor, Tensor]]  # per layer: mean [channels] and population variance [channels]
 Layers = Literal["all", "last"]
 
+PORTION = 1 << 18  # numbers that are summed at once: their differences from the centre stay in a processor's cache
+
 
 class Moments:
     """Mean and population variance per channel of all that was added, whatever the portions. Double precision."""
 
     def __init__(self, channels_last: bool = False) -> None:
         self.channels_last = channels_last
-        self.count = 0
-        self.mean = self.squares = torch.zeros(0)
+        self.count = self.portions = 0
+        self.centre = self.sums = self.squares = torch.zeros(0)
 
     def add(self, values: Tensor) -> None:
         """Add samples, [batch, channels, ...] or [batch, ..., channels]; nothing of them is kept.
 
-        Sums run around a centre near the mean, so single precision is enough for them: the first portion's mean, then the
-        mean so far. Portions are merged by the formula of Chan et al. (1979).
+        Sums run around a centre near the mean, so single precision is enough for each portion's. The centre is the
+        first portion's mean and moves to the mean so far after 2, 4, 8, ... portions.
         """
+        values = values.detach()
+        if values.numel() <= PORTION:
+            return self._add(values)
+        for portion in values.split(max(1, PORTION * len(values) // values.numel())):
+            self._add(portion)
+
+    def _add(self, values: Tensor) -> None:
+        if not values.numel():
+            return
         channel = values.ndim - 1 if self.channels_last else 1
         axes = [axis for axis in range(values.ndim) if axis != channel]
-        count = values.numel() // max(values.shape[channel], 1)
-        if not count:
-            return
-        values = values.detach() if values.dtype == torch.float64 else values.detach().float()
-        centre = self.mean.to(values.dtype) if self.count else values.mean(axes)
-        shape = [-1 if axis == channel else 1 for axis in range(values.ndim)]
-        around = values - centre.view(shape)
-        shift = around.sum(axes).double() / count
-        mean = centre.double() + shift
-        squares = around.square_().sum(axes).double().sub_(count * shift.square()).clamp_(min=0)
-        if self.count:
-            total = self.count + count
-            difference = mean - self.mean
-            mean = self.mean + difference * (count / total)
-            squares += self.squares + difference.square() * (self.count * count / total)
-        self.count, self.mean, self.squares = self.count + count, mean, squares
+        if values.dtype not in (torch.float32, torch.float64):
+            values = values.float()
+        if not self.count:
+            self.centre = values.mean(axes)
+            self.sums = torch.zeros_like(self.centre, dtype=torch.float64)
+            self.squares = self.sums.clone()
+        around = values - self.centre.view([-1] + [1] * (values.ndim - 1 - channel))
+        self.sums += around.sum(axes)
+        self.squares += around.square_().sum(axes)
+        self.count += values.numel() // values.shape[channel]
+        self.portions += 1
+        if self.portions & (self.portions - 1) == 0:
+            self._move()
+
+    def _move(self) -> None:
+        """Let the sums run around the mean so far."""
+        centre = self.mean.to(self.centre.dtype)
+        step = centre.double() - self.centre.double()
+        self.squares += step * (self.count * step - 2 * self.sums)
+        self.sums -= self.count * step
+        self.centre = centre
+
+    @property
+    def mean(self) -> Tensor:
+        """[channels]"""
+        return self.centre.double() + self.sums / self.count
 
     @property
     def variance(self) -> Tensor:
         """[channels]"""
-        return self.squares / self.count
+        return (self.squares / self.count - (self.sums / self.count).square()).clamp(min=0)
 
 
 def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]:

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from medsilo import __version__
 from medsilo.report import findings
 from medsilo.report.charts import NARROW, WIDE, Series, line_chart, swatch, ticks
+from medsilo.report.pictures import Bars, heat_map, site_bars
 from medsilo.report.read import Absence, Run, all_sites, read_all, spans
 from medsilo.report.table import MISSING, number
 
@@ -61,6 +62,7 @@ def render(runs: Sequence[Run], title: str) -> str:
         gains=_gains(runs),
         curves=_curves(runs),
         harmonised=[run for run in runs if run.pictures or run.amplitude],
+        similarity=_similarity(runs),
         participation=[_participation(run) for run in runs if not findings.is_central(run)],
         agreed=_same(runs, _agreed),
         costs=_costs(runs),
@@ -185,6 +187,34 @@ def _numbers_row(run: Run, site: str) -> dict[str, Any]:
     padded = [*curve, *[None] * (_last_round([run]) + 1 - len(curve))]
     selected = run.summary.selected.rounds.get(site)
     return {"site": site, "cells": [number(value) for value in padded], "selected": selected}
+
+
+def _similarity(runs: Sequence[Run]) -> dict[str, Any]:
+    """Who learns from whom, in the runs whose method weighs sites, and every site's score beside the other methods'."""
+    maps = []
+    for position, run in enumerate(runs):
+        found, started = run.summary.details.similarity, run.summary.details.pretraining
+        if found is None:
+            continue
+        title = f"{run.label}: how much each site (row) takes from each (column)"
+        picture = heat_map(found.sites, found.weights, key=f"similarity-{position}", title=title)
+        maps.append({"label": run.label, "map": picture, "source": _pretrained(started)})
+    if not maps:
+        return {"maps": [], "bars": None, "legend": []}
+    sites, metric = all_sites(runs), _same(runs, lambda run: run.summary.metric)
+    bars = [Bars(run.label, [run.score(site) for site in sites], style) for style, run in enumerate(runs)]
+    drawn = metric is not None and any(value is not None for one in bars for value in one.values)
+    chart = site_bars(sites, bars, key="site-bars", title=f"Test {metric} at every site") if drawn else None
+    return {"maps": maps, "bars": chart, "legend": [{"name": b.name, "swatch": swatch(b.style)} for b in bars]}
+
+
+def _pretrained(facts: dict[str, Any] | None) -> str:
+    """On what the weights rest."""
+    if facts is None:
+        return "No data were shared: the weights rest on the sites' own batch norm, or on none."
+    source = "a file at the server" if facts.get("source") == "file" else str(facts.get("data", MISSING))
+    start = " The models started from it, too." if facts.get("start") else ""
+    return f"The model that measured the sites' data was trained on: {source}.{start}"
 
 
 def _participation(run: Run) -> dict[str, Any]:

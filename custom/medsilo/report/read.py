@@ -62,6 +62,27 @@ class Selection(Part):
     rounds: dict[str, int | None] = {}
 
 
+class Similarity(Part):
+    """AdaFed's mixing weights W: row i is what site i takes from each site."""
+
+    sites: list[str]
+    weights: list[list[float]]
+
+    @model_validator(mode="after")
+    def _is_square(self) -> "Similarity":
+        count = len(self.sites)
+        if len(self.weights) != count or any(len(row) != count for row in self.weights):
+            raise ValueError("weights are not one row and one column per site")
+        return self
+
+
+class Details(Part):
+    """What the method found out by itself; the keys depend on the method."""
+
+    similarity: Similarity | None = None
+    pretraining: dict[str, Any] | None = None
+
+
 class Summary(Part):
     """summary.json, schema version 1."""
 
@@ -87,6 +108,7 @@ class Summary(Part):
     sites: dict[str, SiteResult]
     mean_test: float | None = None
     pooled_test: float | None = None
+    details: Details = Details()
     seconds: float | None = None
     started: str | None = None
     ended: str | None = None

@@ -96,8 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         plans = {
             (method, seed): cell_plan(find_job(options.job), method, seed, options.set)
+            for seed in options.seeds  # a whole table first, then the next seed
             for method in options.methods
-            for seed in options.seeds
         }
         cells: dict[str, dict[int, dict[str, Any]]] = {}
         for (method, seed), plan in plans.items():

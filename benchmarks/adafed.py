@@ -1,0 +1,169 @@
+"""AdaFed's costs at the server and at a site, each against the plain way in the same run.
+
+    python benchmarks/adafed.py
+
+Mixing: θ_i ← Σ_j w_ij θ_j for N sites with networks of the size of LeNet5. The plain way is a double loop over sites
+and tensors that looks each number up in W and in the networks' `state_dict()`, as one writes it first. Ours is a whole
+round of the server's mixer: the models come in one by one, are laid out as rows, mixed and given out again.
+Memory: a round with 20 networks of AlexNet's size, above what the process held before; must stay within the N models
+and one block beside them. Models are made as they come, handed over, and taken one at a time.
+Statistics: a pass over LeNet5's and the activity network's data with statistics against a plain evaluation pass.
+
+One thread, medians of processor time (a busy machine would make the clock a die). Exits with 1 when a bound is not
+kept. Needs Linux (it forks, and reads the peak from /proc).
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from mixing import in_a_fork, peak
+from torch import Tensor, nn
+
+from medsilo.learning.layers import batch_norm_names
+from medsilo.learning.statistics import batch_norm_input_statistics
+from medsilo.mixing.mixers import ROOM, SimilarityMix
+from medsilo.models import NETWORKS
+
+FASTER = {20: 50.0, 100: 150.0}
+SLOWER = 1.3
+SITES = 20
+SLACK = 64 << 20  # bytes: what torch itself takes for its calls, and the allocator's rounding
+
+
+def matrix(count: int) -> Tensor:
+    weights = torch.rand(count, count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return weights / weights.sum(1, keepdim=True)
+
+
+def shared_names(network: nn.Module) -> list[str]:
+    norms = set(batch_norm_names(network))
+    return [name for name in network.state_dict() if name not in norms]
+
+
+def double_loop(networks: list[nn.Module], weights: Tensor, names: list[str]) -> list[dict[str, Tensor]]:
+    results = []
+    for i in range(len(networks)):
+        mixed = {}
+        for name in names:
+            total = torch.zeros_like(networks[0].state_dict()[name])
+            for j, network in enumerate(networks):
+                total += weights[i, j] * network.state_dict()[name]
+            mixed[name] = total
+        results.append(mixed)
+    return results
+
+
+def mixer_round(models: list[dict[str, Tensor]], weights: Tensor) -> list[dict[str, Tensor]]:
+    sites = [f"site{place:03}" for place in range(len(models))]
+    mixer = SimilarityMix(weights)
+    mixer.start(sites)
+    for site, model in zip(sites, models, strict=True):
+        mixer.add(site, model, 1)
+    return [mixer.result(site) for site in sites]
+
+
+def seconds(play: Callable[[], object], times: int) -> float:
+    taken = []
+    for _ in range(times):
+        begin = time.process_time()
+        play()
+        taken.append(time.process_time() - begin)
+    return statistics.median(taken)
+
+
+def mixing(count: int) -> tuple[float, float]:
+    torch.manual_seed(0)
+    networks = [NETWORKS["lenet5"]().build(1, 11) for _ in range(count)]
+    names = shared_names(networks[0])
+    models = [{name: network.state_dict()[name].clone() for name in names} for network in networks]
+    weights = matrix(count)
+    ours = mixer_round(models, weights)
+    plainly = double_loop(networks, weights, names)
+    for mine, theirs in zip(ours, plainly, strict=True):
+        assert all(torch.allclose(mine[name], theirs[name], atol=1e-5) for name in names)
+    slow = seconds(lambda: double_loop(networks, weights, names), 3 if count < 50 else 1)
+    return slow, seconds(lambda: mixer_round(models, weights), 11)
+
+
+def alexnet_memory() -> tuple[float, float]:
+    """Bytes above the start at the peak, and the bound: N models, and two copies of a block in double precision."""
+    with torch.device("meta"):
+        network = NETWORKS["alexnet"]().build(3, 4)
+    shapes = {name: network.state_dict()[name].shape for name in shared_names(network)}
+    size = sum(shape.numel() for shape in shapes.values()) * 4
+    mixer_round([{"x": torch.ones(9)}] * 2, matrix(2))
+    before = peak()
+    sites = [f"site{place:03}" for place in range(SITES)]
+    mixer = SimilarityMix(matrix(SITES))
+    mixer.start(sites)
+    for place, site in enumerate(sites):
+        mixer.add(site, {name: torch.full(shape, float(place)) for name, shape in shapes.items()}, 1)
+    mixer.finish()
+    block = 2 * ROOM * 8
+    # While a model arrives, it is there twice for a moment: as it came and as a row.
+    return (peak() - before) * 1024, SITES * size + size + block
+
+
+def statistics_pass(name: str, shape: tuple[int, ...], batch: int) -> tuple[float, float]:
+    torch.manual_seed(0)
+    network = NETWORKS[name]().build(shape[0], 10).eval()
+    data = torch.randn(batch * 20, *shape).split(batch)
+
+    @torch.no_grad()
+    def plain() -> None:
+        for inputs in data:
+            network(inputs)
+
+    def ours() -> None:
+        batch_norm_input_statistics(network, data, "cpu")
+
+    def alternate() -> Iterator[tuple[float, float]]:
+        for _ in range(15):  # in turn, so that a busy machine slows both
+            yield seconds(plain, 1), seconds(ours, 1)
+
+    plain(), ours()
+    pairs = list(alternate())
+    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    kept = True
+
+    def say(text: str, good: bool) -> None:
+        nonlocal kept
+        kept = kept and good
+        print(f"{text}  {'kept' if good else 'MISSED'}", flush=True)
+
+    for count, bound in FASTER.items():
+        slow, fast = in_a_fork(mixing, count)
+        ratio = slow / fast
+        say(
+            f"mixing {count} LeNet5: loop {slow * 1e3:.0f} ms, mixer {fast * 1e3:.2f} ms, {ratio:.0f}x (at least "
+            f"{bound:.0f}x)",
+            ratio >= bound,
+        )
+    used, bound = in_a_fork(alexnet_memory)
+    say(
+        f"mixing {SITES} AlexNet: peak {used / 2**20:.0f} MiB (models, one arriving, a block: {bound / 2**20:.0f} MiB)",
+        used <= bound + SLACK,
+    )
+    for name, shape, batch in (("lenet5", (1, 28, 28), 64), ("activity-cnn", (27, 200), 64)):
+        plain, ours = in_a_fork(statistics_pass, name, shape, batch)
+        ratio = ours / plain
+        say(
+            f"statistics of {name}: pass {plain * 1e3:.1f} ms, with statistics {ours * 1e3:.1f} ms, {ratio:.2f}x (at "
+            f"most {SLOWER}x)",
+            ratio <= SLOWER,
+        )
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
