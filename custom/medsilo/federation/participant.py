@@ -336,11 +336,11 @@ def _check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> No
 
     Of data that are not in memory only the first training case is looked at: test data wait for the end.
     """
-    own: tuple[int, ...] | None
+    own = shape
     if isinstance(data, Cases):
         own = tuple(data.inputs.shape[1:])
-    else:
-        own = tuple(data[0][0].shape) if part == "train" else shape
+    elif part == "train":
+        own = tuple(data[0][0].shape)
     if own is not None and shape is not None and own != shape:
         hint = f"the plan's images have {shape[0]} channels" if own[0] != shape[0] else "set task.size"
         raise DataError(f"the {part} part has inputs of shape {list(own)}, the plan's are {list(shape)}; {hint}")

@@ -1,7 +1,7 @@
 """HarmoFL's amplitude normalisation: images keep their phase and take the amplitude spectrum that all sites share."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Literal
 
@@ -12,6 +12,7 @@ from medsilo.errors import DataError, MedsiloError
 
 # Added to every Fourier coefficient: gives those that are zero the phase 0, and is far below the rounding of others.
 NO_PHASE = 1e-15
+CACHED = 1 << 20  # pixels
 
 
 class AmplitudeNorm(nn.Module):
@@ -65,16 +66,16 @@ class AmplitudeNorm(nn.Module):
             return images
         # Half precision holds neither the sum of an image's pixels nor its transform.
         wide = images.to(torch.promote_types(images.dtype, self.amplitude.dtype))
-        spectrum = torch.fft.rfftn(wide, dim=self.axes) if learns or self.reach != 0 else None
-        if learns and spectrum is not None:
-            self._learn(spectrum, wide)
+        parts = wide.split(self._together(wide))
+        spectra: Iterator[Tensor] = map(self._transform, parts)
+        if learns:
+            spectra = self._learn(list(spectra), wide)
         if self.reach == 0:
             return self._with_mean(wide).to(images.dtype)
-        assert spectrum is not None
-        for block in self.blocks:
-            # Eq. 4 without an angle: F / |F| is exp(j P).
-            spectrum[block].add_(NO_PHASE).sgn_().mul_(self.amplitude[block])
-        return torch.fft.irfftn(spectrum, s=self.size, dim=self.axes).to(images.dtype)
+        out = torch.empty_like(wide)
+        for part, spectrum in zip(out.split(self._together(wide)), spectra, strict=True):
+            part.copy_(self._with_amplitude(spectrum))
+        return out.to(images.dtype)
 
     @torch.no_grad()
     def freeze(self, amplitude: Tensor | None = None) -> None:
@@ -104,9 +105,22 @@ class AmplitudeNorm(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.shape}, decay={self.decay}, band={self.band}, start={self.start!r}"
 
-    def _learn(self, spectrum: Tensor, images: Tensor) -> None:
-        """Eq. 3. One NaN would spoil the average for ever, so it never enters."""
-        batch = spectrum.abs().mean(0)
+    def _together(self, images: Tensor) -> int:
+        """How many images are transformed at once: on a CPU so many that their spectra stay in its cache."""
+        return max(1, len(images) if images.device.type != "cpu" else CACHED // math.prod(self.shape))
+
+    def _transform(self, images: Tensor) -> Tensor:
+        return torch.fft.rfftn(images, dim=self.axes)
+
+    def _with_amplitude(self, spectrum: Tensor) -> Tensor:
+        """Eq. 4 without an angle: F / |F| is exp(j P). Overwrites the spectrum."""
+        for block in self.blocks:
+            spectrum[block].add_(NO_PHASE).sgn_().mul_(self.amplitude[block])
+        return torch.fft.irfftn(spectrum, s=self.size, dim=self.axes)
+
+    def _learn(self, spectra: list[Tensor], images: Tensor) -> Iterator[Tensor]:
+        """Eq. 3; gives the spectra back. One NaN would spoil the average for ever, so it never enters."""
+        batch = sum((spectrum.abs().sum(0) for spectrum in spectra[1:]), spectra[0].abs().sum(0)) / len(images)
         if not batch.isfinite().all():
             wrong = ~images.isfinite().flatten(1)
             raise DataError(
@@ -116,6 +130,7 @@ class AmplitudeNorm(nn.Module):
         share = 1.0 if self.start == "batch" and not self.batches else self.decay
         self.amplitude.lerp_(batch.to(self.amplitude.dtype), share)
         self.batches += 1
+        return iter(spectra)
 
     def _with_mean(self, images: Tensor) -> Tensor:
         """Eq. 4 for the frequency zero alone: the image takes the shared mean, with its own sign."""
