@@ -4,7 +4,8 @@
 
 The numpy side is the paper's equation as one writes it first: for every image and channel the transform, its absolute
 value, its angle, and back. Both sides are given float32 images and the same amplitude, and are compared before they are
-timed. The fastest of interleaved repeats (what other programs take away only slows); torch uses as many threads as THREADS says (default: the machine's cores).
+timed. The fastest of interleaved repeats (what other programs take away only slows); torch uses as many threads as
+THREADS says (default: the machine's cores).
 Goals: whole spectrum 5 times faster, the frozen mean 50 times, a perturbed step at most 2.1 plain ones.
 """
 
