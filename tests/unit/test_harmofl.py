@@ -332,7 +332,7 @@ def test_sizes_that_change_between_batches_are_refused(tmp_path: Path) -> None:
     site = participant(harmofl("training.batch_size=1"), tmp_path, any_average, train=Mixed)
     facts = {"task": "round", "round": 1, "study": "s", "selected": None}
     with pytest.raises(DataError, match=r"\[9, 30\].*\[9, 32\].*task.size"):
-        site.answer(Parcel(facts=facts))
+        site.answer(Parcel(site.plan.algorithm.shared(site.modules, site.plan.phase_of(1)), facts=facts))
 
 
 def test_a_site_refuses_an_average_of_too_few_images(tmp_path: Path) -> None:

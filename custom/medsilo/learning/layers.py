@@ -44,8 +44,9 @@ def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
 
 def head_layers(module: nn.Module) -> list[nn.Module]:
     """The head, or nothing when the network has none."""
-    registered: list[nn.Module] = [layer for _, layer in module.named_modules(remove_duplicate=False)]
-    return [layer for layer in registered if isinstance(layer, HEAD_TYPES)][-1:]
+    registered = [layer for _, layer in module.named_modules(remove_duplicate=False)]
+    found: list[nn.Module] = [layer for layer in registered if isinstance(layer, HEAD_TYPES)]
+    return found[-1:]
 
 
 @contextmanager
