@@ -1,5 +1,5 @@
-# Everything runs in .venv, which the first command makes. PYTHON chooses another Python 3.11.
-PYTHON ?= python3.11
+# Everything runs in .venv, which the first command makes. PYTHON=... chooses the Python it is made with.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -23,7 +23,8 @@ bench: $(VENV)/.test-ready
 	$(BIN)/python benchmarks/federation.py
 
 $(VENV)/.demo-ready: requirements.txt pyproject.toml
-	command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or say make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "medsilo needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .

@@ -12,11 +12,11 @@ first. Memory is the greatest resident size of the server's process, as Linux ac
 """
 
 import argparse
+import itertools
 import json
 import os
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -25,11 +25,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -54,8 +54,8 @@ class Size:
     rounds: int
 
 
-SMALL = Size("1.3 k parameters", (3, 6, 9), 0, 12)
-LARGE = Size("29 M parameters", (32, 64, 128, 256, 512, 512, 512), 2, 7)
+SMALL = Size("1.3 k parameters", (3, 6, 9), 0, 8)
+LARGE = Size("29 M parameters", (32, 64, 128, 256, 512, 512, 512), 2, 6)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def run_stock(size: Size, sites: int, folder: Path, polling: float | None) -> Ou
     command = [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator", str(job), "-w", str(folder / "ws")]
     command += ["-c", names, "-n", str(sites), "-t", str(sites)]
     peaks = Peaks()
-    with (folder / "output.txt").open("w") as output, _process_group(command, output) as process:
+    with (folder / "output.txt").open("w") as output, _started(command, output) as process:
         process.wait(timeout=LIMIT)
     peaks.stop()
     return Outcome(_median_round(folder / "output.txt", STOCK_ROUND, size.rounds), peaks.server, peaks.site)
@@ -186,33 +186,22 @@ def _median_round(log: Path, mark: re.Pattern[str], rounds: int) -> float:
         times = times[1:]  # a round's start is the end of the one before
     if len(times) != rounds:
         raise RuntimeError(f"{len(times)} rounds in {log}, expected {rounds}")
-    return statistics.median(after - before for before, after in zip(times, times[1:], strict=False))
+    return statistics.median(after - before for before, after in itertools.pairwise(times))
 
 
 @contextmanager
-def _process_group(command: list[str], output: Any) -> Iterator[subprocess.Popen]:
+def _started(command: list[str], output: IO[str]) -> Iterator[subprocess.Popen]:
     """A process that takes all it started with it when it goes."""
-    process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
-    below: list[psutil.Process] = []
+    process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:
         yield process
     finally:
         if process.poll() is None:
-            below = psutil.Process(process.pid).children(recursive=True)
-            os.killpg(process.pid, signal.SIGKILL)
-        for child in below:
-            with suppress_gone():
-                child.kill()
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            process.kill()
         process.wait()
-
-
-@contextmanager
-def suppress_gone() -> Iterator[None]:
-    """Processes that have ended meanwhile are no error."""
-    try:
-        yield
-    except psutil.NoSuchProcess:
-        pass
 
 
 # ---------------------------------------------------------------------- the tables
@@ -242,10 +231,8 @@ def large() -> None:
 
 
 def _row(name: str, outcome: Outcome, ratios: str = "") -> None:
-    print(
-        f"{name:<20} {outcome.round_seconds:>8.2f} {outcome.server_mb:>10.0f} {outcome.site_mb:>8.0f}   {ratios}".rstrip(),
-        flush=True,
-    )
+    figures = f"{outcome.round_seconds:>8.2f} {outcome.server_mb:>10.0f} {outcome.site_mb:>8.0f}"
+    print(f"{name:<20} {figures}   {ratios}".rstrip(), flush=True)
 
 
 def imports() -> None:

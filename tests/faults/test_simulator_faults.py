@@ -85,7 +85,7 @@ def run_with_fault(folder: Path, fault: str, *changes: str, round_number: int = 
 def all_texts(folder: Path) -> str:
     """Everything that the server's side of a run wrote."""
     paths = [path for path in folder.rglob("*") if path.suffix in {".json", ".jsonl", ".yaml", ".log", ".txt", ".csv"}]
-    return "\n".join(path.read_text(errors="replace") for path in paths if not path.name.startswith("errors-"))
+    return "\n".join(path.read_text(errors="replace") for path in paths if path.name != "errors.log")
 
 
 def test_an_exception_at_a_site_is_a_refusal_without_patient_data(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_an_exception_at_a_site_is_a_refusal_without_patient_data(tmp_path: Path
     assert record.rounds()[-1]["refused"].keys() == {"hospital-b"}
     assert record.load_checkpoint()[1]["round"] == 1
     assert "MUELLER" not in all_texts(tmp_path / "run")
-    own_log = tmp_path / "errors-hospital-b.log"  # the site's own file, beside its results
+    own_log = tmp_path / "run" / "sites" / "hospital-b" / "errors.log"
     assert "MUELLER" in own_log.read_text()
 
 

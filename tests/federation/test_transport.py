@@ -20,7 +20,7 @@ from medsilo.algorithms.base import Parcel
 from medsilo.errors import Aborted, Refused
 from medsilo.federation.coordinator import Missing
 from medsilo.flare.transport import FlareTransport
-from medsilo.flare.wire import from_reply, refusal, to_shareable
+from medsilo.flare.wire import to_parcel, refusal, to_shareable
 from tests.conftest import SITES
 
 
@@ -87,7 +87,7 @@ def parcel_for(site: str) -> Parcel:
 
 
 def echo(data: Shareable) -> Shareable:
-    return to_shareable(from_reply(data))
+    return to_shareable(to_parcel(data))
 
 
 def ask(server: Server, behave, timeout: float = 10.0) -> tuple[dict[str, Missing], dict[str, Parcel]]:
@@ -120,7 +120,7 @@ def test_a_site_that_asks_twice_gets_its_own_parcel_again_and_nothing_hangs(serv
         work = {site: server.fetch(site) for site in SITES}
         again_id, again = server.fetch("hospital-b")
         assert again_id == work["hospital-b"][0]
-        assert from_reply(again).facts == {"for": "hospital-b"}
+        assert to_parcel(again).facts == {"for": "hospital-b"}
         for site, (task_id, data) in work.items():
             server.submit(site, task_id, echo(data))
 

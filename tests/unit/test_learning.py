@@ -15,7 +15,7 @@ from medsilo.learning.loop import Compute, batches, evaluate, is_finite, train_e
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.learning.steps import plain_step, proximal_step
 from medsilo.learning.training import Training
-from medsilo.site.settings import SiteSettings, make_settings, read_settings
+from medsilo.site.settings import SiteSettings
 
 CPU = Compute()
 
@@ -357,48 +357,6 @@ def test_a_gpu_number_that_torch_cannot_hold(device: str) -> None:
 def test_auto_takes_what_is_there() -> None:
     settings = SiteSettings(threads=3, workers=2, precision="bfloat16")
     assert settings.compute() == Compute(torch.device("cpu"), "bfloat16", 3, 2)
-
-
-@pytest.mark.parametrize(
-    ("values", "key"),
-    [
-        ({"device": "gpu"}, "device"),
-        ({"device": "cuda:"}, "device"),
-        ({"device": "cpu\n"}, "device"),
-        ({"precision": "float16"}, "precision"),
-        ({"threads": 0}, "threads"),
-        ({"workers": -1}, "workers"),
-        ({"data_folder": "/d"}, "data_folder"),
-        ("cpu", "file"),
-        ([1], "file"),
-    ],
-)
-def test_wrong_settings_are_one_line(values: object, key: str) -> None:
-    with pytest.raises(MedsiloError) as caught:
-        make_settings(values, "the site's medsilo.yaml")
-    text = str(caught.value)
-    assert text.startswith(f"the site's medsilo.yaml: {key}: ")
-    assert "keys: data, output, device" in text
-    assert len(text.splitlines()) == 1
-
-
-def test_settings_are_read_from_the_kit(tmp_path) -> None:
-    assert read_settings(tmp_path) == SiteSettings()
-    (tmp_path / "medsilo.yaml").write_text("device: cpu\nthreads: 2\n")
-    assert read_settings(tmp_path) == SiteSettings(device="cpu", threads=2)
-    (tmp_path / "medsilo.yaml").write_text("")
-    assert read_settings(tmp_path) == SiteSettings()
-    for text in ("device: [", "\0"):
-        (tmp_path / "medsilo.yaml").write_text(text)
-        with pytest.raises(MedsiloError, match=r"medsilo\.yaml cannot be read"):
-            read_settings(tmp_path)
-
-
-@pytest.mark.xfail(strict=True, reason="bug: settings are read with yaml.safe_load, which takes the last silently")
-def test_a_setting_given_twice_is_refused(tmp_path) -> None:
-    (tmp_path / "medsilo.yaml").write_text("device: cpu\ndevice: auto\n")
-    with pytest.raises(MedsiloError, match="twice"):
-        read_settings(tmp_path)
 
 
 def test_reproducible_gives_the_same_numbers_and_puts_everything_back() -> None:

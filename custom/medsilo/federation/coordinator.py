@@ -76,7 +76,8 @@ class Coordinator:
         settings: SiteSettings | None = None,
     ) -> None:
         self.settings = settings or SiteSettings(device="cpu")  # the server's own
-        self.plan, self.sites, self.transport, self.record = plan, sorted(sites), transport, record
+        self.plan, self.transport, self.record = plan, transport, record
+        self.sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
         self.engine, self.on_round = engine, on_round
         self.study = record.folder.name
         self.required = plan.participation.required
@@ -99,12 +100,12 @@ class Coordinator:
     def run(self, resume: bool = False) -> dict[str, Any]:
         """Lead the study to its end; returns the summary, which is also written when the study fails."""
         started, clock = now(), time.monotonic()
+        self._restore() if resume else self.record.begin(self.plan)
         reason: str | None = "stopped"
         try:
-            if not resume:
-                self.record.begin(self.plan)
             self._check_sites()
-            self._restore() if resume else self._save()
+            if not resume:
+                self._save()
             self._end("join", 0)
             while self.done < self.plan.rounds:
                 self._round(self.done + 1)
@@ -118,19 +119,10 @@ class Coordinator:
             raise
         finally:
             summary = self._summary(reason, started, time.monotonic() - clock)
-            if (self.record.folder / "plan.yaml").exists():
-                self.record.write_summary(summary)
+            self.record.write_summary(summary)
         return summary
 
     def _check_sites(self) -> None:
-        named = set(self.plan.participation.sites)
-        strangers = sorted(set(self.sites) - named) if named else []
-        if strangers:
-            raise ParticipationError(
-                f"site {strangers[0]} is not named in participation.sites; name it or leave it out"
-            )
-        absent = sorted(named - set(self.sites))
-        self.sites = sorted({*self.sites, *absent})
         if len(self.sites) < self.required:
             raise ParticipationError(
                 f"{len(self.sites)} sites are there ({', '.join(self.sites) or 'none'}) but the plan needs "

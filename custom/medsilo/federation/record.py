@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import secrets
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,8 +26,9 @@ def now() -> str:
 
 
 def new_study(plan: Plan) -> str:
-    """A name for a new run: method, task and time."""
-    return f"{plan.algorithm.name}-{plan.task.name}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
+    """A name for a new run: method, task and time, and a few letters that tell apart what starts in one second."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return f"{plan.algorithm.name}-{plan.task.name}-{stamp}-{secrets.token_hex(2)}"
 
 
 class Record:

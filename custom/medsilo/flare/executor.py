@@ -17,7 +17,7 @@ from medsilo.algorithms.base import Parcel
 from medsilo.errors import Aborted, MedsiloError, Refused
 from medsilo.federation.participant import Participant
 from medsilo.files import is_safe_name
-from medsilo.flare.wire import from_reply, let_tensors_travel, refusal, to_shareable
+from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import output_folder, plan_of_job, settings_of_site
 from medsilo.package import ROOT
 
@@ -32,7 +32,7 @@ class MedsiloExecutor(Executor):
     def __init__(self) -> None:
         super().__init__()
         self.participant: Participant | None = None
-        self.study = ""
+        self.folder: Path | None = None  # of this site in the study
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -45,7 +45,7 @@ class MedsiloExecutor(Executor):
                 raise Aborted("the run was aborted")
 
         def work() -> Shareable:
-            parcel = from_reply(shareable)
+            parcel = to_parcel(shareable)
             return to_shareable(self._participant(parcel, fl_ctx).answer(parcel, stop))
 
         try:
@@ -60,24 +60,23 @@ class MedsiloExecutor(Executor):
 
     def _participant(self, parcel: Parcel, fl_ctx: FLContext) -> Participant:
         """This site in the parcel's study; made once per process."""
-        study, site = parcel.facts["study"], fl_ctx.get_identity_name()
-        if self.participant is None or self.study != study:
+        if self.participant is None:
+            study, site = parcel.facts["study"], fl_ctx.get_identity_name()
             plan, settings = plan_of_job(fl_ctx), settings_of_site(fl_ctx)
-            if plan.hash != parcel.facts["plan"]:
-                raise Refused("the job's plan at this site differs from the server's; submit the job again")
             if not is_safe_name(study):
                 raise Refused("the study's name has odd characters")
-            folder = output_folder(fl_ctx, settings) / study / "sites" / site
-            self.participant = self.participant_class(plan, site, parcel.facts["sites"], settings, folder)
-            self.study = study
+            self.folder = output_folder(fl_ctx, settings) / study / "sites" / site
+            if plan.hash != parcel.facts["plan"]:
+                raise Refused("the job's plan at this site differs from the server's; submit the job again")
+            self.participant = self.participant_class(plan, site, parcel.facts["sites"], settings, self.folder)
         return self.participant
 
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
         """The whole story, which may name files and patients, into a file of this site: NVFlare's logs may leave it."""
         try:
-            folder = output_folder(fl_ctx, settings_of_site(fl_ctx))
+            folder = self.folder or output_folder(fl_ctx, settings_of_site(fl_ctx))
             folder.mkdir(parents=True, exist_ok=True)
-            with (folder / f"errors-{fl_ctx.get_identity_name()}.log").open("a") as file:
+            with (folder / "errors.log").open("a") as file:
                 file.write("".join(traceback.format_exception(error)) + getattr(error, "private", "") + "\n")
         except Exception as second:
             self.log_error(fl_ctx, f"the error's details could not be kept: {type(second).__name__}")
@@ -105,4 +104,4 @@ def public_reason(error: Exception) -> str:
         return f"the Python package {error.name!r} is missing at this site; install it"
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(ROOT)]
     place = f" in {Path(ours[-1].filename).relative_to(ROOT)}:{ours[-1].lineno}" if ours else ""
-    return f"{type(error).__name__}{place}; the site's own errors log has the details"
+    return f"{type(error).__name__}{place}; errors.log in the site's own results has the details"

@@ -16,7 +16,7 @@ from nvflare.apis.signal import Signal
 
 from medsilo.errors import Aborted, MedsiloError
 from medsilo.federation.coordinator import Missing, Outgoing, Receive
-from medsilo.flare.wire import from_reply, to_shareable
+from medsilo.flare.wire import to_parcel, to_shareable
 
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites
 
@@ -56,7 +56,7 @@ class FlareTransport:
             site, result = client_task.client.name, client_task.result
             client_task.result = None
             try:  # an exception that left this callback would end the task without a reason
-                receive(site, from_reply(result))
+                receive(site, to_parcel(result))
             except MedsiloError as error:
                 missing[site] = Missing("refused", str(error))
             except Exception as error:

@@ -32,7 +32,7 @@ def to_shareable(parcel: Parcel) -> Shareable:
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
 
 
-def from_reply(shareable: Shareable) -> Parcel:
+def to_parcel(shareable: Shareable) -> Parcel:
     """Unwrap what came over the wire; raises Refused for a refusal or for something that is no parcel."""
     code = shareable.get_return_code(ReturnCode.OK)
     if code != ReturnCode.OK:

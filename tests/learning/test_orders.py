@@ -1,0 +1,114 @@
+"""Methods learn, and stand in the orders that are real on these synthetic hospitals.
+
+Every order below was first measured over seeds 0, 1, 2 and is asserted in each of them, with a threshold of at most
+half of the smallest difference seen. Orders that did not hold in every seed are not here, whatever the papers say. The
+data and the numbers of the methods are defaults; nothing was tuned.
+"""
+
+from functools import cache
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from medsilo.plan import parse_plan
+from medsilo.study import inprocess
+
+SEEDS = [0, 1, 2]
+CHANCE = 1 / 6
+THREE, SIX = 3, 6
+
+# design: sites, rounds, the task's numbers
+DESIGNS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "alike": (THREE, 4, {"shift": "none"}),
+    "labels differ": (SIX, 4, {"shift": "label", "persons": 20, "windows": 40}),
+    "devices differ": (SIX, 4, {"shift": "feature", "persons": 20, "windows": 40}),
+    "both differ": (SIX, 4, {"shift": "both", "persons": 20, "windows": 40}),
+    "devices differ, longer": (SIX, 20, {"shift": "feature", "persons": 20, "windows": 40}),
+}
+
+
+@cache
+def scores(design: str, method: str, seed: int) -> dict[str, float]:
+    """Test accuracy of every site; each run is made once."""
+    sites, rounds, numbers = DESIGNS[design]
+    plan = parse_plan(
+        {
+            "algorithm": {"name": method},
+            "task": {"name": "synthetic-activity", **numbers},
+            "training": {"rounds": rounds, "batch_size": 32, "learning_rate": 0.05, "momentum": 0.9},
+            "participation": {"sites": [f"site-{number + 1}" for number in range(sites)]},
+            "seed": seed,
+        }
+    )
+    summary = inprocess.run(plan).summary
+    assert summary["status"] == "finished"
+    return {site: facts["test"]["accuracy"] for site, facts in summary["sites"].items()}
+
+
+def accuracy(design: str, method: str, seed: int) -> float:
+    """The mean over sites."""
+    return mean(scores(design, method, seed).values())
+
+
+every_seed = pytest.mark.parametrize("seed", SEEDS)
+
+
+# ---------------------------------------------------------------------------------------------------- alike
+@every_seed
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedprox", marks=pytest.mark.slow)])
+def test_where_sites_are_alike_averaging_is_as_good_as_pooling(method: str, seed: int) -> None:
+    """Measured: at most 0.3 points below Central, which has all the data in one place; every site at 99 or more."""
+    assert accuracy("alike", method, seed) > accuracy("alike", "central", seed) - 0.02
+    assert min(scores("alike", method, seed).values()) > 0.95
+
+
+@every_seed
+def test_where_sites_are_alike_federation_is_better_than_being_alone(seed: int) -> None:
+    """Measured: +10.6, +2.6, +3.9 points, and at the smallest site +18.2, +4.6, +8.3."""
+    alone, together = scores("alike", "local", seed), scores("alike", "fedavg", seed)
+    assert mean(together.values()) > mean(alone.values()) + 0.01
+    assert min(together.values()) > min(alone.values()) + 0.02
+    assert min(alone.values()) > 3 * CHANCE  # being alone is learning too
+
+
+# ---------------------------------------------------------------------------------------------------- not alike
+ORDERS = [
+    # design, better, worse, threshold, measured for seeds 0, 1, 2
+    ("labels differ", "central", "fedavg", 0.06, "+23.8 +13.8 +13.3"),
+    ("labels differ", "central", "local", 0.10, "+26.0 +20.9 +26.7"),
+    ("devices differ", "central", "fedavg", 0.15, "+33.6 +56.2 +49.9"),
+    ("devices differ", "central", "local", 0.15, "+42.4 +35.4 +36.7"),
+    ("both differ", "central", "local", 0.08, "+21.7 +16.3 +28.7"),
+    # design C1 of the benchmarks: Base 92.8, FedPer 79.9, FedAvg 41.4
+    ("both differ", "local", "fedavg", 0.06, "+38.8 +13.9 +12.5"),
+    ("both differ", "fedper", "fedavg", 0.03, "+30.7 +6.4 +8.2"),
+]
+
+
+@every_seed
+@pytest.mark.parametrize(
+    ("design", "better", "worse", "threshold", "measured"), ORDERS, ids=lambda part: str(part)[:20]
+)
+def test_orders(design: str, better: str, worse: str, threshold: float, measured: str, seed: int) -> None:
+    assert accuracy(design, better, seed) > accuracy(design, worse, seed) + threshold, measured
+
+
+@every_seed
+@pytest.mark.parametrize(("design", "least"), [("labels differ", 0.5), ("both differ", 0.5), ("devices differ", 0.35)])
+def test_alone_is_better_than_chance(design: str, least: float, seed: int) -> None:
+    """Measured: 73.2 or more, 70.3 or more, 52.4 or more."""
+    assert accuracy(design, "local", seed) > least > 2 * CHANCE
+
+
+# ---------------------------------------------------------------------------------------------------- longer
+@pytest.mark.slow
+@every_seed
+def test_where_devices_differ_batch_norm_of_ones_own_is_better(seed: int) -> None:
+    """Design C4 of the benchmarks: FedBN above FedAvg in every seed. Measured after 20 rounds: +3.9, +7.9, +8.8.
+
+    After 4 rounds it is not so (-21.8, +2.9, +15.5): batch norm of one's own is slower at first.
+    """
+    design = "devices differ, longer"
+    assert accuracy(design, "fedbn", seed) > accuracy(design, "fedavg", seed) + 0.015
+    assert accuracy(design, "fedavg", seed) > accuracy("devices differ", "fedavg", seed) + 0.1

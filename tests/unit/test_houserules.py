@@ -1,0 +1,302 @@
+"""Rules of the house, read from the package's source: who may import whom, what is never called, what is documented."""
+
+import ast
+import importlib
+import inspect
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+import pytest
+
+import medsilo
+from medsilo.errors import MedsiloError
+from medsilo.files import is_safe_name
+
+PACKAGE = Path(medsilo.__file__).parent
+LEAVES = {"errors", "section", "files", "package"}  # single files that know nothing of the rest
+
+# What a part of the package may import of ours beside itself. A part is a folder, or a file of the package's root.
+MAY_IMPORT = {
+    "errors": set(),
+    "section": set(),
+    "package": set(),
+    "files": {"errors"},
+    "learning": LEAVES,
+    "mixing": LEAVES,
+    "models": LEAVES,
+    "tasks": LEAVES | {"models", "learning"},
+    "algorithms": LEAVES | {"learning", "mixing", "tasks", "models"},
+    "plan": LEAVES | {"algorithms", "learning", "models", "tasks"},
+    "site": LEAVES | {"learning"},
+    "federation": LEAVES | {"algorithms", "learning", "mixing", "plan", "site", "tasks"},
+    "flare": LEAVES | {"algorithms", "federation", "plan", "site"},
+    "supermodel": LEAVES | {"algorithms", "learning", "mixing", "models", "plan", "tasks"},
+    "study": LEAVES | {"algorithms", "federation", "flare", "plan", "site", "tasks"},
+    "report": LEAVES,
+    "cli": LEAVES | {"algorithms", "federation", "flare", "plan", "report", "site", "study", "supermodel", "tasks"},
+}
+TENSORS_ONLY = {"learning", "mixing", "models", "tasks", "algorithms"}  # "tasks knows nothing of federations"
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, anywhere in it, as a dotted name, with the line."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports say the whole name"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.lineno
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_who_may_import_whom(path: Path) -> None:
+    part = part_of(path)
+    assert part in MAY_IMPORT, f"a new part of the package: say in MAY_IMPORT what {part} may import"
+    for name, line in imports_of(path):
+        first, *rest = name.split(".")
+        if first == "medsilo":
+            assert rest, f"line {line}: import what is needed, not all of medsilo"
+            assert rest[0] in MAY_IMPORT[part] | {part, "__version__"}, f"line {line}: {part} imports {name}"
+        assert first != "nvflare" or part == "flare", f"line {line}: only flare knows NVFlare"
+        assert first not in ("pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"), f"line {line}: {name}"
+        assert part not in TENSORS_ONLY or first not in ("requests", "socket", "http", "urllib", "subprocess")
+
+
+def test_the_rules_are_read_from_the_source() -> None:
+    """The reader above finds imports inside functions and under `if TYPE_CHECKING` too."""
+    names = {name for name, _ in imports_of(PACKAGE / "cli.py")}
+    assert "medsilo.report.page.write" in names
+    assert "medsilo.site.settings.SiteSettings" in names
+    assert len(sources()) > 40
+
+
+def test_the_rules_have_no_circle() -> None:
+    done: set[str] = set()
+    while rest := set(MAY_IMPORT) - done:
+        ready = {part for part in rest if MAY_IMPORT[part] <= done}
+        assert ready, f"these may import each other: {sorted(rest)}"
+        done |= ready
+
+
+FORBIDDEN = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "torch.load",
+    "torch.save",
+    "torch.hub.load",
+    "os.system",
+    "os.popen",
+    "yaml.unsafe_load",
+    "yaml.full_load",
+    "numpy.load",
+    "np.load",
+    "pickle.load",
+    "pickle.loads",
+}
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def calls_that_are_forbidden(tree: ast.AST) -> list[str]:
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = dotted(node.func)
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        shell = keywords.get("shell")
+        loader = [*node.args[1:2], *([keywords["Loader"]] if "Loader" in keywords else [])]
+        if name in FORBIDDEN:
+            found.append(f"line {node.lineno}: {name}")
+        if shell is not None and not (isinstance(shell, ast.Constant) and shell.value is False):
+            found.append(f"line {node.lineno}: shell=True")
+        if name == "yaml.load" and not (loader and dotted(loader[0]) in ("_Loader", "yaml.SafeLoader")):
+            found.append(f"line {node.lineno}: yaml.load without a safe loader")
+    return found
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_that_runs_what_it_reads(path: Path) -> None:
+    assert calls_that_are_forbidden(tree_of(path)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "eval('1')",
+        "torch.load(path)",
+        "torch.save(x, path)",
+        "subprocess.run('ls', shell=True)",
+        "subprocess.run('ls', shell=flag)",
+        "yaml.load(text)",
+        "yaml.load(text, yaml.Loader)",
+        "yaml.load(text, Loader=yaml.UnsafeLoader)",
+        "[exec(x) for x in y]",
+    ],
+)
+def test_the_search_finds_what_is_forbidden(code: str) -> None:
+    assert calls_that_are_forbidden(ast.parse(code))
+
+
+def test_the_search_lets_pass_what_is_not() -> None:
+    for code in (
+        "model.eval()",
+        "yaml.load(text, _Loader)",
+        "yaml.safe_load(x)",
+        "re.compile('a')",
+        "run(x, shell=False)",
+    ):
+        assert calls_that_are_forbidden(ast.parse(code)) == []
+
+
+# ---------------------------------------------------------------------------------------------------- light
+def modules_after(root: Path, *arguments: str) -> set[str]:
+    code = (
+        "import json, runpy, sys\n"
+        f"sys.argv = ['medsilo', *{list(arguments)!r}]\n"
+        "try:\n    runpy.run_module('medsilo.cli', run_name='__main__')\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "print('MODULES', json.dumps(sorted(sys.modules)))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(root / "custom")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.rpartition("MODULES")[2]))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_answers_at_once(root: Path, arguments: list[str]) -> None:
+    """Without what takes seconds to import."""
+    heavy = {"torch", "nvflare", "pydantic", "monai", "numpy", "yaml", "safetensors"}
+    loaded = modules_after(root, *arguments)
+    assert "medsilo.cli" in loaded or "argparse" in loaded
+    assert loaded & heavy == set()
+
+
+# ---------------------------------------------------------------------------------------------------- documented
+def modules() -> list[ModuleType]:
+    names = [info.name for info in pkgutil.walk_packages(medsilo.__path__, "medsilo.")]
+    return [importlib.import_module(name) for name in names]
+
+
+def public_things() -> Iterator[tuple[str, type | None, object]]:
+    """Public functions and classes of every module, and the public methods and properties of the classes."""
+    for module in modules():
+        for name, thing in vars(module).items():
+            if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
+                continue
+            if isinstance(thing, FunctionType | type):
+                yield f"{module.__name__}.{name}", None, thing
+            if isinstance(thing, type):
+                for method, value in vars(thing).items():
+                    inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+                    if not method.startswith("_") and isinstance(inner, FunctionType):
+                        yield f"{module.__name__}.{name}.{method}", thing, inner
+
+
+def test_every_module_says_what_it_is() -> None:
+    undocumented = [
+        module.__name__ for module in modules() if not module.__doc__ and Path(str(module.__file__)).stat().st_size
+    ]
+    assert undocumented == []
+
+
+def described(owner: type | None, name: str, thing: object) -> bool:
+    """Whether it says what it is, or the class it comes from does: what overrides need not repeat it."""
+    bases = owner.__mro__[1:] if owner else ()
+    return bool(inspect.getdoc(thing)) or any(
+        inspect.getdoc(vars(base).get(name)) for base in bases if name in vars(base)
+    )
+
+
+# Their names say all that there is to say. Nothing new comes in here: write the line instead.
+SAY_ENOUGH = {
+    "federation.coordinator.Exchange.by_kind",
+    "federation.record.Record.checkpoints",
+    "mixing.mixers.Packed.of",
+    "report.findings.costs",
+    "report.findings.is_central",
+    "report.findings.is_local",
+    "report.read.Absence.text",
+    "report.read.Run.failed",
+    "report.read.Run.site",
+    "report.read.Run.test_cases",
+    "study.inprocess.Loop.ask",
+    "tasks.base.Cases.inputs",
+    "tasks.base.Cases.targets",
+    "tasks.partition.check",
+    "tasks.synthetic_histology.Appearance.numbers",
+}
+
+
+def test_what_is_public_is_documented() -> None:
+    bare = {name for name, owner, thing in public_things() if not described(owner, name.split(".")[-1], thing)}
+    assert {name.removeprefix("medsilo.") for name in bare} - SAY_ENOUGH == set()
+
+
+def test_what_is_public_is_annotated() -> None:
+    bare = []
+    for name, _, thing in public_things():
+        if not isinstance(thing, FunctionType):
+            continue
+        signature = inspect.signature(thing)
+        parameters = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+        if signature.return_annotation is inspect.Signature.empty or any(
+            parameter.annotation is inspect.Parameter.empty for parameter in parameters
+        ):
+            bare.append(name)
+    assert bare == []
+
+
+# ---------------------------------------------------------------------------------------------------- small rules
+def test_every_error_of_ours_is_a_medsilo_error() -> None:
+    """What the package raises on purpose can be shown as one line."""
+    allowed = {"ValueError", "TypeError", "argparse.ArgumentTypeError"}
+    for path in sources():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                name = dotted(node.exc.func)
+                ours = getattr(importlib.import_module("medsilo.errors"), name.split(".")[-1], None)
+                known = ours is not None and issubclass(ours, MedsiloError)
+                assert known or name in allowed or name.startswith("yaml."), f"{path}:{node.lineno}: raises {name}"
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    lengths = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in sources()}
+    assert {name: length for name, length in lengths.items() if length > 600} == {}
+    methods = {name: length for name, length in lengths.items() if name.startswith("algorithms/")}
+    assert {name: length for name, length in methods.items() if length > 150} == {}
+
+
+def test_names_of_methods_and_tasks_may_become_folders() -> None:
+    from medsilo.algorithms import ALGORITHMS
+    from medsilo.tasks import TASKS
+
+    assert all(is_safe_name(name) for name in [*ALGORITHMS, *TASKS])
