@@ -20,7 +20,7 @@ from medsilo.algorithms.base import Parcel
 from medsilo.errors import Aborted, Refused
 from medsilo.federation.coordinator import Missing
 from medsilo.flare.transport import FlareTransport
-from medsilo.flare.wire import to_parcel, refusal, to_shareable
+from medsilo.flare.wire import refusal, to_parcel, to_shareable
 from tests.conftest import SITES
 
 

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from medsilo.algorithms.base import Groups, Headquarters, Modules, Phase, Workbench, require
+from medsilo.algorithms.base import Groups, Modules, Phase, Workbench, require
+from medsilo.algorithms.headquarters import Headquarters
 from medsilo.algorithms.pretraining import Pretraining
 from medsilo.algorithms.similar import Similar
 from medsilo.learning.layers import batch_norm_names, head_names

@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.base import Groups, Headquarters, Parcel
+from medsilo.algorithms.base import Groups, Parcel
+from medsilo.algorithms.headquarters import Headquarters
 from medsilo.errors import MedsiloError, ParticipationError, Refused
 from medsilo.federation.record import Record, now
 from medsilo.learning.loop import is_finite

@@ -166,6 +166,7 @@ class Measured(nn.Module):
 
     @torch.no_grad()
     def take(self, statistics: Statistics, samples: int) -> None:
+        """Hold these statistics, which rest on so many samples."""
         self.samples.fill_(samples)
         for layer, (mean, variance) in enumerate(statistics):
             self.get_buffer(f"layer{layer}_mean").copy_(mean)
