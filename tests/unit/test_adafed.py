@@ -427,7 +427,7 @@ def test_models_can_start_from_f() -> None:
 def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:
     plan = make_plan("adafed", "task.name=activity-windows", sites=SITES)
     networks = plan.build_networks()
-    from medsilo.algorithms.base import Headquarters
+    from medsilo.algorithms.headquarters import Headquarters
 
     at = Headquarters(SITES, {}, plan.task, plan.training, 0, CPU.compute(), None, lambda: None)
     with pytest.raises(MedsiloError, match=r"public share of the data is not at the server.*choose f-adafed"):

@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from medsilo.algorithms.base import Blueprint, Groups, Headquarters, Modules, Phase, Workbench, require
+from medsilo.algorithms.base import Blueprint, Groups, Modules, Phase, Workbench, require
+from medsilo.algorithms.headquarters import Headquarters
 from medsilo.algorithms.pretraining import Pretraining
 from medsilo.algorithms.similar import Similar
 from medsilo.learning.layers import batch_norm_names, head_names

@@ -3,20 +3,18 @@
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from medsilo.algorithms.headquarters import Headquarters
 from medsilo.errors import PlanError
-from medsilo.learning.loop import Compute
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer, WeightedMean
 from medsilo.section import Section
-from medsilo.tasks.base import Task
 
 Tensors = dict[str, Tensor]
 Groups = dict[str, Tensors]
@@ -71,20 +69,6 @@ class Workbench:
     def train(self, name: str = "model", step: Step = plain_step) -> float:
         """The plan's local epochs on one network; returns the mean loss of the last."""
         return [self.epoch(name, step, number) for number in range(self.training.local_epochs)][-1]
-
-
-@dataclass(frozen=True)
-class Headquarters:
-    """What a method finds at the server before a phase: what came of the phases before, and the server's own data."""
-
-    sites: Sequence[str]
-    mixers: Mapping[str, Mixer]
-    task: Task
-    training: Training
-    seed: int
-    compute: Compute
-    folder: Path | None  # the server's data folder
-    stop: Callable[[], None]  # raises when the run was told to stop
 
 
 class Algorithm(Section):

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from medsilo.algorithms.base import Headquarters
+from medsilo.algorithms.headquarters import Headquarters
 from medsilo.errors import MedsiloError
 from medsilo.learning.loop import batches, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for

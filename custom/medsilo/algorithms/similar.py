@@ -5,45 +5,24 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from medsilo.algorithms.base import Algorithm, Groups, Modules, Workbench, without
 from medsilo.errors import Refused
 from medsilo.learning.layers import batch_norm_names
-from medsilo.learning.statistics import Layers, Statistics, input_channels, measured_layers, with_noise
+from medsilo.learning.statistics import (
+    Layers,
+    Measured,
+    Statistics,
+    input_channels,
+    measured_layers,
+    statistics_of,
+    with_noise,
+)
 from medsilo.mixing.mixers import Identity, Mixer, SimilarityMix, UniformMean
 from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
 
 LARGEST = 1e30  # of a statistic: far beyond any that is meant seriously, and its square is still a number
-
-
-class Measured(nn.Module):
-    """Where a site's statistics lie until they are sent; `samples` is 0 until they were measured.
-
-    In double precision, so that transport.precision doesn't round them: W lives on small differences.
-    """
-
-    samples: Tensor
-
-    def __init__(self, channels: Sequence[int]) -> None:
-        super().__init__()
-        self.layers = len(channels)
-        self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
-        for layer, count in enumerate(channels):
-            for name in ("mean", "variance"):
-                self.register_buffer(f"layer{layer}_{name}", torch.zeros(count, dtype=torch.float64))
-
-    @torch.no_grad()
-    def take(self, statistics: Statistics, samples: int) -> None:
-        self.samples.fill_(samples)
-        for layer, (mean, variance) in enumerate(statistics):
-            self.get_buffer(f"layer{layer}_mean").copy_(mean)
-            self.get_buffer(f"layer{layer}_variance").copy_(variance)
-
-
-def statistics_of(tensors: Mapping[str, Tensor]) -> Statistics:
-    """The statistics in a site's "statistics" group."""
-    return [(tensors[f"layer{n}_mean"], tensors[f"layer{n}_variance"]) for n in range((len(tensors) - 1) // 2)]
 
 
 class Similar(Algorithm):

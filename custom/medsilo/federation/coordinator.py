@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.base import Groups, Headquarters, Parcel
+from medsilo.algorithms.base import Groups, Parcel
+from medsilo.algorithms.headquarters import Headquarters
 from medsilo.errors import MedsiloError, ParticipationError, Refused
 from medsilo.federation.checks import same_layout, same_names
 from medsilo.federation.pictures import draw_amplitude

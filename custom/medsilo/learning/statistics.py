@@ -1,6 +1,6 @@
 """What a network's layers see of a site's data: exact mean and variance of their inputs (AdaFed, Eq. 3)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -146,3 +146,33 @@ def with_noise(statistics: Statistics, scale: float, generator: torch.Generator)
         return numbers + scale * torch.randn(numbers.shape, generator=generator, dtype=numbers.dtype)
 
     return [(noisy(mean.cpu()), noisy(variance.cpu()).clamp(min=0)) for mean, variance in statistics]
+
+
+class Measured(nn.Module):
+    """Where a site's statistics lie until they are sent; `samples` is 0 until they were measured.
+
+    In double precision, so that transport.precision doesn't round them: W lives on small differences.
+    """
+
+    samples: Tensor
+
+    def __init__(self, channels: Sequence[int]) -> None:
+        super().__init__()
+        self.layers = len(channels)
+        self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
+        for layer, count in enumerate(channels):
+            for name in ("mean", "variance"):
+                self.register_buffer(f"layer{layer}_{name}", torch.zeros(count, dtype=torch.float64))
+
+    @torch.no_grad()
+    def take(self, statistics: Statistics, samples: int) -> None:
+        """Hold these statistics, which rest on so many samples."""
+        self.samples.fill_(samples)
+        for layer, (mean, variance) in enumerate(statistics):
+            self.get_buffer(f"layer{layer}_mean").copy_(mean)
+            self.get_buffer(f"layer{layer}_variance").copy_(variance)
+
+
+def statistics_of(tensors: Mapping[str, Tensor]) -> Statistics:
+    """The statistics in a site's "statistics" group."""
+    return [(tensors[f"layer{n}_mean"], tensors[f"layer{n}_variance"]) for n in range((len(tensors) - 1) // 2)]

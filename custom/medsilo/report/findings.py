@@ -48,10 +48,12 @@ class Cost:
 
 
 def is_local(run: Run) -> bool:
+    """Every site trained alone."""
     return run.summary.method == "local"
 
 
 def is_central(run: Run) -> bool:
+    """All data lay in one place."""
     return run.summary.method == "central"
 
 
@@ -116,6 +118,7 @@ def gains(runs: Sequence[Run]) -> list[Gain]:
 
 
 def costs(runs: Sequence[Run]) -> list[Cost]:
+    """What each run cost, in the runs' order."""
     return [
         Cost(
             run.label,

@@ -84,6 +84,7 @@ def table(cells: dict[str, dict[int, dict[str, Any]]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing of a table and write it; 0 only when the whole table is there."""
     parser = argparse.ArgumentParser(prog="python -m medsilo.study.cells", description="A table of methods x seeds.")
     parser.add_argument("job", help="a job's folder, for example jobs/fedavg: its task, network and training")
     parser.add_argument("--methods", nargs="+", required=True, metavar="METHOD[:KEY=VALUE]")

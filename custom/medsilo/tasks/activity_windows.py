@@ -38,10 +38,12 @@ class ActivityWindows(Task):
 
     @property
     def channels(self) -> int:  # type: ignore[override]
+        """The plan's number of sensors."""
         return self.sensors
 
     @property
     def classes(self) -> int:  # type: ignore[override]
+        """The plan's number of activities."""
         return self.activities
 
     def default_network(self) -> Network:

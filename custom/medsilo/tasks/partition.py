@@ -35,6 +35,7 @@ def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: i
 
 
 def check(samples: int, sites: int, alpha: float, minimum: int) -> None:
+    """Raises PlanError when no partition can keep the promises."""
     if sites < 1:
         raise PlanError(f"sites: {sites} sites cannot share samples; name at least one")
     if not (math.isfinite(alpha) and alpha > 0):

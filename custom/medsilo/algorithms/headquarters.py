@@ -1,0 +1,24 @@
+"""The server's side of a method that has to do something before a phase begins."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from medsilo.learning.loop import Compute
+from medsilo.learning.training import Training
+from medsilo.mixing.mixers import Mixer
+from medsilo.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Headquarters:
+    """What a method finds at the server before a phase: what came of the phases before, and the server's own data."""
+
+    sites: Sequence[str]
+    mixers: Mapping[str, Mixer]
+    task: Task
+    training: Training
+    seed: int
+    compute: Compute
+    folder: Path | None  # the server's data folder
+    stop: Callable[[], None]  # raises when the run was told to stop
