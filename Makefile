@@ -2,6 +2,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests run in two processes, one thread each: much of a federation's time is waiting.
+PARALLEL := -n 2 --dist loadgroup
+test test-slow: export OMP_NUM_THREADS = 1
 
 .PHONY: demo test test-slow bench clean
 
@@ -12,10 +15,10 @@ test: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow" --durations=10
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) --durations=10
 
 test-slow: $(VENV)/.test-ready
-	$(BIN)/python -m pytest -m slow --durations=10
+	$(BIN)/python -m pytest -m slow $(PARALLEL) --durations=10
 
 bench: $(VENV)/.test-ready
 	$(BIN)/python benchmarks/mixing.py

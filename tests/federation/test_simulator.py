@@ -18,7 +18,7 @@ def assert_same_outcome(one: Path, other: Path) -> None:
     """Every model file of two runs, tensor for tensor, and every score."""
     names = sorted(path.relative_to(one) for path in one.glob("sites/*/*.safetensors") if "state" not in path.name)
     names += sorted(path.relative_to(one) for path in one.glob("global/*.safetensors"))
-    assert len(names) >= 2 * len(SITES)
+    assert len(names) >= 2 * len(list(one.glob("sites/*"))) >= 4
     for name in names:
         mine, facts = load_tensors(one / name)
         theirs, other_facts = load_tensors(other / name)
@@ -45,7 +45,7 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_one_thread_for_all_sites_equals_the_loop(method: str, tmp_path: Path) -> None:
     """NVFlare then makes a new process for every task: a site's state must come from its disk."""
-    plan = make_plan(method)
+    plan = make_plan(method, sites=SITES[:2])
     inprocess.run(plan, folder=tmp_path / "loop")
     simulator.run(plan, tmp_path / "simulator", CPU, threads=1)
     assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")

@@ -13,7 +13,7 @@ from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import SERVER, Consortium
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]  # one federation serves them all
 
 
 @pytest.fixture(scope="module")
