@@ -401,7 +401,7 @@ def test_what_participation_requires() -> None:
 
 
 def test_the_table_of_methods_is_keyed_by_name() -> None:
-    assert list(ALGORITHMS) == ["local", "fedavg", "fedprox", "fedbn", "fedper", "central"]
+    assert list(ALGORITHMS) == [*METHODS, "central"]
     for name, method in ALGORITHMS.items():
         assert method().name == name
         assert method.title

@@ -108,6 +108,7 @@ class Record:
         except OSError:  # file systems without links
             shutil.copyfile(self._checkpoint(round_number), temporary)
         temporary.replace(self.checkpoints / "best.safetensors")
+        temporary.unlink(missing_ok=True)  # a rename onto another name of the same file leaves both
 
     def load_best(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The checkpoint of the best round."""
