@@ -11,6 +11,7 @@ import torch
 
 from medsilo import cli
 from medsilo.federation.pictures import draw_amplitude, draw_images
+from medsilo.flare.jobs import plan_of
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.plan import load_plan
 from medsilo.png import png
@@ -106,6 +107,12 @@ def test_the_leak_report_lists_what_really_leaves(tmp_path: Path) -> None:
                 told[number - 1] += leak.bytes
         sent = [line["sites"]["hospital-a"]["bytes_up"] for line in inprocess.run(plan).history]
         assert told == sent, method
+
+
+def test_the_leak_report_says_what_statistics_tell() -> None:
+    text = "\n".join(describe(plan_of(JOBS / "adafed"), {}, SiteSettings()))
+    assert "mean and variance of 3 layers' inputs" in text
+    assert "declared public" in text
 
 
 def test_the_leak_report_says_how_many_images_the_amplitude_averages() -> None:

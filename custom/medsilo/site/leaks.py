@@ -60,6 +60,10 @@ def describe(plan: Plan, images: Mapping[str, int | str], settings: SiteSettings
         "With every answer: the numbers of training, validation and test cases, the training loss, validation and test "
         "scores, seconds, medsilo's version and hash. No image, no label, no file name.",
     ]
+    with torch.device("meta"):
+        told = plan.algorithm.leaves(plan.build_networks())
+    if told:
+        lines += ["", *told]
     if plan.algorithm.averages(1 << 20, plan.training) is not None:
         lines += ["", *_averages(plan, images, settings)]
     return lines

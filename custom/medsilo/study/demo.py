@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from medsilo.study import inprocess
 from medsilo.study.progress import round_lines
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
+AT_ONCE = 2  # federations side by side: much of their time is waiting
 
 
 def demo_plan(method: str, rounds: int, seed: int) -> Plan:
@@ -37,30 +39,37 @@ def demo_plan(method: str, rounds: int, seed: int) -> Plan:
 
 def run_demo(output: Path, rounds: int, seed: int, say: Callable[[str], None]) -> tuple[list[Path], list[str]]:
     """Run all methods; returns the folders of the runs and the failures. One that fails doesn't stop the others."""
+    plans = [demo_plan(method, rounds, seed) for method in ALGORITHMS]
     folder = output / f"demo-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
     if folder.exists():
         raise MedsiloError(f"run folder {folder} exists; wait a second and try again")
-    runs, failures = [], []
-    for method, algorithm in ALGORITHMS.items():
-        plan = demo_plan(method, rounds, seed)
-        where = "in process, all data pooled" if algorithm.pooled else "NVFlare simulator"
-        say(f"\n{algorithm.title} ({where})")
-        started = time.monotonic()
+    say(f"{len(plans)} methods, {len(SITES)} synthetic hospitals, {rounds} rounds, in NVFlare's simulator")
+    pool = ThreadPoolExecutor(AT_ONCE)
+    try:
+        outcomes = list(pool.map(lambda plan: _run(plan, folder, say), [p for p in plans if not p.algorithm.pooled]))
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an interrupt, nothing new begins
+    outcomes += [_run(plan, folder, say) for plan in plans if plan.algorithm.pooled]
+    runs = [folder / plan.algorithm.name for plan in plans if (folder / plan.algorithm.name / "summary.json").exists()]
+    return runs, [failure for failure in outcomes if failure]
 
-        def on_round(record: dict, plan: Plan = plan) -> None:
-            for line in round_lines(record, plan.rounds, plan.task.metric):
-                say(line)
 
-        run = folder / method
-        try:
-            if algorithm.pooled:
-                inprocess.run(plan, folder=run, on_round=on_round)
-            else:
-                simulator.run(plan, run, SiteSettings(device="cpu"), on_round=on_round)
-            say(f"finished in {time.monotonic() - started:.0f} s")
-        except MedsiloError as error:
-            failures.append(f"{algorithm.title}: {error}")
-            say(f"FAILED: {error}")
-        if (run / "summary.json").exists():
-            runs.append(run)
-    return runs, failures
+def _run(plan: Plan, folder: Path, say: Callable[[str], None]) -> str | None:
+    """Run one method; returns what went wrong."""
+    title, run = plan.algorithm.title, folder / plan.algorithm.name
+
+    def on_round(record: dict) -> None:
+        for line in round_lines(record, plan.rounds, plan.task.metric):
+            say(f"{title:<9}{line}")
+
+    started = time.monotonic()
+    try:
+        if plan.algorithm.pooled:  # all data in one place: no federation, so in this process
+            inprocess.run(plan, folder=run, on_round=on_round)
+        else:
+            simulator.run(plan, run, SiteSettings(device="cpu"), on_round=on_round)
+    except MedsiloError as error:
+        say(f"{title:<9}FAILED: {error}")
+        return f"{title}: {error}"
+    say(f"{title:<9}finished in {time.monotonic() - started:.0f} s")
+    return None
