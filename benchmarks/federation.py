@@ -152,7 +152,7 @@ def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -
     plan = parse_plan(
         {
             "algorithm": {"name": "fedavg"},
-            "task": {"name": "synthetic-prostate"},
+            "task": {"name": "synthetic-prostate", "size": 64},
             "network": {"name": "unet", "features": size.features, "residual_units": size.residual_units},
             "training": {"rounds": size.rounds},
             "participation": {"sites": SITES[:sites]},
