@@ -15,7 +15,7 @@ from medsilo.study import inprocess
 from medsilo.study.progress import round_lines
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
-AT_ONCE = 2  # federations side by side: much of their time is waiting
+AT_ONCE = 3  # federations side by side: much of their time is waiting
 
 
 def demo_plan(method: str, rounds: int, seed: int) -> Plan:
