@@ -52,7 +52,7 @@ def test_bare_simulator_runs_a_packed_job(foreign_python: tuple[str, dict[str, s
         "3",
     ]
     done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:]
     (study,) = (workspace / "server" / "medsilo").iterdir()
@@ -75,7 +75,7 @@ def test_a_stale_package_at_a_site_is_refused(tmp_path: Path) -> None:
     config.write_text(config.read_text().replace("medsilo.flare.executor.MedsiloExecutor", "stale_site.Stale"))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "custom")}
     command = [sys.executable, "-m", "medsilo.cli", "run", str(job), "--out", str(tmp_path / "runs")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1
     assert "runs medsilo 0.0.9" in done.stderr and "hospital-a" in done.stderr
 

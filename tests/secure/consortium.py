@@ -122,7 +122,7 @@ class Consortium:
                     raise
                 time.sleep(0.3)
 
-    def run(self, job: Path, timeout: float = 120) -> str:
+    def run(self, job: Path, timeout: float = 240) -> str:
         """Submit a job and wait; returns its final status."""
         session = self.session()
         try:
