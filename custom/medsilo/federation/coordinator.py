@@ -6,6 +6,7 @@ No word here of how parcels travel: a `Transport` brings them, in a plain loop o
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -106,6 +107,8 @@ class Coordinator:
         self.smallest: int | None = None  # training cases of the smallest site
         with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
             self.layout = plan.build_networks()
+        self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites are at the next
+        self.writing: Future[None] | None = None
 
     # ------------------------------------------------------------------ the course of a study
     def run(self, resume: bool = False) -> dict[str, Any]:
@@ -116,7 +119,9 @@ class Coordinator:
         try:
             self._check_sites()
             if not resume:
+                self._open_mixers(1)
                 self._save()
+                self._written()  # a disk that can't be written to shows before anybody trains
             joined = self._end("join", 0)
             self.smallest = min(reply.facts["cases"]["train"] for reply in joined.replies.values())
             while self.done < self.plan.rounds:
@@ -130,6 +135,7 @@ class Coordinator:
             reason = f"{type(error).__name__}: see the server's log"
             raise
         finally:
+            self.writer.shutdown()
             summary = self._summary(reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
@@ -146,6 +152,7 @@ class Coordinator:
         phase = self.plan.phase_of(number)
         self._open_mixers(number)
         exchange = self._exchange("round", number)
+        self._written()
         breach = self._breach(exchange, f"round {number}")
         if breach is None:
             self._consider_best(exchange, number - 1)
@@ -183,7 +190,9 @@ class Coordinator:
     def _finish(self) -> None:
         """Give every site the outcome, choose the model, test it once."""
         number = self.plan.rounds
-        self._consider_best(self._end("deliver", number), number)
+        delivered = self._end("deliver", number)
+        self._written()
+        self._consider_best(delivered, number)
         chosen = self.best["round"] if self.best else number
         if not self.personal:
             self._save_global("last", number)
@@ -373,8 +382,10 @@ class Coordinator:
         self.best = {"round": rounds, "scores": scores}
 
     def _save(self) -> None:
-        if self.done == 0:
-            self._open_mixers(1)
+        """Begin to write a checkpoint; the next round begins meanwhile. `_written` comes before what depends on it.
+
+        Mixers never change tensors that they gave out, so what is being written stays as it is.
+        """
         tensors: dict[str, Tensor] = {}
         facts: dict[str, Any] = {
             "plan": self.plan.hash,
@@ -387,7 +398,13 @@ class Coordinator:
         for group, mixer in self.mixers.items():
             state, facts["mixers"][group] = mixer.state()
             tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
-        self.record.save_checkpoint(self.done, tensors, facts)
+        self.writing = self.writer.submit(self.record.save_checkpoint, self.done, tensors, facts)
+
+    def _written(self) -> None:
+        """Wait for the checkpoint that is being written; raises what went wrong with it."""
+        writing, self.writing = self.writing, None
+        if writing:
+            writing.result()
 
     def _restore(self) -> None:
         tensors, facts = self.record.load_checkpoint()

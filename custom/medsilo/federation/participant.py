@@ -271,9 +271,9 @@ class Participant:
         return self.folder / f"state-{number}.safetensors"
 
     def _save_state(self) -> None:
-        """Keep what the server won't send again: private tensors and optimizers, after this round and the one before.
+        """Keep what the server won't send again: private tensors and optimizers, after this round and two before.
 
-        Two rounds, because a server that dies inside a round asks for that round again.
+        So many, because a server that dies inside a round may not have written the round before yet, and asks for both.
         """
         algorithm, phase = self.plan.algorithm, self.plan.phase_of(self.done + 1)
         given, shared = algorithm.given(self.modules, phase), algorithm.shared(self.modules, phase)
@@ -290,7 +290,7 @@ class Participant:
                 tensors |= {f"optimizer/{name}/{key}": tensor for key, tensor in _optimizer_tensors(optimizer).items()}
         save_tensors(self._state_path(self.done), tensors, {"best": self.best})
         for old in self._saved_rounds():
-            if old < self.done - 1:
+            if old < self.done - 2:
                 self._state_path(old).unlink(missing_ok=True)
 
     def _load_state(self, number: int) -> None:
