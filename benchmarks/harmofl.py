@@ -4,18 +4,16 @@
 
 The numpy side is the paper's equation as one writes it first: for every image and channel the transform, its absolute
 value, its angle, and back. Both sides are given float32 images and the same amplitude, and are compared before they are
-timed. The fastest of interleaved repeats (what other programs take away only slows); torch uses as many threads as
-THREADS says (default: the machine's cores).
+timed, with as many threads as the machine has cores.
 Goals: whole spectrum 5 times faster, the frozen mean 50 times, a perturbed step at most 2.1 plain ones.
 """
 
-import os
 import sys
-import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
+from timing import fastest_in_turn
 from torch import Tensor, nn
 
 from medsilo.learning.amplitude import AmplitudeNorm
@@ -24,11 +22,8 @@ from medsilo.models.densenet121 import DenseNet121
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.unet import UNet
 
-# On a machine that others use too, CPU time of one thread says more: THREADS=1 CLOCK=cpu python benchmarks/harmofl.py
-CLOCK = time.process_time if os.environ.get("CLOCK") == "cpu" else time.perf_counter
-THREADS = int(os.environ.get("THREADS", os.cpu_count() or 1))
 BATCHES = ((16, 3, 384, 384), (128, 3, 96, 96))
-REPEATS, STEPS = 5, 9
+REPEATS, STEPS = 5, 25
 LEAST = {None: 5.0, 0.0: 50.0}  # times faster, by band, frozen
 MOST = 2.1
 
@@ -52,18 +47,6 @@ def by_image(images: np.ndarray, amplitude: np.ndarray, decay: float, frozen: bo
     return out
 
 
-def fastest(first: Callable[[], object], second: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Seconds of both, taken in turns so that what else the machine does meets both."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for repeat in range(repeats + 1):
-        for work, kept in zip((first, second), times, strict=True):
-            started = CLOCK()
-            work()
-            if repeat:  # the first only warms up
-                kept.append(CLOCK() - started)
-    return min(times[0]), min(times[1])
-
-
 def amplitudes() -> bool:
     """The table of AmplitudeNorm; whether the goals are met."""
     print(f"AmplitudeNorm, {torch.get_num_threads()} threads: milliseconds per batch, fastest of {REPEATS}")
@@ -85,7 +68,7 @@ def amplitudes() -> bool:
                 def reference(amplitude=whole, frozen=frozen, band=band, array=array) -> object:
                     return by_image(array, amplitude, 0.1, frozen, band)
 
-                slow, fast = fastest(reference, lambda norm=norm, images=images: norm(images), REPEATS)
+                slow, fast = fastest_in_turn(reference, lambda norm=norm, images=images: norm(images), REPEATS)
                 goal = LEAST[band] if frozen or band is None else 0.0
                 fine &= slow / fast >= goal
                 name = "x".join(map(str, shape))
@@ -119,7 +102,7 @@ def steps() -> bool:
         def two(perturbed=perturbed, closure=closure) -> None:
             perturbed.step(closure)
 
-        single, double = fastest(one, two, STEPS)
+        single, double = fastest_in_turn(one, two, STEPS)
         fine &= double / single <= MOST
         verdict = "met" if double / single <= MOST else "MISSED"
         print(f"{name:<28} {single * 1e3:>9.1f} {double * 1e3:>13.1f} {double / single:>6.2f}x  {verdict}")
@@ -137,7 +120,6 @@ def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tenso
 
 
 def main() -> int:
-    torch.set_num_threads(THREADS)
     met = [amplitudes(), steps()]
     return 0 if all(met) else 1
 

@@ -90,8 +90,7 @@ def sizes(request, monkeypatch):
     """The same must hold when every tensor is cut into many blocks and everything that waits goes to the disk."""
     if request.param != "usual sizes":
         monkeypatch.setattr(layout, "BLOCK", 7)
-        monkeypatch.setattr(mixers, "ROOM", 5)
-        monkeypatch.setattr(mixers, "NARROWEST", 2)
+        monkeypatch.setattr(mixers, "COLUMNS", 2)
         monkeypatch.setattr(waiting, "MEMORY", 0)
 
 

@@ -1,7 +1,7 @@
 """HarmoFL's weight perturbation: gradients are taken where the loss is worst nearby, so that minima become flat."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -43,26 +43,26 @@ class PerturbedOptimizer(Optimizer):
             loss = closure()
         moved = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if moved and self.alpha:
-            before = [parameter.clone() for parameter in moved]
-            torch._foreach_add_(moved, self._perturbation(moved))
+            elsewhere = self._perturbed(moved)
             self.base.zero_grad()
-            try:
-                with torch.enable_grad(), keeping_statistics(self.module) if self.module else nullcontext():
-                    closure()
-            finally:
-                torch._foreach_copy_(moved, before)  # exactly θ, which adding and subtracting δ would not give
+            keeping = keeping_statistics(self.module) if self.module else nullcontext()
+            with _standing_at(moved, elsewhere), keeping, torch.enable_grad():
+                closure()
         scaler.step(self.base) if scaler else self.base.step()
         return loss
 
-    def _perturbation(self, moved: list[Tensor]) -> list[Tensor]:
-        """δ of Eq. 6. A scaled gradient gives the same δ."""
+    def _perturbed(self, moved: list[Tensor]) -> Sequence[Tensor]:
+        """θ + δ of Eq. 6; the gradients, no longer needed, become δ. A scaled gradient gives the same δ."""
         gradients = [p.grad for p in moved if p.grad is not None]
         norms = torch._foreach_norm(gradients, 2, dtype=torch.promote_types(gradients[0].dtype, torch.float32))
         norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
         length = self.alpha / (norm + self.eps)
         if len({gradient.device for gradient in gradients}) == 1:
-            return list(torch._foreach_mul(gradients, length))
-        return [gradient * length.to(gradient.device) for gradient in gradients]
+            torch._foreach_mul_(gradients, length)
+        else:
+            for gradient in gradients:
+                gradient.mul_(length.to(gradient.device))
+        return torch._foreach_add(moved, gradients)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none)
@@ -80,3 +80,16 @@ class PerturbedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.base.load_state_dict(state_dict)
         self._follow_base()
+
+
+@contextmanager
+def _standing_at(parameters: list[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, the parameters have these values; afterwards exactly their own, which subtracting δ would not give."""
+    own = [parameter.data for parameter in parameters]
+    try:
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.data = value
+        yield
+    finally:
+        for parameter, value in zip(parameters, own, strict=True):
+            parameter.data = value

@@ -30,10 +30,8 @@ from medsilo.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.layout import Layout, Section, Tensors
 from medsilo.mixing.waiting import Read, WaitingRoom
 
-# Numbers of all sites together that are mixed at once (1 MiB in double precision), but never fewer of each site than
-# make a call of torch worth its while.
-ROOM = 1 << 17
-NARROWEST = 1 << 10
+# Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
+COLUMNS = 3 << 10
 
 
 class Mixer(ABC):
@@ -380,17 +378,16 @@ class PersonalMixer(Mixer):
 
 
 def _apply(rule: Rule, section: Section, vectors: list[Tensor]) -> None:
-    """Mixes the sites' vectors [size] in place, some columns at a time."""
+    """Mixes the sites' vectors [size] in place, some columns at a time and always in the same memory."""
     sites = len(vectors)
-    width = min(max(ROOM // sites, NARROWEST), section.size)
-    wide, mixed = section.room(sites * width), section.room(sites * width)
+    width = min(COLUMNS, section.size)
+    rooms = [torch.empty(sites * width, dtype=dtype) for dtype in (section.dtype, section.wide, section.wide)]
     for columns in zip(*(vector.split(width) for vector in vectors), strict=True):
         size = len(columns[0])
-        theta = wide[: sites * size].view(sites, size)
-        out = mixed[: sites * size].view(sites, size)
-        torch._foreach_copy_(theta.unbind(), columns)
-        rule(theta, out)
-        torch._foreach_copy_(columns, out.unbind())
+        held, theta, mixed = (room[: sites * size].view(sites, size) for room in rooms)
+        theta.copy_(torch.stack(columns, out=held))
+        rule(theta, mixed)
+        torch._foreach_copy_(columns, held.copy_(mixed).unbind())
 
 
 class SoftPull(PersonalMixer):
