@@ -11,9 +11,9 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.errors import MedsiloError
-from medsilo.learning.loop import Compute, batches, evaluate, is_finite, train_epoch
+from medsilo.learning.loop import Compute, batches, evaluate, is_finite, lesson, objective_of, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
-from medsilo.learning.steps import plain_step, proximal_step
+from medsilo.learning.steps import correcting, plain_step, pull_back
 from medsilo.learning.training import Training
 from medsilo.site.settings import SiteSettings
 
@@ -41,6 +41,10 @@ def cases(number: int) -> TensorDataset:
 def network() -> nn.Module:
     torch.manual_seed(5)
     return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def one_epoch(model, data, loss, optimizer, compute=CPU, **others) -> float:
+    return train_epoch(data, [lesson(model, objective_of(loss), optimizer, compute)], compute, **others)
 
 
 def states_equal(one: nn.Module, other: nn.Module) -> bool:
@@ -72,7 +76,7 @@ def test_proximal_steps_with_momentum_and_decay(steps: int) -> None:
     weights = nn.Parameter(torch.tensor(start))
     optimizer = torch.optim.SGD([weights], lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
     inputs, targets = torch.tensor(INPUTS), torch.tensor(TARGETS)
-    step = proximal_step([weights], MU)
+    pull = pull_back([weights], MU)
     losses = []
     for _ in range(steps):
 
@@ -82,7 +86,8 @@ def test_proximal_steps_with_momentum_and_decay(steps: int) -> None:
             loss.backward()
             return loss.detach()
 
-        losses.append(step(optimizer, closure))
+        with correcting(optimizer, pull):
+            losses.append(plain_step(optimizer, closure))
     np.testing.assert_allclose(weights.detach().numpy(), proximal_by_hand(start, steps), rtol=1e-12, atol=1e-12)
     assert losses[0] == pytest.approx(((INPUTS @ start - TARGETS) ** 2).mean())  # the loss is without the penalty
 
@@ -90,7 +95,7 @@ def test_proximal_steps_with_momentum_and_decay(steps: int) -> None:
 def test_the_penalty_is_that_of_the_equation() -> None:
     """Against torch's own derivative of μ/2 ‖w − w_t‖², from weights that are away from w_t, over several tensors."""
     model = network()
-    step = proximal_step(list(model.parameters()), MU)
+    pull = pull_back(list(model.parameters()), MU)
     anchor = [parameter.detach().clone() for parameter in model.parameters()]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -108,7 +113,8 @@ def test_the_penalty_is_that_of_the_equation() -> None:
         loss.backward()
         return loss.detach()
 
-    step(optimizer, closure)
+    with correcting(optimizer, pull):
+        plain_step(optimizer, closure)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-6)
 
@@ -116,7 +122,7 @@ def test_the_penalty_is_that_of_the_equation() -> None:
 def test_frozen_and_unused_parameters_feel_no_penalty() -> None:
     used, frozen, unused = (nn.Parameter(torch.ones(2)) for _ in range(3))
     frozen.requires_grad_(False)
-    step = proximal_step([used, frozen, unused], 1.0)
+    pull = pull_back([used, frozen, unused], 1.0)
     with torch.no_grad():
         for parameter in (used, frozen, unused):
             parameter.add_(1.0)
@@ -128,7 +134,8 @@ def test_frozen_and_unused_parameters_feel_no_penalty() -> None:
         loss.backward()
         return loss.detach()
 
-    step(optimizer, closure)
+    with correcting(optimizer, pull):
+        plain_step(optimizer, closure)
     assert used.tolist() == [-1.0, -1.0]  # 2 − (2 + 1·(2 − 1))
     assert frozen.tolist() == unused.tolist() == [2.0, 2.0]
 
@@ -150,7 +157,7 @@ def test_the_loop_equals_one_written_by_hand(training: Training, kind: type) -> 
     for epoch in range(2):
         order = generator_for(0, "shuffle", epoch)
         loader = batches(kind(data), 6, CPU, order)
-        mean_loss = train_epoch(model, loader, functional.cross_entropy, optimizer, CPU, plain_step)
+        mean_loss = one_epoch(model, loader, functional.cross_entropy, optimizer)
 
     if training.optimizer == "sgd":
         own = torch.optim.SGD(mine.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -178,7 +185,7 @@ def test_the_mean_training_loss_weighs_batches_by_their_cases() -> None:
     nn.init.ones_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
     loader = batches(data, 3, CPU)
-    loss = train_epoch(model, loader, lambda output, target: output.mean(), optimizer, CPU)
+    loss = one_epoch(model, loader, lambda output, target: output.mean(), optimizer)
     assert loss == pytest.approx((3 * 1 + 2 * 4) / 5)
 
 
@@ -194,7 +201,7 @@ def test_stop_is_asked_before_every_batch() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = cases(20)
     with pytest.raises(KeyboardInterrupt):
-        train_epoch(model, batches(data, 4, CPU), functional.cross_entropy, optimizer, CPU, stop=stop)
+        one_epoch(model, batches(data, 4, CPU), functional.cross_entropy, optimizer, stop=stop)
     assert len(asked) == 3
     assert int(model[1].num_batches_tracked) == 2
     asked[:] = []
@@ -294,9 +301,7 @@ def test_evaluation_and_training_set_the_mode_of_every_layer() -> None:
     model, data = network(), cases(8)
     evaluate(model, batches(data, 4, CPU), functional.cross_entropy, correct, CPU)
     assert not any(module.training for module in model.modules())
-    train_epoch(
-        model, batches(data, 4, CPU), functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1), CPU
-    )
+    one_epoch(model, batches(data, 4, CPU), functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1))
     assert all(module.training for module in model.modules())
 
 
@@ -309,7 +314,7 @@ def test_mixed_precision_trains_in_it_and_scores_in_single() -> None:
         return functional.cross_entropy(output, target)
 
     data = cases(4)
-    train_epoch(model, batches(data, 4, compute), loss_function, torch.optim.SGD(model.parameters(), lr=0.1), compute)
+    one_epoch(model, batches(data, 4, compute), loss_function, torch.optim.SGD(model.parameters(), lr=0.1), compute)
     evaluate(model, batches(data, 4, compute), loss_function, correct, compute)
     assert seen == [torch.bfloat16, torch.float32]
     assert model.weight.dtype == torch.float32
@@ -377,3 +382,23 @@ def test_reproducible_gives_the_same_numbers_and_puts_everything_back() -> None:
     assert torch.equal(torch.rand(3), expected)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_every_lesson_learns_from_the_same_batches_which_are_loaded_once() -> None:
+    served: list[Tensor] = []
+    together, alone = [network(), network()], network()
+    data = list(batches(cases(12), 4, CPU))
+
+    def once() -> Iterator[tuple[Tensor, Tensor]]:
+        for inputs, targets in data:
+            served.append(inputs)
+            yield inputs, targets
+
+    def lesson_for(model: nn.Module):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return lesson(model, objective_of(functional.cross_entropy), optimizer, CPU)
+
+    loss = train_epoch(once(), [lesson_for(model) for model in together], CPU)
+    assert len(served) == 3
+    assert loss == train_epoch(iter(data), [lesson_for(alone)], CPU)
+    assert states_equal(together[0], alone) and states_equal(together[1], alone)

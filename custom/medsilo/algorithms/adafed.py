@@ -87,7 +87,7 @@ class AdaFed(Similar):
             return bench.train()
         model = bench.modules["pretrained" if phase == "measure" else "model"]
         if self.measures:
-            statistics = batch_norm_input_statistics(model, bench.data(), bench.device, self.layers)
+            statistics = batch_norm_input_statistics(model, bench.data(), bench.compute.device, self.layers)
             self.measure(bench, statistics)
         if self.init_from_pretrained and phase == "measure":
             bench.modules["model"].load_state_dict(model.state_dict())

@@ -5,12 +5,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from medsilo.algorithms.headquarters import Headquarters
 from medsilo.errors import PlanError
+from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, lesson, objective_of
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer, WeightedMean
@@ -56,19 +56,31 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class Workbench:
-    """What a method finds at a site when it trains: the networks, their optimizers, and one pass over the data."""
+    """What a method finds at a site when it trains: the networks, their optimizers, and passes over the data."""
 
+    site: str
+    sites: Sequence[str]  # all the study's, in sorted order
     modules: Modules
     optimizers: Mapping[str, Optimizer]
     training: Training
-    epoch: Callable[[str, Step, int], float]  # (network's name, step, number of the epoch) -> mean loss
-    data: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the training data once, in their order, on `device`
-    device: torch.device
+    loss: LossFunction  # the task's
+    compute: Compute
+    epoch: Callable[[Sequence[Lesson], int], float]  # (lessons, number of the epoch) -> mean loss of the first
+    data: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the training data once, in their order
     samples: int  # training cases
 
-    def train(self, name: str = "model", step: Step = plain_step) -> float:
-        """The plan's local epochs on one network; returns the mean loss of the last."""
-        return [self.epoch(name, step, number) for number in range(self.training.local_epochs)][-1]
+    def lesson(self, name: str = "model", objective: Objective | None = None, step: Step = plain_step) -> Lesson:
+        """One network learns from a batch; by default the task."""
+        objective = objective or objective_of(self.loss)
+        return lesson(self.modules[name], objective, self.optimizers[name], self.compute, step)
+
+    def train(self, *lessons: Lesson) -> float:
+        """The plan's local epochs, by default on "model" alone: each batch is loaded once and serves every lesson.
+
+        Returns the first lesson's mean loss in the last epoch.
+        """
+        lessons = lessons or (self.lesson(),)
+        return [self.epoch(lessons, number) for number in range(self.training.local_epochs)][-1]
 
 
 class Algorithm(Section):

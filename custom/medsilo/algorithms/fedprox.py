@@ -6,7 +6,7 @@ from pydantic import Field
 
 from medsilo.algorithms.base import Workbench
 from medsilo.algorithms.fedavg import FedAvg
-from medsilo.learning.steps import proximal_step
+from medsilo.learning.steps import correcting, pull_back
 
 
 class FedProx(FedAvg):
@@ -19,4 +19,6 @@ class FedProx(FedAvg):
     mu: float = Field(0.01, ge=0, le=1000)
 
     def train(self, bench: Workbench, phase: str) -> float:
-        return bench.train(step=proximal_step(list(bench.modules["model"].parameters()), self.mu))
+        pull = pull_back(list(bench.modules["model"].parameters()), self.mu)
+        with correcting(bench.optimizers["model"], pull):
+            return bench.train()

@@ -110,7 +110,7 @@ class HarmoFL(Averaging):
 
     # What is trained
     def train(self, bench: Workbench, phase: str) -> float:
-        return bench.train(step=self._perturbed_step(bench)) if self.perturbation else bench.train()
+        return bench.train(bench.lesson(step=self._perturbed_step(bench))) if self.perturbation else bench.train()
 
     def _perturbed_step(self, bench: Workbench) -> Step:
         """Lines 9 to 12: two passes over each batch, which Ψ has seen once."""

@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from medsilo.algorithms.headquarters import Headquarters
 from medsilo.errors import MedsiloError
-from medsilo.learning.loop import batches, train_epoch
+from medsilo.learning.loop import batches, lesson, objective_of, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.section import Section
 
@@ -62,12 +62,13 @@ class Pretraining(Section):
         public = _together(parts)
         model.to(at.compute.device).requires_grad_(True)
         optimizer = at.training.make_optimizer(model.parameters())
+        learn = lesson(model, objective_of(at.task.loss), optimizer, at.compute)
         loss = math.nan
         with at.compute.reproducible(seed_for(at.seed, "pre-training")):
             for epoch in range(self.epochs):
                 order = generator_for(at.seed, "pre-training", epoch)
                 data = batches(public, at.training.batch_size, at.compute, order)
-                loss = train_epoch(model, data, at.task.loss, optimizer, at.compute, stop=at.stop)
+                loss = train_epoch(data, [learn], at.compute, at.stop)
         if not math.isfinite(loss):
             raise MedsiloError("pre-training diverged: its loss is no number; lower training.learning_rate")
         model.to("cpu").requires_grad_(False)

@@ -23,9 +23,8 @@ from medsilo.federation.checks import same_layout
 from medsilo.federation.pictures import FOLDER, draw_images
 from medsilo.files import load_tensors, save_tensors, write_text
 from medsilo.learning.layers import judges_by_batch
-from medsilo.learning.loop import batches, evaluate, is_finite, passed_through, train_epoch
+from medsilo.learning.loop import Lesson, batches, evaluate, is_finite, passed_through, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
-from medsilo.learning.steps import Step
 from medsilo.package import package_facts
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
@@ -49,9 +48,9 @@ class Participant:
         folder: Path,
         data: SiteData | None = None,
     ) -> None:
-        self.plan, self.site, self.folder = plan, site, folder
+        self.plan, self.site, self.sites, self.folder = plan, site, sorted(sites), folder
         self.compute, self.settings = settings.compute(), settings
-        self.data = data or _load_data(plan, site, sites, settings)
+        self.data = data or _load_data(plan, site, self.sites, settings)
         self.cases = {part: len(getattr(self.data, part)) for part in ("train", "validation", "test")}
         for part, cases in self.cases.items():
             if cases == 0:
@@ -179,13 +178,11 @@ class Participant:
         if self.plan.training.optimizer_state == "reset":
             self._make_optimizers()
 
-        def epoch(name: str, step: Step, local_epoch: int) -> float:
+        def epoch(lessons: Sequence[Lesson], local_epoch: int) -> float:
             order = generator_for(self.plan.seed, self.site, "shuffle", number, local_epoch)
             data = batches(self.train, self.plan.training.batch_size, self.compute, order)
             layer = self.plan.algorithm.input_layer(self.modules)
-            data = passed_through(layer, data) if layer else data
-            optimizer, loss = self.optimizers[name], self.plan.task.loss
-            return train_epoch(self.modules[name], data, loss, optimizer, self.compute, step, stop)
+            return train_epoch(passed_through(layer, data) if layer else data, lessons, self.compute, stop)
 
         def in_order() -> Iterator[tuple[Tensor, Tensor]]:
             for batch in batches(self.data.train, EVALUATION_BATCH, self.compute):
@@ -193,12 +190,15 @@ class Participant:
                 yield batch
 
         bench = Workbench(
+            self.site,
+            self.sites,
             self.modules,
             self.optimizers,
             self.plan.training,
+            self.plan.task.loss,
+            self.compute,
             epoch,
             in_order,
-            self.compute.device,
             self.cases["train"],
         )
         return self.plan.algorithm.train(bench, phase)
@@ -324,11 +324,11 @@ class Participant:
         write_text(path, text.getvalue())
 
 
-def _load_data(plan: Plan, site: str, sites: Sequence[str], settings: SiteSettings) -> SiteData:
+def _load_data(plan: Plan, site: str, sites: list[str], settings: SiteSettings) -> SiteData:
     if settings.data is not None and not settings.data.is_dir():
         message = "the data folder named in this site's medsilo.yaml does not exist; correct 'data' there"
         raise DataError(message, private=str(settings.data))
-    return plan.task.load(site, sorted(sites), plan.seed, settings.data)
+    return plan.task.load(site, sites, plan.seed, settings.data)
 
 
 def _check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:

@@ -1,6 +1,6 @@
 """The one training loop and the one evaluation loop of all methods."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +14,8 @@ from medsilo.errors import MedsiloError
 from medsilo.learning.steps import Step, plain_step
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> what is minimised
+Lesson = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss, after the networks have learnt from them
 CPU = torch.device("cpu")
 Stop = Callable[[], None]  # raises when the run was told to stop; asked before every batch
 
@@ -98,29 +100,39 @@ def passed_through(layer: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> I
     return ((layer(inputs), targets) for inputs, targets in data)
 
 
-def train_epoch(
-    model: nn.Module,
-    data: Iterator[tuple[Tensor, Tensor]],
-    loss_function: LossFunction,
-    optimizer: Optimizer,
-    compute: Compute,
-    step: Step = plain_step,
-    stop: Stop = lambda: None,
-) -> float:
-    """One pass over the data; returns the mean loss over cases."""
-    model.train()
-    total, cases = torch.zeros((), dtype=torch.float64), 0
-    for inputs, targets in data:
-        stop()
+def objective_of(loss: LossFunction) -> Objective:
+    """The loss of the network's output."""
+    return lambda model, inputs, targets: loss(model(inputs), targets)
 
-        def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+
+def lesson(
+    model: nn.Module, objective: Objective, optimizer: Optimizer, compute: Compute, step: Step = plain_step
+) -> Lesson:
+    """One network learns from one batch."""
+    model.train()
+
+    def learn(inputs: Tensor, targets: Tensor) -> Tensor:
+        def closure() -> Tensor:
             optimizer.zero_grad()
             with compute.cast():
-                loss = loss_function(model(inputs), targets)
+                loss = objective(model, inputs, targets)
             loss.backward()
             return loss.detach()
 
-        total = total.to(compute.device) + step(optimizer, closure) * len(inputs)
+        return step(optimizer, closure)
+
+    return learn
+
+
+def train_epoch(
+    data: Iterator[tuple[Tensor, Tensor]], lessons: Sequence[Lesson], compute: Compute, stop: Stop = lambda: None
+) -> float:
+    """One pass over the data, every batch for all lessons in turn; returns the first's mean loss over cases."""
+    total, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
+    for inputs, targets in data:
+        stop()
+        first, *_ = [learn(inputs, targets) for learn in lessons]
+        total += first * len(inputs)
         cases += len(inputs)
     return float(total / cases)
 

@@ -1,6 +1,7 @@
 """What one mini-batch does to the weights. A step is given the optimizer and a closure that computes gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch.optim import Optimizer
 
 Closure = Callable[[], Tensor]
 Step = Callable[[Optimizer, Closure], Tensor]
+Correction = Callable[[], None]  # changes the gradients that lie in the weights
 
 
 def plain_step(optimizer: Optimizer, closure: Closure) -> Tensor:
@@ -17,18 +19,25 @@ def plain_step(optimizer: Optimizer, closure: Closure) -> Tensor:
     return loss
 
 
-def proximal_step(parameters: Sequence[Tensor], mu: float) -> Step:
-    """The step for ℓ(w) + μ/2 ‖w − w_t‖²: adds μ (w − w_t) to every gradient, w_t being the weights now."""
+@contextmanager
+def correcting(optimizer: Optimizer, correction: Correction) -> Iterator[None]:
+    """Inside, the gradients are corrected just before every step, whichever step computed them."""
+    hook = optimizer.register_step_pre_hook(lambda *_: correction())
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def pull_back(parameters: Sequence[Tensor], mu: float) -> Correction:
+    """The correction for ℓ(w) + μ/2 ‖w − w_t‖²: adds μ (w − w_t) to every gradient, w_t being the weights now."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     anchor = [parameter.detach().clone() for parameter in trained]
 
-    def step(optimizer: Optimizer, closure: Closure) -> Tensor:
-        loss = closure()
-        with torch.no_grad():
-            pairs = [(p, a, p.grad) for p, a in zip(trained, anchor, strict=True) if p.grad is not None]
-            weights, anchors, gradients = map(list, zip(*pairs, strict=True))
-            torch._foreach_add_(gradients, torch._foreach_sub(weights, anchors), alpha=mu)
-        optimizer.step()
-        return loss
+    @torch.no_grad()
+    def pull() -> None:
+        pairs = [(p, a, p.grad) for p, a in zip(trained, anchor, strict=True) if p.grad is not None]
+        weights, anchors, gradients = map(list, zip(*pairs, strict=True))
+        torch._foreach_add_(gradients, torch._foreach_sub(weights, anchors), alpha=mu)
 
-    return step
+    return pull
