@@ -1,0 +1,27 @@
+"""How the benchmarks compare the time of two pieces of work: the fastest of several turns, since what else the machine
+does can only slow them."""
+
+import time
+from collections.abc import Callable
+
+Work = Callable[[], object]
+
+
+def seconds(work: Work) -> float:
+    """How long one call takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def fastest(work: Work, repeats: int) -> float:
+    """Seconds, warmed up, one call after the other."""
+    work()
+    return min(seconds(work) for _ in range(repeats))
+
+
+def fastest_in_turn(first: Work, second: Work, repeats: int) -> tuple[float, float]:
+    """Seconds of both, taken in turns so that a change of the machine's speed meets both."""
+    first(), second()
+    times = [(seconds(first), seconds(second)) for _ in range(repeats)]
+    return min(time for time, _ in times), min(time for _, time in times)
