@@ -31,7 +31,7 @@ from medsilo.mixing.layout import Layout, Section, Tensors
 from medsilo.mixing.waiting import Read, WaitingRoom
 
 # Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
-COLUMNS = 3 << 10
+COLUMNS = 4 << 10
 
 
 class Mixer(ABC):
