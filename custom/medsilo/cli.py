@@ -17,6 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 only when everything it promised happened."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    options.arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return options.command(options)
     except MedsiloError as error:
@@ -51,6 +52,26 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--engine", choices=("simulator", "inprocess"), default="simulator")
     _add_site_options(run)
     run.set_defaults(command=_run)
+
+    compare = commands.add_parser("compare", help="run methods and seeds on one task and write a table")
+    compare.add_argument("--task", default=None, help="the task (default: synthetic-histology)")
+    compare.add_argument("--plan", type=Path, default=None, help="a plan or a job's folder that the rows change")
+    compare.add_argument("--methods", default="", metavar="M,M:KEY=VALUE", help="local,fedavg,harmofl,...")
+    compare.add_argument(
+        "--row", action="append", default=[], metavar="'TITLE: KEY=VALUE ...'", help="a row with changes of its own"
+    )
+    compare.add_argument("--seeds", type=_numbers, default=[0, 1, 2], metavar="N,N,N")
+    compare.add_argument("--sweep", action="append", default=[], metavar="KEY=V,V,V", help="every row with every value")
+    compare.add_argument("--protocol", choices=("paper", "released-code", "clinical"), default=None)
+    _add_changes(compare)
+    compare.add_argument("--out", type=Path, default=Path("runs/compare"), help="where runs and the table are kept")
+    compare.add_argument("--engine", choices=("simulator", "inprocess"), default="simulator")
+    compare.add_argument("--at-once", type=_positive, default=None, help="runs side by side (default: 2 if they fit)")
+    compare.add_argument("--title", default="Comparison")
+    compare.add_argument("--notes", default="", help="a paragraph for the page")
+    compare.add_argument("--machine", default="", help="a word on the machine, for the page")
+    _add_site_options(compare)
+    compare.set_defaults(command=_compare)
 
     resume = commands.add_parser("resume", help="go on with a run that stopped, from its last finished round")
     resume.add_argument("run", type=Path, help="the run's folder")
@@ -101,6 +122,13 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = text.split(",")
+    if not all(number.isdecimal() for number in numbers) or len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of different numbers, like 0,1,2")
+    return [int(number) for number in numbers]
 
 
 def _settings(options: argparse.Namespace) -> "SiteSettings":
@@ -154,6 +182,38 @@ def _run(options: argparse.Namespace) -> int:
 
         inprocess.run(plan, folder=folder, settings=settings, on_round=on_round)
     return _conclude(folder)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    import os
+
+    from medsilo.flare.jobs import PLAN, find_job
+    from medsilo.plan import load_plan, parse_plan
+    from medsilo.study.base import base_plan
+    from medsilo.study.cells import Row, cells_of, parse_sweep
+    from medsilo.study.compare import Study, most_at_once, shown
+    from medsilo.study.tables import About
+
+    task = [f"task.name={options.task}"] if options.task else []
+    if options.plan:
+        path = find_job(options.plan) / PLAN if options.plan.is_dir() else options.plan
+        plan = load_plan(path, task)
+    else:
+        plan = parse_plan(base_plan(), task)
+    protocol = [f"protocol={options.protocol}"] if options.protocol else []
+    rows = [Row.parse(text) for text in [*filter(None, options.methods.split(",")), *options.row]]
+    if not rows:
+        raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
+    rows = [swept for row in rows for swept in row.swept(parse_sweep(options.sweep))]
+    cells = cells_of(plan, rows, options.seeds, [*protocol, *options.set], options.out)
+    machine = options.machine or f"{os.cpu_count()} CPU cores"
+    about = About(options.title, options.notes, shown(options.arguments), machine)
+    study = Study(options.out, about, plan, cells)
+    failures = study.run(options.engine, _settings(options), options.at_once or most_at_once(), _say)
+    _say(f"\ntable: {options.out / 'table.md'}")
+    for failure in failures:
+        print(f"medsilo: {failure}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def _resume(options: argparse.Namespace) -> int:

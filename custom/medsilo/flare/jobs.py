@@ -14,6 +14,7 @@ from medsilo.package import ROOT, package_facts, package_files
 from medsilo.plan import Plan, load_plan
 
 CONFIG = Path("app/config")
+PLAN = CONFIG / "plan.yaml"
 CUSTOM = Path("app/custom")
 CONTROLLER = "medsilo.flare.controller.MedsiloController"
 EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
@@ -41,17 +42,17 @@ def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
 def find_job(job: str | Path) -> Path:
     """The job's folder; an error that lists the jobs that are there when it is none."""
     folder = Path(job)
-    if (folder / CONFIG / "plan.yaml").is_file():
+    if (folder / PLAN).is_file():
         return folder
     around = folder.parent if folder.parent.is_dir() else Path("jobs")
     known = sorted(path.parents[2].name for path in around.glob("*/app/config/plan.yaml"))
     jobs = ", ".join(known) or "none"
-    raise MedsiloError(f"no job at {folder}: it needs {CONFIG}/plan.yaml; jobs in {around}: {jobs}")
+    raise MedsiloError(f"no job at {folder}: it needs {PLAN}; jobs in {around}: {jobs}")
 
 
 def plan_of(job: Path, changes: Iterable[str] = ()) -> Plan:
     """A job's plan, with `a.b=value` changes."""
-    return load_plan(job / CONFIG / "plan.yaml", changes)
+    return load_plan(job / PLAN, changes)
 
 
 def write_job(destination: Path, plan: Plan, job: Path | None = None, **controller_args: Any) -> None:
@@ -65,7 +66,7 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
             if workflow.get("path") == CONTROLLER:
                 workflow["args"] = {**workflow.get("args", {}), **controller_args}
         write_json(destination / path, content)
-    write_text(destination / CONFIG / "plan.yaml", plan.to_yaml())
+    write_text(destination / PLAN, plan.to_yaml())
     if job and (job / CUSTOM).is_dir():
         shutil.copytree(job / CUSTOM, destination / CUSTOM, ignore=shutil.ignore_patterns("__pycache__"))
 

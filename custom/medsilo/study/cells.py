@@ -1,120 +1,144 @@
-"""A table of methods x seeds, run in one process cell by cell; a cell that is finished is not run again.
+"""A comparison as cells: one run for every row and seed. A finished cell is never run again."""
 
-    python -m medsilo.study.cells jobs/adafed --methods local fedavg:weighting=uniform adafed adafed:weights=uniform \
-        --seeds 0 1 2 --out runs/table --set training.rounds=20
-
-A method may carry changes of its own section behind colons. The table in Markdown goes to the screen and, with what it
-rests on, to <out>/table.md and <out>/table.json.
-"""
-
-import argparse
-import json
 import shutil
-import statistics
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from medsilo.errors import MedsiloError
+from medsilo.errors import MedsiloError, PlanError
 from medsilo.federation.record import Record
-from medsilo.files import write_json, write_text
-from medsilo.flare.jobs import find_job, plan_of
+from medsilo.flare import simulator
 from medsilo.plan import Plan
-from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
 
-
-def cell_plan(job: Path, method: str, seed: int, changes: Sequence[str]) -> Plan:
-    """The job's plan with another method (and that method's own changes) and another seed."""
-    name, *own = method.split(":")
-    return plan_of(
-        job, [f"algorithm.name={name}", *(f"algorithm.{change}" for change in own), *changes, f"seed={seed}"]
-    )
+Engine = Literal["simulator", "inprocess"]
 
 
-def run_cell(plan: Plan, folder: Path, settings: SiteSettings) -> dict[str, Any]:
-    """What came of one cell; run only if it isn't there yet. A started cell is begun anew."""
-    record = Record(folder)
-    summary = record.summary()
-    if summary.get("status") != "finished" or summary["plan_hash"] != plan.hash:
-        shutil.rmtree(folder, ignore_errors=True)
-        summary = inprocess.run(plan, folder=folder, settings=settings).summary
-        for saved in folder.glob("**/*.safetensors"):  # a table needs no models
-            saved.unlink()
-    lines = record.rounds()
-    trained = [line["phase"] for line in lines if any(s["train_loss"] is not None for s in line["sites"].values())]
-    curves = [facts["validation"] for facts in summary["sites"].values()]
+@dataclass(frozen=True)
+class Row:
+    """One line of the comparison: its title and its changes to the plan."""
+
+    title: str
+    changes: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Row":
+        """A method, "method:key=value:key=value" with changes of its own section, or "title: key=value key=value"."""
+        title, colon, changes = text.partition(": ")
+        if colon:
+            return cls(title, tuple(changes.split()))
+        name, *own = text.split(":")
+        return cls(text, (f"algorithm.name={name}", *(f"algorithm.{change}" for change in own)))
+
+    def swept(self, sweep: Mapping[str, Sequence[str]]) -> "Iterator[Row]":
+        """This row with every combination of the values that the sweep gives its keys."""
+        for values in product(*sweep.values()):
+            changes = [f"{key}={value}" for key, value in zip(sweep, values, strict=True)]
+            yield Row(" ".join([self.title, *changes]), (*self.changes, *changes))
+
+
+def parse_sweep(texts: Iterable[str]) -> dict[str, list[str]]:
+    """ "algorithm.pull=0.1,0.3" as the key and its values."""
+    sweep = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals or not all(values.split(",")):
+            raise PlanError(f"--sweep {text!r}: write it as key=value,value, for example algorithm.pull=0.1,0.3")
+        sweep[key] = values.split(",")
+    return sweep
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a row's plan with a seed."""
+
+    row: Row
+    seed: int
+    plan: Plan
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.title}, seed {self.seed}"
+
+    def summary(self) -> dict[str, Any]:
+        """The finished run's summary, if it is one of this very plan; else nothing."""
+        summary = Record(self.folder).summary() if self.folder.is_dir() else {}
+        whole = summary.get("status") == "finished" and summary.get("plan_hash") == self.plan.hash
+        return summary if whole else {}
+
+
+def cells_of(plan: Plan, rows: Sequence[Row], seeds: Sequence[int], changes: Sequence[str], folder: Path) -> list[Cell]:
+    """All cells, seed by seed; a wrong plan is an error before anything starts."""
+    folders = [_folder_name(row.title) for row in rows]
+    twice = next((row.title for row, name in zip(rows, folders, strict=True) if folders.count(name) > 1), None)
+    if twice is not None:
+        raise PlanError(f"two rows are called {twice!r}; give each a title of its own")
+    cells = []
+    for seed, (row, name) in product(seeds, zip(rows, folders, strict=True)):
+        try:
+            own = plan.with_changes([*row.changes, *changes, f"seed={seed}"])
+        except PlanError as error:
+            raise PlanError(f"{row.title}: {error}") from error
+        cells.append(Cell(row, seed, own, folder / f"{name}-{seed}"))
+    return cells
+
+
+def fill(
+    cells: Sequence[Cell], engine: Engine, settings: SiteSettings, at_once: int, done: Callable[[Cell, str], None]
+) -> None:
+    """Run the cells that are not finished, so many at a time; one that fails does not stop the others."""
+    with ProcessPoolExecutor(at_once, get_context("spawn"), max_tasks_per_child=1) as pool:
+        waiting = {pool.submit(run_cell, cell, engine, settings): cell for cell in cells if not cell.summary()}
+        try:
+            for future in as_completed(waiting):
+                done(waiting[future], future.result())
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # after an interrupt, nothing new begins
+            raise
+
+
+def run_cell(cell: Cell, engine: Engine, settings: SiteSettings) -> str:
+    """Run one cell from its beginning; what went wrong, in a line, or nothing. Pooled methods run in process."""
+    shutil.rmtree(cell.folder, ignore_errors=True)
+    try:
+        if engine == "simulator" and not cell.plan.algorithm.pooled:
+            simulator.run(cell.plan, cell.folder, settings)
+        else:
+            inprocess.run(cell.plan, folder=cell.folder, settings=settings)
+    except MedsiloError as error:
+        return f"{error} {error.private}".rstrip()
+    shutil.rmtree(cell.folder / "checkpoints")  # only for going on with a run, and as large as all its models
+    for state in cell.folder.glob("sites/*/state-*.safetensors"):
+        state.unlink()
+    return ""
+
+
+def _folder_name(title: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in title)
+
+
+def facts_of(cell: Cell) -> dict[str, Any]:
+    """What a table needs of a finished cell."""
+    summary = cell.summary()
+    lines = Record(cell.folder).rounds()
+    trained = [line for line in lines if any(site["train_loss"] is not None for site in line["sites"].values())]
+    curves = [site["validation"] for site in summary["sites"].values()]
+    known = [[value for value in column if value is not None] for column in zip(*curves, strict=True)]
+    contributed = sum(site["contributed"] for site in summary["sites"].values())
     return {
         "test": summary["mean_test"],
-        "sites": {site: facts["test"][summary["metric"]] for site, facts in summary["sites"].items()},
-        "validation": [sum(column) / len(column) for column in zip(*curves, strict=True)],
+        "pooled": summary["pooled_test"],
+        "sites": {site: facts["test"] and facts["test"][summary["metric"]] for site, facts in summary["sites"].items()},
+        "validation": [sum(values) / len(values) if values else None for values in known],
         "measuring": len(lines) - len(trained),  # rounds without training; they come first
         "seconds": summary["seconds"],
+        "bytes_up": sum(site["bytes_up"] for site in summary["sites"].values()) / max(contributed, 1),
+        "run": cell.folder.name,
         "details": summary["details"],
-        "package": summary["package"],
     }
-
-
-def rounds_to(level: float, cell: dict[str, Any]) -> int | None:
-    """The training rounds after which the mean validation score first was this high."""
-    reached = (number for number, value in enumerate(cell["validation"]) if value >= level)
-    first = next(reached, None)
-    return None if first is None else max(first - cell["measuring"], 0)
-
-
-def table(cells: dict[str, dict[int, dict[str, Any]]]) -> list[str]:
-    """Mean and spread over seeds, the worst site, and how soon FedAvg's end was reached."""
-    seeds = sorted(next(iter(cells.values())))
-    average = next((own for method, own in cells.items() if method.split(":")[0] == "fedavg"), None)
-    lines = [f"| method | test, mean ± sd | each seed | worst site | rounds to FedAvg's end ({len(seeds)} seeds) | s |"]
-    lines.append("|---|---|---|---|---|---|")
-    for method, own in cells.items():
-        tests = [100 * own[seed]["test"] for seed in seeds]
-        spread = statistics.stdev(tests) if len(tests) > 1 else 0.0
-        worst = statistics.mean(100 * min(own[seed]["sites"].values()) for seed in seeds)
-        soon = [rounds_to(average[seed]["validation"][-1], own[seed]) for seed in seeds] if average else []
-        lines.append(
-            f"| {method} | {statistics.mean(tests):.1f} ± {spread:.1f} | {', '.join(f'{t:.1f}' for t in tests)} "
-            f"| {worst:.1f} | {', '.join('never' if n is None else str(n) for n in soon)} "
-            f"| {statistics.mean(own[seed]['seconds'] for seed in seeds):.0f} |"
-        )
-    return lines
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing of a table and write it; 0 only when the whole table is there."""
-    parser = argparse.ArgumentParser(prog="python -m medsilo.study.cells", description="A table of methods x seeds.")
-    parser.add_argument("job", help="a job's folder, for example jobs/fedavg: its task, network and training")
-    parser.add_argument("--methods", nargs="+", required=True, metavar="METHOD[:KEY=VALUE]")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, required=True, help="where cells are kept")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="change the plan of every cell")
-    parser.add_argument("--data", type=Path, default=None, help="folder with the sites' data, for tasks that need one")
-    options = parser.parse_args(arguments)
-    settings = make_settings({"device": "cpu", "data": options.data}, "the command line")
-    try:
-        plans = {
-            (method, seed): cell_plan(find_job(options.job), method, seed, options.set)
-            for seed in options.seeds  # a whole table first, then the next seed
-            for method in options.methods
-        }
-        cells: dict[str, dict[int, dict[str, Any]]] = {}
-        for (method, seed), plan in plans.items():
-            started = time.monotonic()
-            folder = options.out / f"{method.replace(':', '+').replace('=', '-')}-{seed}"
-            cells.setdefault(method, {})[seed] = run_cell(plan, folder, settings)
-            print(f"{folder.name}: {cells[method][seed]['test']:.4f} ({time.monotonic() - started:.0f} s)", flush=True)
-    except MedsiloError as error:
-        print(f"cells: {error} {error.private}".rstrip(), file=sys.stderr)
-        return 1
-    lines = table(cells)
-    write_json(options.out / "table.json", json.loads(json.dumps(cells)))
-    write_text(options.out / "table.md", "\n".join(lines) + "\n")
-    print("\n".join(["", *lines, "", f"in {options.out}"]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

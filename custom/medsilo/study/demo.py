@@ -12,30 +12,16 @@ from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
+from medsilo.study.base import SITES, base_plan
 from medsilo.study.progress import round_lines
 
-SITES = ["hospital-a", "hospital-b", "hospital-c"]
 VARIANTS = {"d-adafed", "f-adafed"}  # of AdaFed; left out, so that the demo stays well under three minutes
 AT_ONCE = 2  # federations side by side: much of their time is waiting
 
 
 def demo_plan(method: str, rounds: int, seed: int) -> Plan:
     """The demo's plan for one method: the same task, network and training for all."""
-    return parse_plan(
-        {
-            "algorithm": {"name": method},
-            "task": {"name": "synthetic-histology"},
-            "training": {
-                "rounds": rounds,
-                "batch_size": 16,
-                "learning_rate": 0.02,
-                "momentum": 0.9,
-                "weight_decay": 0.0001,
-            },
-            "participation": {"sites": SITES},
-            "seed": seed,
-        }
-    )
+    return parse_plan(base_plan(), [f"algorithm.name={method}", f"training.rounds={rounds}", f"seed={seed}"])
 
 
 def run_demo(output: Path, rounds: int, seed: int, say: Callable[[str], None]) -> tuple[list[Path], list[str]]:

@@ -1,0 +1,117 @@
+"""A comparison as a page: Markdown for people, JSON for programs."""
+
+import platform
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medsilo.files import write_json, write_text
+from medsilo.plan import Plan
+from medsilo.study.cells import Cell, Row, facts_of
+
+MOST_SITES = 8  # with a column each
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class About:
+    """What a page says beside its numbers."""
+
+    title: str
+    notes: str
+    command: str
+    machine: str
+
+
+def write_page(folder: Path, about: About, plan: Plan, cells: Sequence[Cell], failures: Sequence[str]) -> Path:
+    """table.md and table.json: what was run, where, how long, what came out, what failed."""
+    found = {row: _facts(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
+    finished = sum(map(len, found.values()))
+    hours = sum(facts["seconds"] for own in found.values() for facts in own.values()) / 3600
+    parts = [
+        f"# {about.title}",
+        "",
+        *([about.notes, ""] if about.notes else []),
+        f"{finished} of {len(cells)} runs are finished; {hours:.2f} hours of runs in all. Machine: {about.machine}. "
+        f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d', time.gmtime())}.",
+        "",
+        *table(plan, found),
+        "",
+        *(f"* **{row.title}**: `{' '.join(row.changes)}`" for row in found),
+        *(["", "Failed:", "", *(f"* {failure}" for failure in failures)] if failures else []),
+        "",
+        "## How to repeat it",
+        "",
+        f"    {about.command}",
+        "",
+        "The plan that the rows change:",
+        "",
+        *(f"    {line}" for line in plan.to_yaml().rstrip().splitlines()),
+    ]
+    write_json(
+        folder / "table.json",
+        [
+            {"title": row.title, "changes": row.changes, "seeds": {str(seed): facts for seed, facts in own.items()}}
+            for row, own in found.items()
+        ],
+    )
+    write_text(folder / "table.md", "\n".join(parts) + "\n")
+    return folder / "table.md"
+
+
+def _facts(cells: Sequence[Cell], row: Row) -> dict[int, Facts]:
+    return {cell.seed: facts_of(cell) for cell in cells if cell.row == row and cell.summary()}
+
+
+def table(plan: Plan, found: dict[Row, dict[int, Facts]]) -> list[str]:
+    """Per row: the sites' mean test score and its spread over seeds, the worst site, how soon, at what price."""
+    sites = plan.participation.sites if len(plan.participation.sites) <= MOST_SITES else ()
+    average = next((own for row, own in found.items() if "algorithm.name=fedavg" in row.changes), {})
+    heads = ["row", "mean over sites", "lowest, highest seed", "worst site", *sites]
+    heads += ["rounds to FedAvg's end", "seconds a run", "MB up, a site and round"]
+    lines = [
+        f"Test {plan.task.metric} in %, mean ± standard deviation over seeds. Task `{plan.task.name}`, network "
+        f"`{plan.network.name}`, norm `{getattr(plan.network, 'norm', 'none')}` unless the row says otherwise.",
+        "",
+        f"| {' | '.join(heads)} |",
+        f"|{'---|' * len(heads)}",
+    ]
+    for row, own in found.items():
+        facts = list(own.values())
+        means = [100 * fact["test"] for fact in facts]
+        soon = [rounds_to(average[seed]["validation"][-1], fact) for seed, fact in own.items() if seed in average]
+        values = [
+            row.title,
+            _spread(means),
+            f"{min(means):.1f}, {max(means):.1f}" if means else "–",
+            _spread([100 * min(scores) for fact in facts if (scores := _known(fact["sites"].values()))]),
+            *(_spread([100 * score for score in _known(fact["sites"][site] for fact in facts)]) for site in sites),
+            ", ".join("never" if number is None else str(number) for number in soon) or "–",
+            f"{statistics.mean(fact['seconds'] for fact in facts):.0f}" if facts else "–",
+            f"{statistics.mean(fact['bytes_up'] for fact in facts) / 1e6:.3g}" if facts else "–",
+        ]
+        lines.append(f"| {' | '.join(values)} |")
+    return lines
+
+
+def rounds_to(level: float | None, facts: Facts) -> int | None:
+    """The training rounds after which the mean validation score first was this high."""
+    if level is None:
+        return None
+    reached = (number for number, value in enumerate(facts["validation"]) if value is not None and value >= level)
+    first = next(reached, None)
+    return None if first is None else max(first - facts["measuring"], 0)
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    return f"{statistics.mean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")

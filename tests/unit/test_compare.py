@@ -1,0 +1,134 @@
+"""Comparisons: rows, sweeps, cells that are kept, failures that are told, a kill in the middle."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medsilo.cli import main
+from medsilo.errors import PlanError
+from medsilo.study.cells import Row, cells_of, parse_sweep
+from medsilo.study.compare import shown
+from medsilo.study.tables import rounds_to
+from tests.conftest import make_plan
+
+SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1"]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.yaml"
+    path.write_text(make_plan("fedavg", *SMALL).to_yaml())
+    return path
+
+
+def test_rows_are_methods_or_changes() -> None:
+    assert Row.parse("fedbn") == Row("fedbn", ("algorithm.name=fedbn",))
+    own = Row.parse("fedavg:weighting=uniform:batch_norm_buffers=local")
+    assert own.changes == ("algorithm.name=fedavg", "algorithm.weighting=uniform", "algorithm.batch_norm_buffers=local")
+    row = Row.parse("more steps: training.local_epochs=2 training.rounds=5")
+    assert row == Row("more steps", ("training.local_epochs=2", "training.rounds=5"))
+
+
+def test_a_sweep_is_every_combination() -> None:
+    sweep = parse_sweep(["training.rounds=1,2", "seed=3,4"])
+    rows = list(Row("x", ("a=1",)).swept(sweep))
+    assert [row.changes[1:] for row in rows] == [
+        ("training.rounds=1", "seed=3"),
+        ("training.rounds=1", "seed=4"),
+        ("training.rounds=2", "seed=3"),
+        ("training.rounds=2", "seed=4"),
+    ]
+    assert rows[1].title == "x training.rounds=1 seed=4" and rows[1].changes[0] == "a=1"
+    assert list(Row("x", ("a=1",)).swept({})) == [Row("x", ("a=1",))]
+    for wrong in ("training.rounds", "training.rounds=", "training.rounds=1,"):
+        with pytest.raises(PlanError, match="--sweep"):
+            parse_sweep([wrong])
+
+
+def test_cells_go_seed_by_seed_and_wrong_rows_are_named_before_anything_runs(tmp_path: Path) -> None:
+    base = make_plan("fedavg", *SMALL)
+    rows = [Row.parse("fedavg"), Row.parse("local")]
+    cells = cells_of(base, rows, [3, 4], ["training.rounds=2"], tmp_path)
+    assert [cell.name for cell in cells] == ["fedavg, seed 3", "local, seed 3", "fedavg, seed 4", "local, seed 4"]
+    assert [cell.plan.seed for cell in cells] == [3, 3, 4, 4]
+    assert all(cell.plan.rounds == 2 for cell in cells)
+    assert len({cell.folder for cell in cells}) == 4
+    with pytest.raises(PlanError, match="fedsum"):
+        cells_of(base, [*rows, Row.parse("fedsum")], [0], [], tmp_path)
+    with pytest.raises(PlanError, match="two rows"):
+        cells_of(base, [Row("a b", ()), Row("a+b", ())], [0], [], tmp_path)
+
+
+def test_rounds_until_a_level_is_reached() -> None:
+    facts: dict[str, Any] = {"validation": [0.1, None, 0.4, 0.6, 0.5], "measuring": 1}
+    assert rounds_to(0.4, facts) == 1
+    assert rounds_to(0.55, facts) == 2
+    assert rounds_to(0.05, facts) == 0
+    assert rounds_to(0.7, facts) is None
+    assert rounds_to(None, facts) is None
+
+
+def test_the_page_shows_a_command_for_everybody() -> None:
+    given = ["compare", "--row", "a b: seed=1", "--data", "/home/me/data", "--out", "x", "--notes", "n", "--seeds", "0"]
+    assert shown(given) == "medsilo compare --row 'a b: seed=1' --data DATA --seeds 0"
+
+
+def test_a_comparison_is_filled_once_and_says_what_failed(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "study"
+    arguments = ["compare", "--plan", str(plan), "--methods", "fedavg,local", "--seeds", "0,1", "--out", str(out)]
+    arguments += ["--row", "diverging: algorithm.name=fedavg training.learning_rate=1000 training.rounds=30"]
+    arguments += ["--engine", "inprocess", "--at-once", "1", "--machine", "a test", "--device", "cpu"]
+    assert main(arguments) == 1
+    heard = capsys.readouterr()
+    assert "diverging, seed 1" in heard.err and "training diverged" in heard.err
+    assert "6/6" in heard.out
+    text = (out / "table.md").read_text()
+    assert "4 of 6 runs are finished" in text and "Machine: a test" in text
+    assert "| diverging | – | – |" in text and "training diverged" in text
+    rows = {row["title"]: row["seeds"] for row in json.loads((out / "table.json").read_text())}
+    for seed in ("0", "1"):
+        summary = json.loads((out / f"fedavg-{seed}/summary.json").read_text())
+        assert rows["fedavg"][seed]["test"] == summary["mean_test"]
+        assert rows["local"][seed]["bytes_up"] == 0 < rows["fedavg"][seed]["bytes_up"]
+    assert list(out.glob("*/sites/*/best.safetensors")) and not list(out.glob("fedavg-*/checkpoints"))
+    made = (out / "fedavg-0/summary.json").stat().st_mtime_ns
+    assert main(arguments) == 1
+    assert (out / "fedavg-0/summary.json").stat().st_mtime_ns == made
+    assert main(["compare", "--plan", str(plan)]) == 1
+    assert "nothing to compare" in capsys.readouterr().err
+
+
+def _numbers(folder: Path) -> Any:
+    rows = json.loads((folder / "table.json").read_text())
+    for row in rows:
+        for facts in row["seeds"].values():
+            del facts["seconds"]
+    return rows
+
+
+def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "medsilo.cli", "compare", "--plan", str(plan), "--methods", "local,fedavg,fedbn"]
+    command += ["--seeds", "0", "--engine", "inprocess", "--at-once", "1", "--set", "training.rounds=3", "--out"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([*command, str(whole)], check=True, capture_output=True, timeout=120)
+    process = subprocess.Popen([*command, str(killed)], stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not (killed / "fedavg-0").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (killed / "fedbn-0").exists()
+    kept = (killed / "local-0/summary.json").stat().st_mtime_ns
+    subprocess.run([*command, str(killed)], check=True, capture_output=True, timeout=120)
+    assert (killed / "local-0/summary.json").stat().st_mtime_ns == kept
+    assert _numbers(killed) == _numbers(whole)
