@@ -39,7 +39,7 @@ def write_page(folder: Path, about: About, plan: Plan, cells: Sequence[Cell], fa
         f"{finished} of {len(cells)} runs are finished; {hours:.2f} hours of runs in all. Machine: {about.machine}. "
         f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d', time.gmtime())}.",
         "",
-        *table(plan, found),
+        *table(cells[0].plan, found),
         "",
         *(f"* **{row.title}**: `{' '.join(row.changes)}`" for row in found),
         *(["", "Failed:", "", *(f"* {failure}" for failure in failures)] if failures else []),
@@ -69,7 +69,8 @@ def _facts(cells: Sequence[Cell], row: Row) -> dict[int, Facts]:
 
 def table(plan: Plan, found: dict[Row, dict[int, Facts]]) -> list[str]:
     """Per row: the sites' mean test score and its spread over seeds, the worst site, how soon, at what price."""
-    sites = plan.participation.sites if len(plan.participation.sites) <= MOST_SITES else ()
+    sites = sorted({site for own in found.values() for facts in own.values() for site in facts["sites"]})
+    sites = sites if len(sites) <= MOST_SITES else []
     average = next((own for row, own in found.items() if "algorithm.name=fedavg" in row.changes), {})
     heads = ["row", "mean over sites", "lowest, highest seed", "worst site", *sites]
     heads += ["rounds to FedAvg's end", "seconds a run", "MB up, a site and round"]
@@ -89,7 +90,7 @@ def table(plan: Plan, found: dict[Row, dict[int, Facts]]) -> list[str]:
             _spread(means),
             f"{min(means):.1f}, {max(means):.1f}" if means else "–",
             _spread([100 * min(scores) for fact in facts if (scores := _known(fact["sites"].values()))]),
-            *(_spread([100 * score for score in _known(fact["sites"][site] for fact in facts)]) for site in sites),
+            *(_spread([100 * score for score in _known(fact["sites"].get(site) for fact in facts)]) for site in sites),
             ", ".join("never" if number is None else str(number) for number in soon) or "–",
             f"{statistics.mean(fact['seconds'] for fact in facts):.0f}" if facts else "–",
             f"{statistics.mean(fact['bytes_up'] for fact in facts) / 1e6:.3g}" if facts else "–",
