@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="run methods and seeds on one task and write a table")
     compare.add_argument("--task", default=None, help="the task (default: synthetic-histology)")
     compare.add_argument("--plan", type=Path, default=None, help="a plan or a job's folder that the rows change")
-    compare.add_argument("--methods", default="", metavar="M,M:KEY=VALUE", help="local,fedavg,harmofl,...")
+    compare.add_argument("--methods", action="append", default=[], metavar="M,M:KEY=VALUE", help="local,fedavg,harmofl,...")
     compare.add_argument(
         "--row", action="append", default=[], metavar="'TITLE: KEY=VALUE ...'", help="a row with changes of its own"
     )
@@ -201,7 +201,7 @@ def _compare(options: argparse.Namespace) -> int:
     else:
         plan = parse_plan(base_plan(), task)
     protocol = [f"protocol={options.protocol}"] if options.protocol else []
-    rows = [Row.parse(text) for text in [*filter(None, options.methods.split(",")), *options.row]]
+    rows = [Row.parse(text) for text in [*",".join(options.methods).split(","), *options.row] if text]
     if not rows:
         raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
     rows = [swept for row in rows for swept in row.swept(parse_sweep(options.sweep))]
