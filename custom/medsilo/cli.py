@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="run methods and seeds on one task and write a table")
     compare.add_argument("--task", default=None, help="the task (default: synthetic-histology)")
     compare.add_argument("--plan", type=Path, default=None, help="a plan or a job's folder that the rows change")
-    compare.add_argument("--methods", action="append", default=[], metavar="M,M:KEY=VALUE", help="local,fedavg,harmofl,...")
+    compare.add_argument("--methods", action="append", default=[], metavar="M,M:KEY=VALUE", help="local,fedavg,...")
     compare.add_argument(
         "--row", action="append", default=[], metavar="'TITLE: KEY=VALUE ...'", help="a row with changes of its own"
     )
