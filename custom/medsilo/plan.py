@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, Union
+from typing import Annotated, Any, Literal, Self, Union, get_args
 
 import torch
 import yaml
@@ -13,7 +13,8 @@ from pydantic_core import ErrorDetails
 from torch import Tensor, nn
 
 from medsilo.algorithms import ALGORITHMS
-from medsilo.algorithms.base import Blueprint
+from medsilo.algorithms.base import Algorithm, Blueprint
+from medsilo.algorithms.harmonised import Harmonised
 from medsilo.errors import PlanError
 from medsilo.files import is_safe_name, load_yaml
 from medsilo.learning.seeds import seed_for
@@ -101,14 +102,20 @@ class Plan(Section):
     # What the numbers of this plan follow; declared in every output.
     protocol: Literal["paper", "released-code", "clinical"] = "clinical"
 
+    @property
+    def method(self) -> Algorithm | Harmonised:
+        """The algorithm with all that the plan adds to it: what server and sites follow."""
+        amplitude = self.algorithm.amplitude
+        return Harmonised(self.algorithm, amplitude, self.training) if amplitude else self.algorithm
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.network is None:
             object.__setattr__(self, "network", self.task.default_network())
-        self.algorithm.phases(self.training)  # raises where these rounds are too few
+        self.method.phases(self.training)  # raises where these rounds are too few
         with torch.device("meta"):
-            networks = self.algorithm.networks(self._blueprint())
-        self.algorithm.check(networks)
+            networks = self.method.networks(self._blueprint())
+        self.method.check(networks)
         self._network_reads_task(networks["model"])
         self._keeps_its_protocol()
         return self
@@ -130,8 +137,9 @@ class Plan(Section):
     def _keeps_its_protocol(self) -> None:
         """A plan that declares a protocol follows it in all that the method says of it."""
         for key, wanted in self.algorithm.protocols.get(self.protocol, {}).items():
-            section, _, name = key.partition(".")
-            own = getattr(getattr(self, section), name, wanted)  # a network without norms can't break the rule
+            own: Any = self
+            for part in key.split("."):
+                own = getattr(own, part, wanted)  # what is not there, as a network's norms, can't break the rule
             if own != wanted:
                 raise PlanError(
                     f"{key}: {own!r}, but protocol '{self.protocol}' of {self.algorithm.name} has {wanted!r}; "
@@ -145,15 +153,15 @@ class Plan(Section):
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.seed, "initial weights"))
-            return self.algorithm.networks(self._blueprint())
+            return self.method.networks(self._blueprint())
 
     def phase_of(self, round_number: int) -> str:
         """The phase that a round (from 1) belongs to; after the last round, the last phase, if it has rounds or not."""
-        return self.algorithm.phases(self.training)[self.stage_of(round_number)].name
+        return self.method.phases(self.training)[self.stage_of(round_number)].name
 
     def stage_of(self, round_number: int) -> int:
         """The place of that phase among all: a phase's name may come again later."""
-        phases = self.algorithm.phases(self.training)
+        phases = self.method.phases(self.training)
         for place, phase in enumerate(phases):
             if round_number <= phase.rounds:
                 return place
@@ -172,7 +180,7 @@ class Plan(Section):
     @property
     def rounds(self) -> int:
         """The rounds of all phases."""
-        return sum(phase.rounds for phase in self.algorithm.phases(self.training))
+        return sum(phase.rounds for phase in self.method.phases(self.training))
 
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included."""
@@ -276,7 +284,8 @@ def _in_words(detail: ErrorDetails) -> str:
     if kind == "missing":
         return f"{key}: is missing; add it"
     if kind in ("union_tag_not_found", "model_type", "model_attributes_type", "dict_type"):
-        return f"{key}: {given!r} is no section; write '{key}:' with its keys below, 'name:' first"
+        first = "" if "." in key else ", 'name:' first"
+        return f"{key}: {given!r} is no section; write '{key}:' with its keys below{first}"
     if kind == "union_tag_invalid":
         key, given = f"{key}.name", context["tag"]
     if kind in _MEANINGS:
@@ -292,12 +301,15 @@ def _place(location: tuple[int | str, ...]) -> tuple[str, type[Section]]:
     if not location:
         return "plan", Plan
     first, *rest = location
+    section: type[Section] = Plan
+    within = list(location)
     if first in tables:
         # Where a union has several members, the chosen name ("fedprox") follows its key; it is no key of the plan.
         chosen = tables[first].get(str(rest[0])) if rest else None
         section, rest = (chosen, rest[1:]) if chosen else (next(iter(tables[first].values())), rest)
-    else:
-        field = Plan.model_fields.get(str(first))
-        inner = field.annotation if field and len(location) > 1 else None
-        section = inner if isinstance(inner, type) and issubclass(inner, Section) else Plan
+        within = rest
+    for part in within[:-1]:
+        field = section.model_fields.get(str(part))
+        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), section)
     return ".".join(map(str, (first, *rest))), section

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.algorithms import Parcel
+from medsilo.algorithms import ALGORITHMS, Parcel
 from medsilo.algorithms.harmofl import HarmoFL
 from medsilo.errors import DataError, MedsiloError, PlanError, Refused
 from medsilo.federation.coordinator import Coordinator
@@ -19,13 +19,15 @@ from medsilo.federation.record import Record
 from medsilo.files import load_tensors
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
+from medsilo.site.leaks import describe
 from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
 from medsilo.tasks.base import Cases
-from tests.conftest import SITES, make_plan
+from tests.conftest import METHODS, SITES, make_plan
 from tests.unit.test_algorithms import (
     CPU,
     SMALL,
+    Listening,
     State,
     assert_close,
     initial,
@@ -117,8 +119,8 @@ def step_by_hand(
 def test_three_rounds_equal_algorithm_1_written_by_hand(amplitude: bool, perturbation: bool) -> None:
     plan = harmofl(
         "training.rounds=3",
-        f"algorithm.amplitude={str(amplitude).lower()}",
-        f"algorithm.perturbation={str(perturbation).lower()}",
+        *([] if amplitude else ["algorithm.amplitude=null"]),
+        *([] if perturbation else ["algorithm.perturbation=null"]),
     )
     expected = harmofl_by_hand(plan, amplitude, perturbation)
     shared = expected.pop("amplitude", None)
@@ -134,23 +136,21 @@ def test_three_rounds_equal_algorithm_1_written_by_hand(amplitude: bool, perturb
 
 
 def test_the_servers_step() -> None:
-    plan = harmofl("training.rounds=3", "algorithm.amplitude=false", "algorithm.server_lr=0.5")
+    plan = harmofl("training.rounds=3", "algorithm.amplitude=null", "algorithm.server_lr=0.5")
     expected = harmofl_by_hand(plan, False, True, server_lr=0.5)
     assert_close(inprocess.run(plan).models["hospital-b"].state_dict(), expected)
 
 
 def test_without_both_switches_it_is_uniform_fedavg_bit_for_bit() -> None:
-    off = inprocess.run(harmofl("algorithm.amplitude=false", "algorithm.perturbation=false"))
+    off = inprocess.run(harmofl("algorithm.amplitude=null", "algorithm.perturbation=null"))
     fedavg = inprocess.run(make_plan("fedavg", *SMALL, "algorithm.weighting=uniform"))
-    for site in SITES:
-        one, other = (run.models[site].state_dict() for run in (off, fedavg))
-        assert all(torch.equal(one[name], other[name]) for name in other)
+    assert_same_models(off, fedavg)
     assert off.summary["mean_test"] == fedavg.summary["mean_test"]
 
 
 @pytest.mark.parametrize("band", ["0.0", "0.2"])
 def test_bands_differ_and_leave_every_site_with_the_same_model(band: str) -> None:
-    run = inprocess.run(harmofl(f"algorithm.band={band}"))
+    run = inprocess.run(harmofl(f"algorithm.amplitude.band={band}"))
     states = [model.state_dict() for model in run.models.values()]
     for other in states[1:]:
         for name in other:
@@ -160,10 +160,83 @@ def test_bands_differ_and_leave_every_site_with_the_same_model(band: str) -> Non
     assert not torch.equal(states[0]["model.6.weight"], full["model.6.weight"])
 
 
+# ---------------------------------------------------------------------------------------------------- composition
+HALVES = ["algorithm.amplitude={}", "algorithm.perturbation={}"]
+OTHERS = [method for method in METHODS if method != "harmofl"]
+
+
+def assert_same_models(one: inprocess.Run, other: inprocess.Run) -> None:
+    for site in SITES:
+        mine, theirs = (run.models[site].state_dict() for run in (one, other))
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_averaging_with_both_halves_is_harmofl_bit_for_bit() -> None:
+    composed = inprocess.run(make_plan("fedavg", *SMALL, *HALVES, "algorithm.weighting=uniform"))
+    assert_same_models(composed, inprocess.run(harmofl()))
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
+    """Harmonised in the first round that trains; each half makes a difference."""
+    plan = make_plan(method, *SMALL, "training.rounds=3")
+    allowed = HALVES[: 1 if plan.algorithm.own_step else 2]
+    first = next(place for place, phase in enumerate(plan.method.phases(plan.training)) if phase.trains)
+    transport, _ = listen(plan.with_changes(allowed), tmp_path / "both")
+    for site in SITES:
+        groups = {p.facts["round"]: p.groups.keys() for who, p in transport.received if who == site and p.groups}
+        assert [number for number, names in groups.items() if "amplitude" in names] == [first + 1]
+        down = [p.facts["round"] for who, p in transport.sent if who == site and "amplitude" in p.groups]
+        assert down == [first + 1, first + 2]
+    assert all(one.modules["amplitude"].frozen for one in transport.participants.values())
+    both = transport.participants["hospital-b"].model.model.state_dict()
+    for fewer in [[], *([half] for half in allowed if len(allowed) == 2)]:
+        model = inprocess.run(plan.with_changes(fewer)).models["hospital-b"]
+        assert not torch.equal(both["4.weight"], getattr(model, "model", model).state_dict()["4.weight"])
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_a_composed_method_resumes_as_if_it_had_not_stopped(method: str, tmp_path: Path) -> None:
+    changes = HALVES[: 1 if make_plan(method).algorithm.own_step else 2]
+    assert_resumes(make_plan(method, *SMALL, "training.rounds=3", *changes), 2, tmp_path)
+
+
+def test_statistics_are_measured_on_images_as_the_network_will_see_them(tmp_path: Path) -> None:
+    """AdaFed: before anything is harmonised, as they are; when it measures again, behind the frozen layer."""
+    changes = ["training.rounds=2", "algorithm.refresh=1", *HALVES[:1]]
+    transport, coordinator = listen(make_plan("adafed", *SMALL, *changes), tmp_path / "run")
+    assert [line["phase"] for line in coordinator.rounds] == ["measure", "harmonise", "measure again", "train"]
+    plain, _ = listen(make_plan("adafed", *SMALL, *changes[:2]), tmp_path / "plain")
+
+    def measured(of: Listening, number: int) -> Tensor:
+        parcels = {site: p.groups for site, p in of.received if p.facts["round"] == number and "statistics" in p.groups}
+        return next(t for name, t in parcels["hospital-b"]["statistics"].items() if name.endswith("mean"))
+
+    assert torch.equal(measured(transport, 1), measured(plain, 1))
+    assert not torch.equal(measured(transport, 3), measured(plain, 3))
+
+
+def test_the_leak_report_names_the_round_in_which_amplitudes_leave() -> None:
+    for method, number in (("fedbn", 1), ("adafed", 2)):
+        text = "\n".join(describe(make_plan(method, *HALVES[:1]), {"a": 100}, SiteSettings()))
+        assert (
+            f"one average amplitude spectrum per channel over the whole training set of a site, in round {number} only"
+            in text
+        )
+
+
+def test_a_method_whose_step_is_its_own_refuses_a_perturbed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ALGORITHMS["fedper"], "own_step", True)
+    with pytest.raises(PlanError, match=r"algorithm\.perturbation: fedper has a step of its own; set it to null"):
+        make_plan("fedper", HALVES[1])
+    assert make_plan("fedper", HALVES[0])
+
+
 # ---------------------------------------------------------------------------------------------------- what travels
 @pytest.mark.parametrize(("band", "numbers"), [("null", 9 * 17), ("0.2", 9 * 17), ("0.0", 9)])
 def test_amplitudes_go_up_in_round_1_and_come_down_once(band: str, numbers: int, tmp_path: Path) -> None:
-    transport, _ = listen(harmofl("training.rounds=3", f"algorithm.band={band}"), tmp_path / "run")
+    transport, _ = listen(harmofl("training.rounds=3", f"algorithm.amplitude.band={band}"), tmp_path / "run")
     for site in SITES:
         up = {p.facts["round"]: p.groups for who, p in transport.received if who == site and p.groups}
         assert [number for number, groups in up.items() if "amplitude" in groups] == [1]
@@ -227,7 +300,10 @@ def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_
 # ---------------------------------------------------------------------------------------------------- resuming
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
 def test_resuming_across_the_phases_changes_nothing(stop_after: int, tmp_path: Path) -> None:
-    plan = harmofl("training.rounds=4", "algorithm.server_lr=0.9")
+    assert_resumes(harmofl("training.rounds=4", "algorithm.server_lr=0.9"), stop_after, tmp_path)
+
+
+def assert_resumes(plan: Plan, stop_after: int, tmp_path: Path) -> None:
     whole = inprocess.run(plan, folder=tmp_path / "whole")
 
     class Stop(Exception):
@@ -240,9 +316,7 @@ def test_resuming_across_the_phases_changes_nothing(stop_after: int, tmp_path: P
     with pytest.raises(Stop):
         inprocess.run(plan, folder=tmp_path / "again", on_round=on_round)
     again = inprocess.run(plan, folder=tmp_path / "again", resume=True)
-    for site in SITES:
-        one, other = (run.models[site].state_dict() for run in (whole, again))
-        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert_same_models(whole, again)
     assert whole.summary["mean_test"] == again.summary["mean_test"]
 
 
@@ -332,37 +406,39 @@ def test_sizes_that_change_between_batches_are_refused(tmp_path: Path) -> None:
     site = participant(harmofl("training.batch_size=1"), tmp_path, any_average, train=Mixed)
     facts = {"task": "round", "round": 1, "study": "s", "selected": None}
     with pytest.raises(DataError, match=r"\[9, 30\].*\[9, 32\].*task.size"):
-        site.answer(Parcel(site.plan.algorithm.shared(site.modules, site.plan.phase_of(1)), facts=facts))
+        site.answer(Parcel(site.plan.method.shared(site.modules, site.plan.phase_of(1)), facts=facts))
 
 
 def test_a_site_refuses_an_average_of_too_few_images(tmp_path: Path) -> None:
-    plan = harmofl("algorithm.decay=0.0", "training.batch_size=4")
+    plan = harmofl("algorithm.amplitude.decay=0.0", "training.batch_size=4")
     with pytest.raises(Refused, match=r"averages 4 images.*fewer than 8.*smallest_average"):
         participant(plan, tmp_path)
     participant(plan, tmp_path, SiteSettings(device="cpu", smallest_average=4))
-    participant(plan.with_changes(["algorithm.amplitude=false"]), tmp_path)
+    participant(plan.with_changes(["algorithm.amplitude=null"]), tmp_path)
     with pytest.raises(Refused, match="fewer than 1000"):
         participant(harmofl(), tmp_path, SiteSettings(device="cpu", smallest_average=1000))
 
 
 def test_too_few_images_end_the_run_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(MedsiloError) as caught:
-        inprocess.run(harmofl("algorithm.decay=0.0", "training.batch_size=4"), folder=tmp_path / "run")
+        inprocess.run(harmofl("algorithm.amplitude.decay=0.0", "training.batch_size=4"), folder=tmp_path / "run")
     assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("algorithm.band=0.6", "0.5 or less"),
-        ("algorithm.band=-0.1", "0.0 or more"),
-        ("algorithm.decay=1.5", "1.0 or less"),
-        ("algorithm.alpha=0", "more than 0.0"),
+        ("algorithm.amplitude.band=0.6", "0.5 or less"),
+        ("algorithm.amplitude.band=-0.1", "0.0 or more"),
+        ("algorithm.amplitude.decay=1.5", "1.0 or less"),
+        ("algorithm.perturbation.alpha=0", "more than 0.0"),
         ("algorithm.server_lr=0", "more than 0.0"),
-        ("algorithm.start=first", "'batch'"),
+        ("algorithm.amplitude.start=first", "'batch'"),
         ("algorithm.amplitudes=true", "amplitude"),
-        ("protocol=paper", "algorithm.start: 'batch', but protocol 'paper' of harmofl has 'zero'"),
-        ("protocol=released-code", "algorithm.band: None, but protocol 'released-code' of harmofl has 0.0"),
+        ("algorithm.amplitude=true", "algorithm.amplitude: True is no section; write 'algorithm.amplitude:' with its"),
+        ("algorithm.amplitude.alpha=1", "unknown key with value 1; remove it or use one of: decay, band, start"),
+        ("protocol=paper", "algorithm.amplitude.start: 'batch', but protocol 'paper' of harmofl has 'zero'"),
+        ("protocol=released-code", "algorithm.amplitude.band: None, but protocol 'released-code' of harmofl has 0.0"),
     ],
 )
 def test_wrong_plans_are_refused_in_one_line(change: str, says: str) -> None:
@@ -372,11 +448,14 @@ def test_wrong_plans_are_refused_in_one_line(change: str, says: str) -> None:
 
 
 def test_protocols_follow_what_they_say() -> None:
-    assert harmofl("protocol=paper", "algorithm.start=zero").protocol == "paper"
-    released = ["algorithm.band=0.0", "algorithm.decay=0.0", "protocol=released-code"]
+    assert harmofl("protocol=paper", "algorithm.amplitude.start=zero").protocol == "paper"
+    norm = ["network.name=activity-cnn", "network.norm=batch-statistics"]
+    released = ["algorithm.amplitude.band=0.0", "algorithm.amplitude.decay=0.0", "protocol=released-code"]
     with pytest.raises(PlanError, match=r"network\.norm: 'batch', but"):
         harmofl(*released)
-    assert harmofl(*released, "network.name=activity-cnn", "network.norm=batch-statistics").algorithm.band == 0.0
+    assert harmofl(*released, *norm).algorithm.amplitude.band == 0.0
+    halved = harmofl("protocol=paper", "algorithm.amplitude=null")  # an ablation follows it, too
+    assert halved.protocol == "paper"
     assert make_plan("fedavg", "protocol=paper").protocol == "paper"  # says nothing of it
 
 
@@ -385,7 +464,7 @@ def test_a_task_without_one_shape_cannot_be_harmonised(monkeypatch: pytest.Monke
     monkeypatch.setattr(type(plan.task), "shape", None)
     with pytest.raises(PlanError, match="images of one size"):
         harmofl()
-    assert harmofl("algorithm.amplitude=false").algorithm.name == "harmofl"
+    assert harmofl("algorithm.amplitude=null").algorithm.name == "harmofl"
 
 
 # ---------------------------------------------------------------------------------------------------- truncation

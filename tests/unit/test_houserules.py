@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "tasks": LEAVES | {"models", "learning"},
     "algorithms": LEAVES | {"learning", "mixing", "tasks", "models"},
     "plan": LEAVES | {"algorithms", "learning", "models", "tasks"},
-    "site": LEAVES | {"learning", "plan"},
+    "site": LEAVES | {"algorithms", "learning", "plan"},
     "federation": LEAVES | {"algorithms", "learning", "mixing", "plan", "site", "tasks"},
     "flare": LEAVES | {"algorithms", "federation", "plan", "site"},
     "supermodel": LEAVES | {"algorithms", "learning", "mixing", "models", "plan", "tasks"},

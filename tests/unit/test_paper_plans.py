@@ -26,7 +26,7 @@ def test_every_plan_loads(path: Path) -> None:
 
 def test_the_papers_numbers() -> None:
     plans = {name: load_plan(PLANS / f"{name}.yaml") for name in SMALL}
-    assert all(plan.protocol == "paper" and plan.algorithm.alpha == 0.05 for plan in plans.values())
+    assert all(plan.protocol == "paper" and plan.algorithm.perturbation.alpha == 0.05 for plan in plans.values())
     assert [plan.task.shape[-1] for plan in plans.values()] == [96, 256, 384]
     assert [plan.rounds for plan in plans.values()] == [100, 500, 500]
     assert [plan.training.batch_size for plan in plans.values()] == [128, 8, 16]

@@ -52,7 +52,7 @@ class Server:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        shared = plan.algorithm.shared(plan.build_networks(), "train")
+        shared = plan.method.shared(plan.build_networks(), "train")
         self.groups = {
             group: {name: plan.transport.packed(tensor) for name, tensor in tensors.items()}
             for group, tensors in shared.items()
@@ -290,7 +290,7 @@ def test_a_payload_that_does_not_fit_is_refused(wrong: str, tmp_path: Path) -> N
 
 # ---------------------------------------------------------------------------------------------------- what is kept
 def score_of(plan: Plan, path: Path, part: Cases) -> float:
-    model = plan.algorithm.whole(plan.build_networks())
+    model = plan.method.whole(plan.build_networks())
     model.load_state_dict(load_tensors(path)[0])
     with torch.no_grad():
         return float((model.eval()(part.inputs).argmax(1) == part.targets).float().mean())

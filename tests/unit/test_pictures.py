@@ -116,7 +116,7 @@ def test_the_leak_report_says_what_statistics_tell() -> None:
 
 
 def test_the_leak_report_says_how_many_images_the_amplitude_averages() -> None:
-    plan = make_plan("harmofl", "training.batch_size=4", "algorithm.decay=0.0")
+    plan = make_plan("harmofl", "training.batch_size=4", "algorithm.amplitude.decay=0.0")
     text = "\n".join(describe(plan, {"a": 100, "b": "no data"}, SiteSettings()))
     assert "amplitude" in text and "round 1 only" in text and "no phase" in text
     assert "a: 4 of its 100 training images; REFUSED" in text

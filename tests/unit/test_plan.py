@@ -264,7 +264,12 @@ def test_changes_leave_the_given_values_alone() -> None:
 def test_another_method_drops_the_former_ones_numbers() -> None:
     plan = make_plan("fedprox", "algorithm.mu=0.5", "algorithm.weighting=uniform")
     changed = plan.with_changes(["algorithm.name=fedbn"])
-    assert changed.resolved()["algorithm"] == {"name": "fedbn", "weighting": "samples"}
+    assert changed.resolved()["algorithm"] == {
+        "name": "fedbn",
+        "amplitude": None,
+        "perturbation": None,
+        "weighting": "samples",
+    }
     assert changed.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.01
     assert plan.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.5  # the same method keeps them
     assert plan.with_changes(["algorithm.name=fedprox", "algorithm.mu=2"]).algorithm.mu == 2
@@ -304,6 +309,8 @@ OTHERS = {
     "algorithm.weighting": "uniform",
     "algorithm.batch_norm_buffers": "local",
     "algorithm.mu": 0.02,
+    "algorithm.amplitude": "{}",
+    "algorithm.perturbation": "{}",
     "algorithm.name": "local",
     "task.name": "synthetic-histology",
     "task.shift": "label",

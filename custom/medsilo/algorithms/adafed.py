@@ -30,11 +30,11 @@ class AdaFed(Similar):
     init_from_pretrained: bool = False  # start the models from f, too (the paper leaves it open; its code does not)
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        first = Phase("measure", 1 if self.measures or self.init_from_pretrained else 0)
+        first = Phase("measure", 1 if self.measures or self.init_from_pretrained else 0, trains=False)
         stretch = min(self.refresh or training.rounds, training.rounds) if self.measures else training.rounds
         phases = [first, Phase("train", stretch)]
         for done in range(stretch, training.rounds, stretch):
-            phases += [Phase("measure again", 1), Phase("train", min(stretch, training.rounds - done))]
+            phases += [Phase("measure again", 1, trains=False), Phase("train", min(stretch, training.rounds - done))]
         return phases
 
     @property

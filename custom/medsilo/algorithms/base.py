@@ -1,15 +1,16 @@
 """What a federated method is: what is shared, how it is merged, what is trained."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from pydantic import model_validator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from medsilo.algorithms.headquarters import Headquarters
 from medsilo.errors import PlanError
+from medsilo.learning.harmony import Amplitude, Perturbation
 from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, lesson, objective_of
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
@@ -41,6 +42,7 @@ class Phase:
 
     name: str
     rounds: int
+    trains: bool = True  # whether sites pass their training batches in it
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,14 @@ class Workbench:
     epoch: Callable[[Sequence[Lesson], int], float]  # (lessons, number of the epoch) -> mean loss of the first
     data: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the training data once, in their order
     samples: int  # training cases
+    perturbation: Perturbation | None  # the plan's
 
-    def lesson(self, name: str = "model", objective: Objective | None = None, step: Step = plain_step) -> Lesson:
-        """One network learns from a batch; by default the task."""
-        objective = objective or objective_of(self.loss)
-        return lesson(self.modules[name], objective, self.optimizers[name], self.compute, step)
+    def lesson(self, name: str = "model", objective: Objective | None = None, step: Step | None = None) -> Lesson:
+        """One network learns from a batch; by default the task, by the plan's step: plain or perturbed."""
+        model, optimizer = self.modules[name], self.optimizers[name]
+        if step is None:
+            step = self.perturbation.step(model, optimizer) if self.perturbation else plain_step
+        return lesson(model, objective or objective_of(self.loss), optimizer, self.compute, step)
 
     def train(self, *lessons: Lesson) -> float:
         """The plan's local epochs, by default on "model" alone: each batch is loaded once and serves every lesson.
@@ -97,6 +102,17 @@ class Algorithm(Section):
     passing: ClassVar[frozenset[str]] = frozenset()  # networks that a site needs within one round and never keeps
     # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    own_step: ClassVar[bool] = False  # the step is the method itself, so it can't be a perturbed one
+
+    name: str
+    amplitude: Amplitude | None = None  # the input layer of HarmoFL; see Harmonised
+    perturbation: Perturbation | None = None  # its step
+
+    @model_validator(mode="after")
+    def _step_is_free(self) -> Self:
+        if self.perturbation and self.own_step:
+            raise PlanError(f"algorithm.perturbation: {self.name} has a step of its own; set it to null")
+        return self
 
     def phases(self, training: Training) -> Sequence[Phase]:
         """The stretches of rounds, in order."""
@@ -111,9 +127,8 @@ class Algorithm(Section):
         return None
 
     def whole(self, modules: Modules) -> nn.Module:
-        """What is evaluated, saved and given to the hospital: "model" with the input layer in front."""
-        layer = self.input_layer(modules)
-        return modules["model"] if layer is None else nn.Sequential(OrderedDict(input=layer, model=modules["model"]))
+        """What is evaluated, saved and given to the hospital: "model", behind the input layer if there is one."""
+        return modules["model"]
 
     # What is shared
     def shared(self, modules: Modules, phase: str) -> Groups:

@@ -102,7 +102,7 @@ class Coordinator:
         self.ends: dict[str, Exchange] = {}
         networks = plan.build_networks()
         self.parameters = sum(parameter.numel() for parameter in networks["model"].parameters())
-        self.personal = plan.algorithm.personal(networks, plan.last_phase)
+        self.personal = plan.method.personal(networks, plan.last_phase)
         self.settled: dict[str, list[str]] = {}  # the constants that each site has confirmed
         self.smallest: int | None = None  # training cases of the smallest site
         with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
@@ -306,11 +306,11 @@ class Coordinator:
                 if not is_finite(tensor):
                     raise Refused(f"{group}/{name} holds NaN or infinity; training diverged at this site")
         if phase:
-            self.plan.algorithm.examine(groups, phase)
+            self.plan.method.examine(groups, phase)
 
     def _shared(self, phase: str) -> Groups:
         """What travels in a phase: its layout, without values."""
-        return self._packed(self.plan.algorithm.shared(self.layout, phase))
+        return self._packed(self.plan.method.shared(self.layout, phase))
 
     def _packed(self, groups: Groups) -> Groups:
         pack = self.plan.transport.packed
@@ -318,7 +318,7 @@ class Coordinator:
 
     def _given(self, phase: str) -> Groups:
         """What sites are given in a phase: its layout, without values."""
-        return self.plan.algorithm.given(self.layout, phase)
+        return self.plan.method.given(self.layout, phase)
 
     # ------------------------------------------------------------------ the server's memory
     def _open_mixers(self, number: int) -> None:
@@ -333,17 +333,17 @@ class Coordinator:
 
         A group that travels for the first time gets its initial values, any other goes on with what it has.
         """
-        algorithm, phase = self.plan.algorithm, self.plan.phase_of(number)
+        method, phase = self.plan.method, self.plan.phase_of(number)
         given, shared = self._given(phase).keys(), self._shared(phase).keys()
         travelling = given | shared
         initial: Groups = {}
         if not travelling <= set(self.mixers):
             networks = self.plan.build_networks()
             if prepare:
-                self.details |= algorithm.prepare(networks, self._headquarters())
-            initial = self._packed(algorithm.given(networks, phase) | algorithm.shared(networks, phase))
+                self.details |= method.prepare(networks, self._headquarters())
+            initial = self._packed(method.given(networks, phase) | method.shared(networks, phase))
         for group in sorted(travelling):
-            mixer = algorithm.mixer(group, self.mixers, self.sites)
+            mixer = method.mixer(group, self.mixers, self.sites)
             if isinstance(mixer, WeightedMean):
                 mixer.let_wait(self.settings.waiting_memory << 20)
             if group in self.mixers:
@@ -430,16 +430,16 @@ class Coordinator:
 
     def _save_global(self, which: str, rounds: int) -> None:
         networks = self.plan.build_networks()
-        algorithm, phase = self.plan.algorithm, self.plan.last_phase
-        groups = algorithm.given(networks, phase)
+        method, phase = self.plan.method, self.plan.last_phase
+        groups = method.given(networks, phase)
         for group, tensors in groups.items():
             values = self.mixers[group].current(self.sites[0])
             for name, tensor in tensors.items():
                 tensor.copy_(values[name])
-        algorithm.received(networks, groups, phase)
+        method.received(networks, groups, phase)
         facts = {"round": rounds, "method": self.plan.algorithm.name, "plan_hash": self.plan.hash}
-        self.record.save_global(which, algorithm.whole(networks).state_dict(), facts)
-        draw_amplitude(algorithm.input_layer(networks), self.record.folder / AMPLITUDE)
+        self.record.save_global(which, method.whole(networks).state_dict(), facts)
+        draw_amplitude(method.input_layer(networks), self.record.folder / AMPLITUDE)
 
     # ------------------------------------------------------------------ the summary
     def _summary(self, reason: str | None, started: str, seconds: float) -> dict[str, Any]:
@@ -475,7 +475,7 @@ class Coordinator:
             "sites": sites,
             "mean_test": sum(scores) / len(scores) if scores else None,
             "pooled_test": pooled / cases if cases else None,
-            "details": {**self.details, **plan.algorithm.found(self.mixers, self.sites)},
+            "details": {**self.details, **plan.method.found(self.mixers, self.sites)},
             "seconds": round(seconds, 3),
             "started": started,
             "ended": now(),

@@ -60,13 +60,13 @@ class Participant:
         self._check_average()
         self.best: float | None = None  # validation score of the model this site chose so far
         self._begin()
-        personal = plan.algorithm.personal(self.modules, plan.last_phase)
+        personal = plan.method.personal(self.modules, plan.last_phase)
         self.chooses = personal and plan.tracking.select == "best"
 
     @property
     def model(self) -> nn.Module:
         """What is evaluated and kept: the network, behind the method's input layer if it has one."""
-        return self.plan.algorithm.whole(self.modules)
+        return self.plan.method.whole(self.modules)
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         """Do what a parcel asks and answer it. `stop` is asked before every batch and raises to end the work."""
@@ -130,18 +130,18 @@ class Participant:
     @torch.no_grad()
     def _receive(self, parcel: Parcel, phase: str) -> None:
         """Put what arrived into the networks, in place: the optimizers keep hold of their parameters."""
-        algorithm = self.plan.algorithm
-        mine = algorithm.given(self.modules, phase)
-        always = algorithm.shared(self.modules, phase).keys()  # what is not sent back comes once and may be left out
+        method = self.plan.method
+        mine = method.given(self.modules, phase)
+        always = method.shared(self.modules, phase).keys()  # what is not sent back comes once and may be left out
         same_layout(parcel.groups, {name: mine[name] for name in mine if name in always or name in parcel.groups})
         for group, tensors in parcel.groups.items():
             for name, tensor in tensors.items():
                 mine[group][name].copy_(tensor)
-        algorithm.received(self.modules, parcel.groups, phase)
+        method.received(self.modules, parcel.groups, phase)
 
     def _give(self, phase: str) -> Groups:
         """Copies of what travels: training may go on in the originals while these are still on their way."""
-        shared = self.plan.algorithm.shared(self.modules, phase)
+        shared = self.plan.method.shared(self.modules, phase)
         return {
             group: {name: self._copy(tensor) for name, tensor in tensors.items()} for group, tensors in shared.items()
         }
@@ -166,7 +166,7 @@ class Participant:
 
     def _check_average(self) -> None:
         """An average that leaves the site covers as many images as the hospital demands, whatever the plan says."""
-        covers = self.plan.algorithm.averages(self._samples(), self.plan.training)
+        covers = self.plan.method.averages(self._samples(), self.plan.training)
         least = self.settings.smallest_average
         if covers is not None and covers < least:
             raise Refused(
@@ -178,16 +178,17 @@ class Participant:
         if self.plan.training.optimizer_state == "reset":
             self._make_optimizers()
 
+        layer = self.plan.method.input_layer(self.modules)
+
         def epoch(lessons: Sequence[Lesson], local_epoch: int) -> float:
             order = generator_for(self.plan.seed, self.site, "shuffle", number, local_epoch)
             data = batches(self.train, self.plan.training.batch_size, self.compute, order)
-            layer = self.plan.algorithm.input_layer(self.modules)
             return train_epoch(passed_through(layer, data) if layer else data, lessons, self.compute, stop)
 
         def in_order() -> Iterator[tuple[Tensor, Tensor]]:
-            for batch in batches(self.data.train, EVALUATION_BATCH, self.compute):
+            for inputs, targets in batches(self.data.train, EVALUATION_BATCH, self.compute):
                 stop()
-                yield batch
+                yield layer.eval()(inputs) if layer else inputs, targets
 
         bench = Workbench(
             self.site,
@@ -200,8 +201,9 @@ class Participant:
             epoch,
             in_order,
             self.cases["train"],
+            self.plan.algorithm.perturbation,
         )
-        return self.plan.algorithm.train(bench, phase)
+        return self.plan.method.train(bench, phase)
 
     def _refuse_divergence(self, number: int) -> None:
         """A diverged round is no round: nothing of it is sent or kept, and the next begins from the state before it."""
@@ -230,7 +232,7 @@ class Participant:
 
     def _draw(self) -> None:
         """Some training images before and after the input layer, into this site's folder; they never travel."""
-        layer = self.plan.algorithm.input_layer(self.modules)
+        layer = self.plan.method.input_layer(self.modules)
         if layer is None or not (self.settings.pictures or self.plan.task.synthetic):
             return
         cases = range(min(PICTURES, self.cases["train"]))
@@ -275,13 +277,13 @@ class Participant:
 
         So many, because a server that dies inside a round may not have written the round before yet, and asks for both.
         """
-        algorithm, phase = self.plan.algorithm, self.plan.phase_of(self.done + 1)
-        given, shared = algorithm.given(self.modules, phase), algorithm.shared(self.modules, phase)
+        method, phase = self.plan.method, self.plan.phase_of(self.done + 1)
+        given, shared = method.given(self.modules, phase), method.shared(self.modules, phase)
         sent = memory_of({group: given[group] for group in given.keys() & shared.keys()})  # comes in every round
         tensors = {
             f"module/{module}/{name}": tensor
             for module, network in self.modules.items()
-            if module not in self.plan.algorithm.passing
+            if module not in self.plan.method.passing
             for name, tensor in network.state_dict().items()
             if tensor.data_ptr() not in sent
         }

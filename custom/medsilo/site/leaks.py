@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from medsilo.algorithms.harmonised import AMPLITUDE
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 
@@ -30,9 +31,9 @@ def leaks(plan: Plan) -> list[Leak]:
     with torch.device("meta"):
         modules = plan.build_networks()
     found, first = [], 1
-    for phase in plan.algorithm.phases(plan.training):
+    for phase in plan.method.phases(plan.training):
         last = first + phase.rounds - 1
-        for group, tensors in plan.algorithm.shared(modules, phase.name).items():
+        for group, tensors in plan.method.shared(modules, phase.name).items():
             size = sum(plan.transport.packed(tensor).nbytes for tensor in tensors.values())
             if phase.rounds:
                 found.append(Leak(first, last, phase.name, group, tuple(tensors), size))
@@ -61,25 +62,26 @@ def describe(plan: Plan, images: Mapping[str, int | str], settings: SiteSettings
         "scores, seconds, medsilo's version and hash. No image, no label, no file name.",
     ]
     with torch.device("meta"):
-        told = plan.algorithm.leaves(plan.build_networks())
+        told = plan.method.leaves(plan.build_networks())
     if told:
         lines += ["", *told]
-    if plan.algorithm.averages(1 << 20, plan.training) is not None:
+    if plan.method.averages(1 << 20, plan.training) is not None:
         lines += ["", *_averages(plan, images, settings)]
     return lines
 
 
 def _averages(plan: Plan, images: Mapping[str, int | str], settings: SiteSettings) -> list[str]:
+    number = next(leak.first for leak in leaks(plan) if leak.group == AMPLITUDE)
     lines = [
-        "amplitude: one average amplitude spectrum per channel over the whole training set of a site, in round 1 only: "
-        "no phase and no single image's spectrum. Late batches count for more in it; as an average without favour it "
-        f"covers (smallest_average here: {settings.smallest_average}):",
+        "amplitude: one average amplitude spectrum per channel over the whole training set of a site, in round "
+        f"{number} only: no phase and no single image's spectrum. Late batches count for more in it; as an average "
+        f"without favour it covers (smallest_average here: {settings.smallest_average}):",
     ]
     for site, count in images.items():
         if isinstance(count, str):
             lines.append(f"  {site}: not known: {count}")
             continue
-        covers = plan.algorithm.averages(count, plan.training) or 0
+        covers = plan.method.averages(count, plan.training) or 0
         verdict = "" if covers >= settings.smallest_average else "; REFUSED by this setting"
         lines.append(f"  {site}: {covers} of its {count} training images{verdict}")
     return lines

@@ -98,6 +98,6 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
 
 
 def _last_model(plan: Plan, folder: Path) -> nn.Module:
-    model = plan.algorithm.whole(plan.build_networks())
+    model = plan.method.whole(plan.build_networks())
     model.load_state_dict(load_tensors(folder / "last.safetensors")[0])
     return model
