@@ -9,7 +9,8 @@ from medsilo.plan import Plan, parse_plan
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
-METHODS = [*PLAIN, "harmofl", "adafed", "d-adafed", "f-adafed"]
+STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "scaffold"]  # the server makes a step of its own
+METHODS = [*PLAIN, *STEPPING, "moon", "harmofl", "adafed", "d-adafed", "f-adafed"]
 TINY = {"name": "synthetic-activity"}
 
 

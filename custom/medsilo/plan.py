@@ -116,6 +116,7 @@ class Plan(Section):
         with torch.device("meta"):
             networks = self.method.networks(self._blueprint())
         self.method.check(networks)
+        self.method.suits(self.training)
         self._network_reads_task(networks["model"])
         self._keeps_its_protocol()
         return self

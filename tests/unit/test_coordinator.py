@@ -525,9 +525,12 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
         model = study.participants[site].modules["model"].state_dict()
-        travels = {name for group in ("model", "body") for name in reply.groups.get(group, {})}
+        travels = {name for group in ("model", "body", "buffers") for name in reply.groups.get(group, {})}
         if asked.facts["task"] == "round" and set(reply.groups) != {"statistics"}:  # else nothing was trained
             kept[site] += [(name, tensor.clone()) for name, tensor in model.items() if name not in travels]
+            if method == "scaffold":
+                controls = study.participants[site].modules["own-control"].state_dict()
+                kept[site] += [(f"own-control/{name}", tensor.clone()) for name, tensor in controls.items()]
         checkpoints = [load_tensors(path)[0] for path in study.record.checkpoints.glob("*.safetensors")]
         for owner in SITES:
             given = {f"{group}/{name}": tensor for group, own in asked.groups.items() for name, tensor in own.items()}
@@ -553,6 +556,8 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "fedbn": 10,
         "fedper": 2,
         "harmofl": 0,
+        **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "moon"), 0),
+        "scaffold": len(list(study.participants[A].model.parameters())),
         "local": len(study.participants[A].model.state_dict()),
         **dict.fromkeys(("adafed", "d-adafed", "f-adafed"), 10),
     }

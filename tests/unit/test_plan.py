@@ -309,6 +309,7 @@ OTHERS = {
     "algorithm.weighting": "uniform",
     "algorithm.batch_norm_buffers": "local",
     "algorithm.mu": 0.02,
+    "algorithm.partial": 0.1,
     "algorithm.amplitude": "{}",
     "algorithm.perturbation": "{}",
     "algorithm.name": "local",

@@ -1,11 +1,12 @@
 """What a federated method is: what is shared, how it is merged, what is trained."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from medsilo.algorithms.headquarters import Headquarters
@@ -67,9 +68,11 @@ class Workbench:
     training: Training
     loss: LossFunction  # the task's
     compute: Compute
-    epoch: Callable[[Sequence[Lesson], int], float]  # (lessons, number of the epoch) -> mean loss of the first
+    epoch: Callable[..., float]  # (lessons, number of the epoch, most batches) -> mean loss of the first
     data: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the training data once, in their order
     samples: int  # training cases
+    steps: int  # mini-batches in an epoch
+    random: Generator  # for what a method draws at this site in this round
     perturbation: Perturbation | None  # the plan's
 
     def lesson(self, name: str = "model", objective: Objective | None = None, step: Step | None = None) -> Lesson:
@@ -79,13 +82,15 @@ class Workbench:
             step = self.perturbation.step(model, optimizer) if self.perturbation else plain_step
         return lesson(model, objective or objective_of(self.loss), optimizer, self.compute, step)
 
-    def train(self, *lessons: Lesson) -> float:
+    def train(self, *lessons: Lesson, share: float = 1.0) -> float:
         """The plan's local epochs, by default on "model" alone: each batch is loaded once and serves every lesson.
 
-        Returns the first lesson's mean loss in the last epoch.
+        Returns the first lesson's mean loss in the last epoch. share: of all its mini-batches, only the first.
         """
         lessons = lessons or (self.lesson(),)
-        return [self.epoch(lessons, number) for number in range(self.training.local_epochs)][-1]
+        most = max(1, math.ceil(share * self.training.local_epochs * self.steps))
+        epochs = enumerate(range(0, most, self.steps))
+        return [self.epoch(lessons, number, most - done) for number, done in epochs][-1]
 
 
 class Algorithm(Section):
@@ -183,6 +188,9 @@ class Algorithm(Section):
         """Whether sites end with models of their own: something of "model" stays behind."""
         travelling = memory_of(self.shared(modules, phase))
         return any(tensor.data_ptr() not in travelling for tensor in modules["model"].state_dict().values())
+
+    def suits(self, training: Training) -> None:
+        """Raises a PlanError when the method makes no sense with this training."""
 
     def check(self, modules: Modules) -> None:
         """Raises a PlanError when the method makes no sense on these networks (they may lie on the meta device)."""

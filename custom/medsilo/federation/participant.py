@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from medsilo.federation.checks import same_layout
 from medsilo.federation.pictures import FOLDER, draw_images
 from medsilo.files import load_tensors, save_tensors, write_text
 from medsilo.learning.layers import judges_by_batch
-from medsilo.learning.loop import Lesson, batches, evaluate, is_finite, passed_through, train_epoch
+from medsilo.learning.loop import Lesson, batches, evaluate, is_finite, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.package import package_facts
 from medsilo.plan import Plan
@@ -178,11 +179,11 @@ class Participant:
         if self.plan.training.optimizer_state == "reset":
             self._make_optimizers()
 
-        layer = self.plan.method.input_layer(self.modules)
+        layer, size = self.plan.method.input_layer(self.modules), self.plan.training.batch_size
 
-        def epoch(lessons: Sequence[Lesson], local_epoch: int) -> float:
+        def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:
             order = generator_for(self.plan.seed, self.site, "shuffle", number, local_epoch)
-            data = batches(self.train, self.plan.training.batch_size, self.compute, order)
+            data = islice(batches(self.train, size, self.compute, order), most)
             return train_epoch(passed_through(layer, data) if layer else data, lessons, self.compute, stop)
 
         def in_order() -> Iterator[tuple[Tensor, Tensor]]:
@@ -201,6 +202,8 @@ class Participant:
             epoch,
             in_order,
             self.cases["train"],
+            steps_in(self._samples(), size),
+            generator_for(self.plan.seed, self.site, "method", number),
             self.plan.algorithm.perturbation,
         )
         return self.plan.method.train(bench, phase)

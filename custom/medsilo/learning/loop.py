@@ -83,7 +83,7 @@ def batches(
     A last training batch of one case is left out: batch norm can't be trained on it. `whole` leaves out none.
     """
     size = len(dataset)  # type: ignore[arg-type]
-    drop_last = shuffle is not None and not whole and size > batch_size and size % batch_size == 1
+    drop_last = shuffle is not None and not whole and steps_in(size, batch_size) * batch_size < size
     order = RandomSampler(range(size), generator=shuffle) if shuffle else SequentialSampler(range(size))
     sampler = BatchSampler(order, batch_size, drop_last)
     if isinstance(dataset, TensorDataset):  # lies in memory: one indexing per batch, not one per case
@@ -92,6 +92,11 @@ def batches(
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=compute.workers)
     for inputs, targets in loader:
         yield inputs.to(compute.device, non_blocking=True), targets.to(compute.device, non_blocking=True)
+
+
+def steps_in(cases: int, batch_size: int) -> int:
+    """The mini-batches of one pass in training: a last one of one case is none, unless it is the only one."""
+    return max(1, cases // batch_size + (cases % batch_size > 1))
 
 
 def passed_through(layer: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:

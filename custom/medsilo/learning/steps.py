@@ -41,3 +41,48 @@ def pull_back(parameters: Sequence[Tensor], mu: float) -> Correction:
         torch._foreach_add_(gradients, torch._foreach_sub(weights, anchors), alpha=mu)
 
     return pull
+
+
+class Shift:
+    """The correction g ← g + s, which also knows the mean of all g that it has met, the weights' decay included."""
+
+    def __init__(self, parameters: Sequence[Tensor], shifts: Sequence[Tensor], decay: float = 0.0) -> None:
+        self.parameters, self.shifts, self.decay = parameters, shifts, decay
+        self.total = [torch.zeros_like(parameter) for parameter in parameters]
+        self.steps = 0
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        self.steps += 1
+        for parameter, shift, total in zip(self.parameters, self.shifts, self.total, strict=True):
+            if parameter.grad is not None:
+                total.add_(parameter.grad).add_(parameter, alpha=self.decay)
+                parameter.grad.add_(shift)
+
+    def mean(self) -> list[Tensor]:
+        """Of the gradients before they were shifted."""
+        return [total / self.steps for total in self.total]
+
+
+@contextmanager
+def counting(optimizer: Optimizer) -> Iterator[Callable[[], int]]:
+    """Gives a function that says how many steps the optimizer has made inside."""
+    steps = 0
+
+    def one_more(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    hook = optimizer.register_step_post_hook(one_more)
+    try:
+        yield lambda: steps
+    finally:
+        hook.remove()
+
+
+def reach(steps: int, momentum: float) -> float:
+    """‖a‖₁ of FedNova: Σ_k a_k, a_k being how much of the gradient of step k is in the weights after all steps.
+
+    With momentum ρ, a_k = 1 + ρ + … + ρ^(τ - k); without, this is τ, the number of steps.
+    """
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

@@ -1,0 +1,31 @@
+"""MOON's contrast between the features that networks make of the same inputs."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from medsilo.learning.layers import head_layers
+
+
+def with_features(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The network's output, and what its head was given, one row per case: [B, features]."""
+    given: list[Tensor] = []
+    (head,) = head_layers(model)
+    hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0].flatten(1)))
+    try:
+        output = model(inputs)
+    finally:
+        hook.remove()
+    return output, given[-1]
+
+
+@torch.no_grad()
+def frozen_features(model: nn.Module, inputs: Tensor) -> Tensor:
+    """The features of a network that doesn't learn, in evaluation."""
+    return with_features(model.eval(), inputs)[1]
+
+
+def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
+    """-log(e^{cos(z, near) / τ} / (e^{cos(z, near) / τ} + e^{cos(z, far) / τ})), the mean over cases."""
+    closer, further = (functional.cosine_similarity(z.float(), other.float()) for other in (near, far))
+    return functional.softplus((further - closer) / temperature).mean()

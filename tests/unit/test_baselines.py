@@ -1,0 +1,434 @@
+"""FedNova, FedAvgM, FedAdam, FedYogi, SCAFFOLD, MOON and FedProx's stragglers, written out in torch loops and numpy."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from medsilo.algorithms import Parcel
+from medsilo.errors import MedsiloError, PlanError
+from medsilo.federation.participant import Participant
+from medsilo.learning.contrast import contrast, with_features
+from medsilo.learning.layers import head_layers
+from medsilo.learning.seeds import generator_for
+from medsilo.learning.steps import Shift, correcting, counting, reach
+from medsilo.models import NETWORKS
+from medsilo.plan import Plan
+from medsilo.study import inprocess
+from tests.conftest import SITES, STEPPING, make_plan
+from tests.unit.test_algorithms import CPU, SMALL, State, assert_close, initial, listen, load_data, with_state
+from tests.unit.test_harmofl import HALVES, assert_resumes, assert_same_models
+
+PLAIN_SGD = ["training.momentum=0", "training.learning_rate=0.05"]
+UNIFORM = "algorithm.weighting=uniform"
+
+
+# ---------------------------------------------------------------------------------------------------- by hand
+@dataclass
+class Site:
+    """What a site keeps."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # of the round
+    cases: int = 0
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+Local = Callable[[Site, State], object]  # trains the site's model; what it says is handed to the server
+Server = Callable[[dict[str, np.ndarray], dict[str, dict[str, np.ndarray]], dict[str, float], dict], dict]
+
+
+def study(plan: Plan, local: Local, server: Server, uniform: bool = False) -> State:
+    """The model after the last round; the server's rule is for trained weights, all else is averaged."""
+    data = load_data(plan)
+    sites = {}
+    for name in SITES:
+        model = with_state(plan, initial(plan))
+        options = {"lr": plan.training.learning_rate, "momentum": plan.training.momentum, "weight_decay": 0.01}
+        sites[name] = Site(model, torch.optim.SGD(model.parameters(), **options), cases=len(data[name].train))
+    weights = {name: 1.0 if uniform else float(site.cases) for name, site in sites.items()}
+    given = initial(plan)
+    trained = [name for name, _ in next(iter(sites.values())).model.named_parameters()]
+    for number in range(1, plan.training.rounds + 1):
+        sent, said = {}, {}
+        for name, site in sites.items():
+            site.model.load_state_dict(given)
+            site.model.train()
+            inputs, targets = data[name].train.tensors
+            site.batches = []
+            for epoch in range(plan.training.local_epochs):
+                order = torch.randperm(len(inputs), generator=generator_for(plan.seed, name, "shuffle", number, epoch))
+                parts = order.split(plan.training.batch_size)
+                site.batches += [(inputs[part], targets[part]) for part in parts if len(part) > 1]
+            said[name] = local(site, given)
+            sent[name] = {key: tensor.clone() for key, tensor in site.model.state_dict().items()}
+        mean = {
+            key: torch.from_numpy(
+                np.asarray(
+                    np.average(
+                        [sent[name][key].double().numpy() for name in SITES],
+                        axis=0,
+                        weights=[weights[name] for name in SITES],
+                    )
+                )
+            ).float()
+            if tensor.is_floating_point()
+            else sent[SITES[0]][key]
+            for key, tensor in given.items()
+        }
+        arrays = {name: {key: sent[name][key].double().numpy() for key in trained} for name in SITES}
+        stepped = server({key: given[key].double().numpy() for key in trained}, arrays, weights, said)
+        given = mean | {key: torch.from_numpy(value).float() for key, value in stepped.items()}
+    return given
+
+
+def plain(site: Site, given: State) -> int:
+    """Plain local training; says how many steps it made."""
+    for inputs, targets in site.batches:
+        site.optimizer.zero_grad()
+        functional.cross_entropy(site.model(inputs), targets).backward()
+        site.optimizer.step()
+    return len(site.batches)
+
+
+def nova(rho: float) -> Server:
+    def step(w: dict, sent: dict, weights: dict, steps: dict) -> dict:
+        total = sum(weights.values())
+        # Σ over the steps of how often each gradient was applied, written out
+        norms = {
+            name: sum((1 - rho**left) / (1 - rho) for left in range(1, count + 1)) for name, count in steps.items()
+        }
+        effective = sum(weights[name] / total * norms[name] for name in sent)
+        return {
+            key: value
+            - effective * sum(weights[name] / total * (value - sent[name][key]) / norms[name] for name in sent)
+            for key, value in w.items()
+        }
+
+    return step
+
+
+def optimizer_of(rule: Callable[[dict[str, np.ndarray], str, np.ndarray], np.ndarray]) -> Server:
+    memory: dict[str, np.ndarray] = {}
+
+    def step(w: dict, sent: dict, weights: dict, said: dict) -> dict:
+        total = sum(weights.values())
+        way = {key: sum(weights[name] / total * (sent[name][key] - value) for name in sent) for key, value in w.items()}
+        return {key: value + rule(memory, key, way[key]) for key, value in w.items()}
+
+    return step
+
+
+def momentum(memory: dict[str, np.ndarray], key: str, d: np.ndarray) -> np.ndarray:
+    memory[key] = 0.9 * memory.get(key, 0.0) + d
+    return memory[key]
+
+
+def adam(memory: dict[str, np.ndarray], key: str, d: np.ndarray, yogi: bool = False) -> np.ndarray:
+    v = memory.get(f"v {key}", np.full_like(d, 1e-6))
+    memory[f"m {key}"] = 0.9 * memory.get(f"m {key}", 0.0) + 0.1 * d
+    memory[f"v {key}"] = v - 0.01 * d**2 * np.sign(v - d**2) if yogi else 0.99 * v + 0.01 * d**2
+    return 0.01 * memory[f"m {key}"] / (np.sqrt(memory[f"v {key}"]) + 1e-3)
+
+
+STEPS: dict[str, tuple[str, list[str], Server, bool]] = {
+    "fednova": ("fednova", PLAIN_SGD, nova(0.0), False),
+    "fednova, momentum": ("fednova", ["training.optimizer_state=keep"], nova(0.9), False),
+    "fednova, uniform": ("fednova", [*PLAIN_SGD, UNIFORM], nova(0.0), True),
+    "fedavgm": ("fedavgm", [], optimizer_of(momentum), False),
+    "fedadam": ("fedadam", [], optimizer_of(adam), False),
+    "fedyogi": ("fedyogi", [], optimizer_of(lambda *rest: adam(*rest, yogi=True)), False),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_two_rounds_equal_those_written_by_hand(case: str) -> None:
+    method, changes, server, uniform = STEPS[case]
+    plan = make_plan(method, *SMALL, "training.local_epochs=2", *changes)
+    expected = study(plan, plain, server, uniform)
+    run = inprocess.run(plan)
+    for site in SITES:
+        assert_close(run.models[site].state_dict(), expected)
+    average = inprocess.run(make_plan("fedavg", *SMALL, "training.local_epochs=2", *changes))
+    assert not torch.allclose(average.models[SITES[0]].state_dict()["4.weight"], expected["4.weight"], atol=1e-4)
+
+
+def test_sites_make_different_numbers_of_steps() -> None:
+    """Else FedNova would be FedAvg."""
+    assert len({-(-len(one.train) // 16) for one in load_data(make_plan("fednova", *SMALL)).values()}) > 1
+
+
+def test_the_reach_of_momentum_is_how_far_unit_gradients_carry() -> None:
+    for rho in (0.0, 0.5, 0.9):
+        weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=1.0, momentum=rho)
+        with counting(optimizer) as steps:
+            for number in range(1, 8):
+                weight.grad = torch.ones_like(weight)
+                optimizer.step()
+                assert steps() == number
+                assert -weight.item() == pytest.approx(reach(number, rho), rel=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------- SCAFFOLD
+def scaffold(option: str, lr: float) -> tuple[Local, Server]:
+    """y ← y - η (g - c_i + c), with the paper's own formulas for c_i⁺."""
+    c: list[Tensor] = []
+
+    def local(site: Site, given: State) -> list[Tensor]:
+        parameters = list(site.model.parameters())
+        x = [parameter.detach().clone() for parameter in parameters]
+        if not c:
+            c.extend(torch.zeros_like(parameter) for parameter in parameters)
+        own = site.memory.setdefault("control", [torch.zeros_like(parameter) for parameter in parameters])
+        new = gradient_at_x(site) if option == "I" else []
+        for inputs, targets in site.batches:
+            gradients = torch.autograd.grad(functional.cross_entropy(site.model(inputs), targets), parameters)
+            with torch.no_grad():
+                for parameter, gradient, mine, theirs in zip(parameters, gradients, own, c, strict=True):
+                    parameter -= lr * (gradient + 0.01 * parameter - mine + theirs)
+        if option == "II":
+            scale = len(site.batches) * lr
+            new = [mine - s + (a - p.detach()) / scale for mine, s, a, p in zip(own, c, x, parameters, strict=True)]
+        site.memory["control"] = new
+        return [n - mine for n, mine in zip(new, own, strict=True)]
+
+    def server(w: dict, sent: dict, weights: dict, differences: dict) -> dict:
+        for place, control in enumerate(c):
+            c[place] = control + sum(differences[name][place] for name in sent) / len(sent)
+        return {key: value + np.mean([sent[name][key] - value for name in sent], axis=0) for key, value in w.items()}
+
+    return local, server
+
+
+def gradient_at_x(site: Site) -> list[Tensor]:
+    """Over the site's data in their order, in batches of 64 as the network trains; its statistics stay as they are."""
+    inputs, targets = site.memory["data"]
+    model = copy.deepcopy(site.model).train()
+    parameters = list(model.parameters())
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    for x, y in zip(inputs.split(64), targets.split(64), strict=True):
+        loss = functional.cross_entropy(model(x), y, reduction="sum")
+        for place, gradient in enumerate(torch.autograd.grad(loss, parameters)):
+            total[place] += gradient
+    return [one / len(inputs) + 0.01 * p.detach() for one, p in zip(total, parameters, strict=True)]
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_scaffold_equals_its_algorithm_written_by_hand(option: str) -> None:
+    plan = make_plan("scaffold", *SMALL, *PLAIN_SGD, "training.rounds=3", f"algorithm.option={option}")
+    local, server = scaffold(option, 0.05)
+    data = iter(load_data(plan).values())
+
+    def with_data(site: Site, given: State) -> object:
+        if "data" not in site.memory:
+            site.memory["data"] = list(next(data).train.tensors)
+        return local(site, given)
+
+    expected = study(plan, with_data, server, uniform=True)
+    run = inprocess.run(plan)
+    for site in SITES:
+        assert_close(run.models[site].state_dict(), expected)
+    average = inprocess.run(make_plan("fedavg", *SMALL, *PLAIN_SGD, "training.rounds=3", UNIFORM))
+    assert not torch.allclose(average.models[SITES[0]].state_dict()["4.weight"], expected["4.weight"], atol=1e-4)
+
+
+def test_scaffolds_first_round_is_fedavg() -> None:
+    """All control variates are zero yet."""
+    runs = [inprocess.run(make_plan(method, *SMALL, "training.rounds=1", UNIFORM)) for method in ("scaffold", "fedavg")]
+    assert_same_models(*runs)
+
+
+def test_controls_stay_whole_when_a_site_is_away(tmp_path: Path) -> None:
+    """c is the mean of all sites' own control variates, also of the one that missed a round."""
+    changes = ["training.rounds=4", "participation.minimum=2", "participation.when_missing=continue"]
+    plan = make_plan("scaffold", *SMALL, *PLAIN_SGD, "tracking.select=last", *changes)
+    participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    away(participants["hospital-b"], 2)
+    _, coordinator = listen(plan, tmp_path / "run", participants)
+    assert [len(line["sites"]) for line in coordinator.rounds] == [3, 2, 3, 3]
+    control = coordinator.mixers["control"].current(SITES[0])
+    own = [participant.modules["own-control"].state_dict() for participant in participants.values()]
+    for name, tensor in control.items():
+        torch.testing.assert_close(tensor, sum(one[name] for one in own) / 3, rtol=0, atol=1e-6)
+
+
+def away(participant: Participant, number: int) -> None:
+    answer = participant.answer
+
+    def sometimes(parcel: Parcel, *more: Any) -> Parcel:
+        if parcel.facts["task"] == "round" and parcel.facts["round"] == number:
+            raise MedsiloError("away")
+        return answer(parcel, *more)
+
+    participant.answer = sometimes  # type: ignore[method-assign]
+
+
+def test_scaffold_is_refused_with_adam_unless_the_plan_says_so() -> None:
+    adam = ["training.optimizer=adam", "training.momentum=0", "training.learning_rate=0.001"]
+    with pytest.raises(PlanError, match=r"training\.optimizer: SCAFFOLD is made for sgd, not adam.*optimizer=any"):
+        make_plan("scaffold", *SMALL, *adam)
+    run = inprocess.run(make_plan("scaffold", *SMALL, *adam, "algorithm.optimizer=any"))
+    assert run.summary["status"] == "finished"
+
+
+def test_the_mean_gradient_is_of_what_was_met_before_the_shift() -> None:
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=0.1, weight_decay=0.5)
+    shift = Shift([weight], [torch.tensor([0.25, 0.5], dtype=torch.float64)], decay=0.5)
+    w, met = np.array([1.0, -2.0]), []
+    with correcting(optimizer, shift):
+        for number in range(3):
+            gradient = np.array([number + 1.0, -1.0])
+            weight.grad = torch.from_numpy(gradient.copy())
+            optimizer.step()
+            met.append(gradient + 0.5 * w)
+            w = w - 0.1 * (met[-1] + np.array([0.25, 0.5]))
+    np.testing.assert_allclose(weight.detach().numpy(), w, rtol=1e-12)
+    np.testing.assert_allclose(shift.mean()[0].numpy(), np.mean(met, axis=0), rtol=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------- MOON
+def test_the_contrast_is_equation_3() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z, near, far = (torch.randn(5, 7, generator=generator) for _ in range(3))
+
+    def cosine(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+
+    a, b, c = (one.double().numpy() for one in (z, near, far))
+    positive, negative = np.exp(cosine(a, b) / 0.5), np.exp(cosine(a, c) / 0.5)
+    expected = np.mean(-np.log(positive / (positive + negative)))
+    assert float(contrast(z, near, far, 0.5)) == pytest.approx(expected, abs=1e-6)
+    assert float(contrast(z, near, near, 0.5)) == pytest.approx(np.log(2), abs=1e-6)
+
+
+def moon(mu: float) -> Local:
+    def features(model: nn.Module, inputs: Tensor) -> Tensor:
+        return model[:-1](inputs)
+
+    def local(site: Site, given: State) -> None:
+        arrived = copy.deepcopy(site.model).eval()
+        previous = site.memory.setdefault("previous", copy.deepcopy(site.model)).eval()
+        for inputs, targets in site.batches:
+            z = features(site.model, inputs)
+            with torch.no_grad():
+                near, far = features(arrived, inputs), features(previous, inputs)
+            pairs = [functional.cosine_similarity(z, other) / 0.5 for other in (near, far)]
+            loss = functional.cross_entropy(site.model[-1](z), targets)
+            loss = loss + mu * functional.cross_entropy(torch.stack(pairs, 1), torch.zeros(len(z), dtype=torch.long))
+            site.optimizer.zero_grad()
+            loss.backward()
+            site.optimizer.step()
+        site.memory["previous"] = copy.deepcopy(site.model)
+
+    return local
+
+
+def test_moon_equals_its_algorithm_written_by_hand() -> None:
+    plan = make_plan("moon", *SMALL, "training.rounds=3", "algorithm.mu=2")
+    assert isinstance(plan.build_networks()["model"], nn.Sequential)  # so that its last layer is the last of a row
+    average: Server = lambda w, sent, weights, said: {}  # noqa: E731
+    expected = study(plan, moon(2.0), average)
+    run = inprocess.run(plan)
+    for site in SITES:
+        assert_close(run.models[site].state_dict(), expected)
+    without = study(plan, moon(0.0), average)
+    assert not torch.allclose(without["4.weight"], expected["4.weight"], atol=1e-4)
+
+
+def test_moon_without_its_contrast_is_fedavg_bit_for_bit() -> None:
+    assert_same_models(
+        *(inprocess.run(plan) for plan in (make_plan("moon", *SMALL, "algorithm.mu=0"), make_plan("fedavg", *SMALL)))
+    )
+
+
+@pytest.mark.parametrize(("network", "size"), [("small-cnn", 32), ("unet", 32), ("densenet121", 32), ("lenet5", 28)])
+def test_features_are_what_the_last_layer_is_given(network: str, size: int) -> None:
+    model = NETWORKS[network]().build(1, 3).eval()
+    (head,) = head_layers(model)
+    met: list[Tensor] = []
+    head.register_forward_hook(lambda _, given, __: met.append(given[0]))
+    inputs = torch.rand(2, 1, size, size)
+    with torch.no_grad():
+        output, z = with_features(model, inputs)
+        assert torch.equal(output, model(inputs))
+    assert torch.equal(z, met[0].flatten(1))
+    assert len(head._forward_pre_hooks) == 0
+
+
+# ---------------------------------------------------------------------------------------------------- stragglers
+def test_stragglers_do_a_part_of_their_steps(tmp_path: Path) -> None:
+    changes = ["training.rounds=4", "training.local_epochs=3", "algorithm.partial=0.5", *PLAIN_SGD]
+    plan = make_plan("fedprox", *SMALL, *changes)
+    steps: dict[str, list[int]] = {site: [] for site in SITES}
+    participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    for site, participant in participants.items():
+        counted = steps[site]
+        participant.optimizers["model"].register_step_post_hook(lambda *_, counted=counted: counted.append(1))
+    listen(plan, tmp_path / "run", participants)
+    sizes = {site: len(data.train) for site, data in load_data(plan).items()}
+    every = {site: 3 * (size // 16 + (size % 16 > 1)) for site, size in sizes.items()}
+    shares = []
+    for number in range(1, 5):
+        for site in SITES:
+            straggles, drawn = torch.rand(2, generator=generator_for(plan.seed, site, "method", number)).tolist()
+            shares.append((site, drawn if straggles < 0.5 else 1.0))
+    assert 1 < sum(share < 1 for _, share in shares) < len(shares)
+    for site in SITES:
+        expected = [max(1, int(np.ceil(share * every[site]))) for who, share in shares if who == site]
+        assert sum(steps[site]) == sum(expected)
+
+
+def test_no_partial_work_where_amplitudes_are_averaged() -> None:
+    with pytest.raises(PlanError, match=r"algorithm\.partial: .*partial=0 or amplitude=null"):
+        make_plan("fedprox", *SMALL, "algorithm.partial=0.5", HALVES[0])
+
+
+# ---------------------------------------------------------------------------------------------------- composition
+def test_both_halves_of_harmofl_under_a_server_step_that_is_the_mean() -> None:
+    """Sites of one size make equal steps, and FedNova is the uniform mean; so is FedAvgM without a momentum."""
+    equal = ["training.truncate=true", UNIFORM]
+    reference = inprocess.run(make_plan("harmofl", *SMALL, *equal)).models["hospital-b"].state_dict()
+    for method, changes in (("fednova", []), ("fedavgm", ["algorithm.server_momentum=0"])):
+        composed = inprocess.run(make_plan(method, *SMALL, *equal, *HALVES, *changes))
+        assert_close(composed.models["hospital-b"].state_dict(), reference)
+
+
+@pytest.mark.parametrize("method", STEPPING)
+def test_the_servers_state_survives_a_stop(method: str, tmp_path: Path) -> None:
+    assert_resumes(make_plan(method, *SMALL, "training.rounds=4"), 2, tmp_path)
+
+
+def test_running_statistics_are_averaged_and_never_stepped() -> None:
+    """Server optimizers with large steps would make variances negative."""
+    run = inprocess.run(make_plan("fedadam", *SMALL, "algorithm.server_lr=1", "training.rounds=3"))
+    variances = [t for name, t in run.models["hospital-a"].state_dict().items() if name.endswith("running_var")]
+    assert variances and all((tensor > 0).all() for tensor in variances)
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "says"),
+    [
+        ("fedadam", "algorithm.server_betas=[0.9, 1.0]", "betas must lie in [0, 1)"),
+        ("fedadam", "algorithm.tau=0", "more than 0"),
+        ("fedyogi", "algorithm.variant=keras", "'reddi' or 'torch'"),
+        ("fedavgm", "algorithm.server_momentum=1", "less than 1"),
+        ("scaffold", "algorithm.option=III", "'I' or 'II'"),
+        ("scaffold", "algorithm.weighting=samples", "'uniform'"),
+        ("moon", "algorithm.temperature=0", "more than 0"),
+        ("fedprox", "algorithm.partial=1.1", "1.0 or less"),
+    ],
+)
+def test_wrong_numbers_are_refused_in_one_line(method: str, change: str, says: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        make_plan(method, change)
+    assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
