@@ -388,6 +388,10 @@ def test_stragglers_do_a_part_of_their_steps(tmp_path: Path) -> None:
         assert sum(steps[site]) == sum(expected)
 
 
+def test_stragglers_are_the_same_after_a_stop(tmp_path: Path) -> None:
+    assert_resumes(make_plan("fedprox", *SMALL, "training.rounds=4", "algorithm.partial=0.7"), 2, tmp_path)
+
+
 def test_no_partial_work_where_amplitudes_are_averaged() -> None:
     with pytest.raises(PlanError, match=r"algorithm\.partial: .*partial=0 or amplitude=null"):
         make_plan("fedprox", *SMALL, "algorithm.partial=0.5", HALVES[0])

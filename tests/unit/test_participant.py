@@ -35,6 +35,10 @@ EVERY = [
     ("fedbn", ["training.optimizer=adam", "training.momentum=0", "training.learning_rate=0.01"]),
     ("fedper", ["training.optimizer_state=reset", "training.local_epochs=2"]),
     ("fedprox", ["transport.precision=bfloat16", "algorithm.mu=0.5"]),
+    ("fednova", []),
+    ("scaffold", ["algorithm.option=I"]),
+    ("scaffold", []),
+    ("moon", []),
 ]
 every_method = pytest.mark.parametrize(("method", "changes"), EVERY, ids=lambda part: str(part)[:40])
 
