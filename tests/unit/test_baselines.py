@@ -166,6 +166,38 @@ def test_sites_make_different_numbers_of_steps() -> None:
     assert len({-(-len(one.train) // 16) for one in load_data(make_plan("fednova", *SMALL)).values()}) > 1
 
 
+def test_an_impossible_reach_is_refused_before_anything_of_the_site_counts(tmp_path: Path) -> None:
+    """Also not its running statistics, which travel in a group of their own."""
+    changes = ["participation.minimum=2", "participation.when_missing=continue", "training.rounds=1"]
+    plan = make_plan("fednova", *SMALL, *changes)
+    runs = []
+    for name, spoil in (("lies", True), ("away", False)):
+        participants = {site: Participant(plan, site, SITES, CPU, tmp_path / name / "sites" / site) for site in SITES}
+        if spoil:
+            lie(participants["hospital-a"])
+        else:
+            away(participants["hospital-a"], 1)
+        runs.append(listen(plan, tmp_path / name, participants)[1])
+    assert "reach is 1000000000000.0" in runs[0].rounds[0]["refused"]["hospital-a"]
+    for group in ("model", "buffers"):
+        one, other = (run.mixers[group].current("hospital-b") for run in runs)
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def lie(participant: Participant) -> None:
+    answer = participant.answer
+
+    def too_far(parcel: Parcel, *more: Any) -> Parcel:
+        reply = answer(parcel, *more)
+        if reply.groups:
+            groups = {group: reply.groups[group] for group in ("buffers", "model")}
+            groups["model"]["reach"] = torch.tensor(1e12, dtype=torch.float64)
+            reply.groups = groups
+        return reply
+
+    participant.answer = too_far  # type: ignore[method-assign]
+
+
 def test_the_reach_of_momentum_is_how_far_unit_gradients_carry() -> None:
     for rho in (0.0, 0.5, 0.9):
         weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)

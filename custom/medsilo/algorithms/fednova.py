@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from medsilo.algorithms.base import Blueprint, Groups, Modules, Workbench
 from medsilo.algorithms.stepping import Stepping
 from medsilo.learning.steps import counting, reach
-from medsilo.mixing.server import REACH
+from medsilo.mixing.server import REACH, reach_of
 from medsilo.mixing.server import FedNova as FedNovaStep
 
 
@@ -41,6 +41,9 @@ class FedNova(Stepping):
     def shared(self, modules: Modules, phase: str) -> Groups:
         groups = super().shared(modules, phase)
         return groups | {"model": groups["model"] | {REACH: cast(Reach, modules["reach"]).value}}
+
+    def examine(self, groups: Groups, phase: str) -> None:
+        reach_of(groups["model"])
 
     def server_step(self) -> FedNovaStep:
         return FedNovaStep(uniform=self.weighting == "uniform")

@@ -53,6 +53,12 @@ class Scaffold(Stepping):
     def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
         return ServerControl() if group == "control" else super().mixer(group, earlier, sites)
 
+    def leaves(self, modules: Modules) -> list[str]:
+        return [
+            "control: in the first round this site's mean gradient over its training cases, later how it changed; a "
+            "gradient over few cases comes close to the cases themselves"
+        ]
+
     def server_step(self) -> UniformMean:
         return UniformMean(rate=self.server_lr)
 
@@ -86,7 +92,7 @@ class Scaffold(Stepping):
                     continue
                 with bench.compute.cast():
                     loss = bench.loss(model(inputs), targets)
-                gradients = torch.autograd.grad(loss * len(inputs), trained)
+                gradients = torch.autograd.grad(loss * len(inputs), trained, materialize_grads=True)
                 torch._foreach_add_(total, gradients)
                 cases += len(inputs)
         mean = torch._foreach_div(total, cases)

@@ -17,6 +17,15 @@ from medsilo.mixing.layout import Layout, Tensors
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 
 REACH = "reach"  # ‖a_i‖₁ of FedNova, which travels beside the weights
+FURTHEST = 1e9
+
+
+def reach_of(tensors: Tensors) -> float:
+    """The ‖a_i‖₁ among a site's tensors; Refused if no steps can have it."""
+    reach = float(tensors[REACH]) if REACH in tensors else 0.0
+    if not 0.5 < reach < FURTHEST:
+        raise Refused(f"{REACH} is {reach}: one local step reaches 1, and nobody makes {FURTHEST:.0e} of them")
+    return reach
 
 
 class FedNova(WeightedMean):
@@ -37,9 +46,7 @@ class FedNova(WeightedMean):
         self._reaches: dict[str, tuple[float, float]] = {}  # n_i (or 1) and ‖a_i‖₁
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        reach = float(tensors[REACH]) if REACH in tensors else 0.0
-        if not 0 < reach < math.inf:
-            raise Refused(f"{site}: {REACH} is {reach}, expected a positive number: how far the local steps reach")
+        reach = reach_of(tensors)
         weight = 1.0 if self.uniform else weight
         super()._take(site, tensors, weight / reach, layout)
         self._reaches[site] = weight, reach
