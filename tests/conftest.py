@@ -9,7 +9,8 @@ from medsilo.plan import Plan, parse_plan
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
-METHODS = [*PLAIN, "harmofl", "adafed", "d-adafed", "f-adafed"]
+PERSONAL = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]  # a network of the site's own beside the shared one
+METHODS = [*PLAIN, "harmofl", "adafed", "d-adafed", "f-adafed", *PERSONAL]
 TINY = {"name": "synthetic-activity"}
 
 

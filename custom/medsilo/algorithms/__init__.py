@@ -1,19 +1,28 @@
 """The table of methods. A new method is one file here and one line below."""
 
 from medsilo.algorithms.adafed import AdaFed, DAdaFed
+from medsilo.algorithms.apfl import APFL
 from medsilo.algorithms.base import Algorithm, Parcel, Phase
 from medsilo.algorithms.central import Central
+from medsilo.algorithms.ditto import Ditto
 from medsilo.algorithms.f_adafed import FAdaFed
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.fedbn import FedBN
 from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.fedprox import FedProx
+from medsilo.algorithms.fine_tuning import FineTuning
 from medsilo.algorithms.harmofl import HarmoFL
 from medsilo.algorithms.local import Local
+from medsilo.algorithms.per_fedavg import PerFedAvg
+from medsilo.algorithms.pfedme import PFedMe
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     method.model_fields["name"].default: method
-    for method in (Local, FedAvg, FedProx, FedBN, FedPer, HarmoFL, AdaFed, DAdaFed, FAdaFed, Central)
+    for method in (
+        *(Local, FedAvg, FedProx, FedBN, FedPer, HarmoFL, AdaFed, DAdaFed, FAdaFed),
+        *(Ditto, APFL, PerFedAvg, PFedMe, FineTuning),
+        Central,
+    )
 }
 
 __all__ = ["ALGORITHMS", "Algorithm", "Parcel", "Phase"]

@@ -164,10 +164,17 @@ class Algorithm(Section):
         """A site's work in one round; returns the training loss."""
         return bench.train()
 
+    def personalise(self, bench: Workbench) -> None:
+        """Make "model" of what a site has just received, where it is another network; on training data, if on any."""
+
     def personal(self, modules: Modules, phase: str) -> bool:
         """Whether sites end with models of their own: something of "model" stays behind."""
         travelling = memory_of(self.shared(modules, phase))
         return any(tensor.data_ptr() not in travelling for tensor in modules["model"].state_dict().values())
+
+    def common(self, modules: Modules, phase: str) -> nn.Module | None:
+        """What the lead gets, the model that all sites share; None where every site has only its own."""
+        return None if self.personal(modules, phase) else self.whole(modules)
 
     def check(self, modules: Modules) -> None:
         """Raises a PlanError when the method makes no sense on these networks (they may lie on the meta device)."""

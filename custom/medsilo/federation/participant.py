@@ -101,9 +101,11 @@ class Participant:
 
     def _deliver(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
         """Take over and validate the outcome of the last round."""
+        self._truncate(parcel.facts.get("train_cases"))
         self._stand_after(number)
         self._receive(parcel, self.plan.last_phase)
         metrics = self._validate(number, stop)
+        self._refuse_divergence(number)
         self._write_row(number + 1, "deliver", metrics, 0.0)
         self._draw()
         self._save_model("last", number)
@@ -177,19 +179,25 @@ class Participant:
     def _train(self, number: int, phase: str, stop: Stop) -> float:
         if self.plan.training.optimizer_state == "reset":
             self._make_optimizers()
+        return self.plan.algorithm.train(self._bench("shuffle", number, stop), phase)
+
+    def _bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
+        """What the method works with; the order of the data is drawn for this purpose and round."""
 
         def epoch(lessons: Sequence[Lesson], local_epoch: int) -> float:
-            order = generator_for(self.plan.seed, self.site, "shuffle", number, local_epoch)
+            order = generator_for(self.plan.seed, self.site, purpose, number, local_epoch)
             data = batches(self.train, self.plan.training.batch_size, self.compute, order)
             layer = self.plan.algorithm.input_layer(self.modules)
-            return train_epoch(passed_through(layer, data) if layer else data, lessons, self.compute, stop)
+            if layer:
+                data = passed_through(layer, data, learns=purpose == "shuffle")
+            return train_epoch(data, lessons, self.compute, stop)
 
         def in_order() -> Iterator[tuple[Tensor, Tensor]]:
             for batch in batches(self.data.train, EVALUATION_BATCH, self.compute):
                 stop()
                 yield batch
 
-        bench = Workbench(
+        return Workbench(
             self.site,
             self.sites,
             self.modules,
@@ -201,7 +209,6 @@ class Participant:
             in_order,
             self.cases["train"],
         )
-        return self.plan.algorithm.train(bench, phase)
 
     def _refuse_divergence(self, number: int) -> None:
         """A diverged round is no round: nothing of it is sent or kept, and the next begins from the state before it."""
@@ -214,6 +221,7 @@ class Participant:
 
     def _validate(self, rounds: int, stop: Stop) -> dict[str, float | None]:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
+        self.plan.algorithm.personalise(self._bench("personalise", rounds, stop))
         loss, score, _ = self._evaluate(self.data.validation, stop)
         rank = score if math.isfinite(score) else -sys.float_info.max
         if self.chooses and self.plan.may_be_chosen(rounds) and (self.best is None or rank > self.best):

@@ -94,9 +94,11 @@ def batches(
         yield inputs.to(compute.device, non_blocking=True), targets.to(compute.device, non_blocking=True)
 
 
-def passed_through(layer: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+def passed_through(
+    layer: nn.Module, data: Iterator[tuple[Tensor, Tensor]], learns: bool = True
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Training data behind an input layer, which sees each batch once however often a step passes over it."""
-    layer.train()
+    layer.train(learns)
     return ((layer(inputs), targets) for inputs, targets in data)
 
 

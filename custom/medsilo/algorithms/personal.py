@@ -1,0 +1,27 @@
+"""What methods with two networks at a site share: one that all sites train, and the site's own."""
+
+from copy import deepcopy
+
+from torch import nn
+
+from medsilo.algorithms.base import Blueprint, Groups, Modules
+from medsilo.algorithms.fedavg import Averaging
+
+
+class Personal(Averaging):
+    """ "global" is the network w that travels and that the lead gets; "model" is the site's own, which it ends with.
+
+    Both begin with the same weights. The site's own never leaves it, running statistics of batch norm included.
+    """
+
+    travels = "shared model"
+
+    def networks(self, build: Blueprint) -> Modules:
+        model = build()
+        return {"model": model, "global": deepcopy(model)}
+
+    def shared(self, modules: Modules, phase: str) -> Groups:
+        return {"global": modules["global"].state_dict()}
+
+    def common(self, modules: Modules, phase: str) -> nn.Module:
+        return self.whole({**modules, "model": modules["global"]})
