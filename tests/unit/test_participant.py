@@ -33,6 +33,7 @@ EVERY = [
     *[(method, []) for method in [*PLAIN, *PERSONAL]],
     ("apfl", ["algorithm.adaptive=true"]),
     ("per-fedavg", ["algorithm.variant=hessian-free"]),
+    ("fine-tuning", ["training.truncate=true"]),
     ("fedavg", ["algorithm.batch_norm_buffers=local"]),
     ("fedbn", ["training.optimizer=adam", "training.momentum=0", "training.learning_rate=0.01"]),
     ("fedper", ["training.optimizer_state=reset", "training.local_epochs=2"]),

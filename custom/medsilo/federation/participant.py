@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, Subset
 
-from medsilo.algorithms.base import Groups, Parcel, Workbench, memory_of
+from medsilo.algorithms.base import Groups, Parcel, Tensors, Workbench, memory_of
 from medsilo.errors import DataError, Refused
 from medsilo.federation.checks import same_layout
 from medsilo.federation.pictures import FOLDER, draw_images
@@ -127,6 +127,13 @@ class Participant:
         return Parcel(
             metrics={"test": _number(score), "test_loss": _number(loss), "cases": cases, "selected": selected}
         )
+
+    def score(self, model: Tensors) -> float | None:
+        """The score on this site's test data of another site's model of the same study."""
+        self.done = -1
+        self.model.load_state_dict(model)
+        with self.compute.reproducible(self.plan.seed):
+            return _number(self._evaluate(self.data.test, lambda: None)[1])
 
     # ------------------------------------------------------------------ tensors in and out
     @torch.no_grad()
