@@ -1,5 +1,7 @@
 """APFL: Deng et al., Adaptive Personalized Federated Learning, 2020."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import ClassVar, Literal, cast
 
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 
 from medsilo.algorithms.base import Blueprint, Modules, Workbench
 from medsilo.algorithms.personal import Personal
+from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import choosing_alpha, interpolate, interpolated
 
 
@@ -42,13 +45,14 @@ class APFL(Personal):
         model, w, v, alpha = _parts(bench.modules)
         interpolate(model, v, w, alpha)
 
-    def train(self, bench: Workbench, phase: str) -> float:
+    @contextmanager
+    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
         _, w, v, alpha = _parts(bench.modules)
         lesson = bench.lesson("local", interpolated(bench.loss, w, alpha))
         if self.adaptive:
             rate = bench.training.learning_rate
             lesson = choosing_alpha(lesson, v, w, alpha, bench.loss, rate, bench.compute)
-        return bench.train(lesson, bench.lesson("global"))
+        yield lesson, bench.lesson("global")
 
 
 def _parts(modules: Modules) -> tuple[nn.Module, nn.Module, nn.Module, Tensor]:

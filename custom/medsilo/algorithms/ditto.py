@@ -1,11 +1,14 @@
 """Ditto: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 from pydantic import Field
 
 from medsilo.algorithms.base import Workbench
 from medsilo.algorithms.personal import Personal
+from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import near_as_it_arrived
 from medsilo.learning.steps import correcting
 
@@ -19,7 +22,8 @@ class Ditto(Personal):
     name: Literal["ditto"] = "ditto"
     pull: float = Field(0.1, ge=0, le=1000)  # λ: 0 is training alone
 
-    def train(self, bench: Workbench, phase: str) -> float:
+    @contextmanager
+    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
         pull = near_as_it_arrived(bench.modules["model"], bench.modules["global"], self.pull)
         with correcting(bench.optimizers["model"], pull):
-            return bench.train(bench.lesson("model"), bench.lesson("global"))
+            yield bench.lesson("model"), bench.lesson("global")

@@ -1,11 +1,14 @@
 """Fine-tuning: FedAvg's model, trained on by each site alone before it is used; "FT" of the FedSM paper's Table 6."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from medsilo.algorithms.base import Workbench
 from medsilo.algorithms.personal import Personal
+from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import copy_into
 
 
@@ -26,5 +29,6 @@ class FineTuning(Personal):
             bench.epoch([tune], number)
         bench.optimizers["model"].state.clear()  # tuning begins without memory
 
-    def train(self, bench: Workbench, phase: str) -> float:
-        return bench.train(bench.lesson("global"))
+    @contextmanager
+    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
+        yield [bench.lesson("global")]

@@ -1,12 +1,14 @@
 """Per-FedAvg: Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from medsilo.algorithms.base import Workbench
 from medsilo.algorithms.personal import Personal
-from medsilo.learning.loop import objective_of
+from medsilo.learning.loop import Lesson, objective_of
 from medsilo.learning.personal import MetaGradient, adapt, copy_into
 from medsilo.learning.steps import correcting
 
@@ -31,10 +33,9 @@ class PerFedAvg(Personal):
         copy_into(model, bench.modules["global"])
         adapt(model, objective_of(bench.loss), self.inner_lr, lambda lessons: bench.epoch(lessons, 0), bench.compute)
 
-    def train(self, bench: Workbench, phase: str) -> float:
+    @contextmanager
+    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
         meta = MetaGradient(bench.modules["global"], bench.loss, self.inner_lr, bench.compute)
-        lesson = meta.lesson(bench.lesson("global", meta.objective))
-        if self.variant == "first-order":
-            return bench.train(lesson)
-        with correcting(bench.optimizers["global"], meta.subtract_curvature):
-            return bench.train(lesson)
+        second = correcting(bench.optimizers["global"], meta.subtract_curvature)
+        with second if self.variant == "hessian-free" else nullcontext():
+            yield [meta.lesson(bench.lesson("global", meta.objective))]

@@ -1,11 +1,15 @@
 """What methods with two networks at a site share: one that all sites train, and the site's own."""
 
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 
 from torch import nn
 
-from medsilo.algorithms.base import Blueprint, Groups, Modules
+from medsilo.algorithms.base import Blueprint, Groups, Modules, Workbench
 from medsilo.algorithms.fedavg import Averaging
+from medsilo.learning.loop import Lesson
 
 
 class Personal(Averaging):
@@ -22,6 +26,14 @@ class Personal(Averaging):
 
     def shared(self, modules: Modules, phase: str) -> Groups:
         return {"global": modules["global"].state_dict()}
+
+    @abstractmethod
+    def learning(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:
+        """What the site's networks learn from each batch of a round, while the block lasts."""
+
+    def train(self, bench: Workbench, phase: str) -> float:
+        with self.learning(bench) as lessons:
+            return bench.train(*lessons)
 
     def common(self, modules: Modules, phase: str) -> nn.Module:
         return self.whole({**modules, "model": modules["global"]})

@@ -1,12 +1,14 @@
 """pFedMe: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from medsilo.algorithms.base import Workbench
 from medsilo.algorithms.personal import Personal
+from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import moreau, set_out_from
 from medsilo.learning.steps import correcting, pull_towards
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
@@ -39,9 +41,10 @@ class PFedMe(Personal):
         mean = WeightedMean if self.weighting == "samples" else UniformMean
         return mean(rate=self.server_lr)
 
-    def train(self, bench: Workbench, phase: str) -> float:
+    @contextmanager
+    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
         own, shared = bench.modules["model"], bench.modules["global"]
         set_out_from(own, shared)
         pull = pull_towards(list(own.parameters()), list(shared.parameters()), self.pull)
         with correcting(bench.optimizers["model"], pull):
-            return bench.train(moreau(bench.lesson("model"), own, shared, self.steps, self.outer_lr * self.pull))
+            yield [moreau(bench.lesson("model"), own, shared, self.steps, self.outer_lr * self.pull)]
