@@ -303,7 +303,7 @@ def _methods(options: argparse.Namespace) -> int:
     from medsilo.algorithms import ALGORITHMS
 
     for name, algorithm in ALGORITHMS.items():
-        _say(f"{name:<10} {algorithm.paper:<26} travels: {algorithm.travels}")
+        _say(f"{name:<12} {algorithm.paper:<26} travels: {algorithm.travels}")
     return 0
 
 
