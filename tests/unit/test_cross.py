@@ -81,6 +81,14 @@ def test_another_model_than_the_tested_one_is_told(copied: tuple[Plan, Path]) ->
     assert not (folder / "cross.json").exists()
 
 
+def test_a_site_that_was_lost_before_the_test_is_compared_all_the_same(copied: tuple[Plan, Path]) -> None:
+    _, folder = copied
+    summary = Record(folder).summary()
+    summary["sites"][SITES[0]]["test"] = None
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert None not in cross(folder)[SITES[0]].values()
+
+
 @pytest.mark.parametrize("case", ["elsewhere", "central", "stopped", "no run", "no data"])
 def test_what_cannot_be_compared_is_one_clear_line(case: str, copied: tuple[Plan, Path]) -> None:
     _, folder = copied
