@@ -10,7 +10,8 @@ from medsilo.plan import Plan, parse_plan
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
 STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "scaffold"]  # the server makes a step of its own
-METHODS = [*PLAIN, *STEPPING, "moon", "harmofl", "adafed", "d-adafed", "f-adafed"]
+PERSONAL = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]  # a network of the site's own beside the shared one
+METHODS = [*PLAIN, *STEPPING, "moon", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed"]
 TINY = {"name": "synthetic-activity"}
 
 

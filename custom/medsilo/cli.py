@@ -92,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("-o", "--out", type=Path, default=None, help="the page (default: report.html in the first run)")
     report.set_defaults(command=_report)
 
+    cross = commands.add_parser("cross", help="test every site's model of a run on every site's data")
+    cross.add_argument("run", type=Path, help="the run's folder, with all its sites on this machine")
+    cross.add_argument("--device", default=None, help="auto, cpu, cuda or cuda:<n> (default: the run's)")
+    cross.add_argument("--data", type=Path, default=None, help="folder with the sites' data (default: the run's)")
+    cross.set_defaults(command=_cross)
+
     leak = commands.add_parser("leak-report", help="say what leaves a site under a job, before anything runs")
     leak.add_argument("job", help="a job's folder, for example jobs/harmofl")
     _add_changes(leak)
@@ -242,6 +248,21 @@ def _conclude(folder: Path) -> int:
     return 0
 
 
+def _cross(options: argparse.Namespace) -> int:
+    from medsilo.report.page import write
+    from medsilo.report.read import read
+    from medsilo.report.table import cross_table
+    from medsilo.site.settings import make_settings
+    from medsilo.study.cross import cross, run_settings
+
+    given = {key: value for key, value in (("device", options.device), ("data", options.data)) if value is not None}
+    settings = make_settings({**run_settings(options.run).model_dump(), **given}, "the command line")
+    cross(options.run, settings)
+    _say(cross_table(read(options.run)))
+    _say(f"\nreport: {write([options.run], options.run / 'report.html', options.run.resolve().name)}")
+    return 0
+
+
 def _pack(options: argparse.Namespace) -> int:
     from medsilo.flare.jobs import find_job, pack
 
@@ -282,7 +303,7 @@ def _methods(options: argparse.Namespace) -> int:
     from medsilo.algorithms import ALGORITHMS
 
     for name, algorithm in ALGORITHMS.items():
-        _say(f"{name:<10} {algorithm.paper:<26} travels: {algorithm.travels}")
+        _say(f"{name:<12} {algorithm.paper:<26} travels: {algorithm.travels}")
     return 0
 
 

@@ -26,7 +26,7 @@ from medsilo.package import package_facts
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.base import SiteData
-from tests.conftest import METHODS, SITES, make_plan
+from tests.conftest import METHODS, PERSONAL, SITES, make_plan
 
 A, B, C = SITES
 CPU = SiteSettings(device="cpu")
@@ -524,13 +524,18 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
 
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
-        model = study.participants[site].modules["model"].state_dict()
+        modules = study.participants[site].modules
+        networks = {name: modules[name].state_dict() for name in ("model", "local", "own-control") if name in modules}
         travels = {name for group in ("model", "body", "buffers") for name in reply.groups.get(group, {})}
+        public = [tensor for group in asked.groups.values() for tensor in group.values()]
         if asked.facts["task"] == "round" and set(reply.groups) != {"statistics"}:  # else nothing was trained
-            kept[site] += [(name, tensor.clone()) for name, tensor in model.items() if name not in travels]
-            if method == "scaffold":
-                controls = study.participants[site].modules["own-control"].state_dict()
-                kept[site] += [(f"own-control/{name}", tensor.clone()) for name, tensor in controls.items()]
+            kept[site] += [
+                (f"{network}/{name}" if network == "own-control" else name, tensor.clone())
+                for network, tensors in networks.items()
+                for name, tensor in tensors.items()
+                if (network == "own-control" or name not in travels)
+                and not any(torch.equal(tensor, known) for known in public)
+            ]
         checkpoints = [load_tensors(path)[0] for path in study.record.checkpoints.glob("*.safetensors")]
         for owner in SITES:
             given = {f"{group}/{name}": tensor for group, own in asked.groups.items() for name, tensor in own.items()}
@@ -542,7 +547,8 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
                             ("pretrained/", "statistics/")
                         ):  # the server's own; what the method declares
                             continue
-                        assert not name.endswith(private), f"{name} of {owner}"
+                        # a second network's tensors have the names of the shared one's
+                        assert method in PERSONAL or not name.endswith(private), f"{name} of {owner}"
                         same = sent.shape == tensor.shape and sent.is_floating_point() and torch.equal(sent, tensor)
                         assert not same, f"{name} holds {private} of {owner}"
         return [(site, reply)]
@@ -550,6 +556,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
     study = Study(plan, tmp_path / "run", script)
     study.run()
     private = {name for name, _ in kept[A]}
+    all_of_it = len(study.participants[A].model.state_dict())
     expected = {
         "fedavg": 0,
         "fedprox": 0,
@@ -558,8 +565,10 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "harmofl": 0,
         **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "moon"), 0),
         "scaffold": len(list(study.participants[A].model.parameters())),
-        "local": len(study.participants[A].model.state_dict()),
+        "local": all_of_it,
         **dict.fromkeys(("adafed", "d-adafed", "f-adafed"), 10),
+        **dict.fromkeys(PERSONAL, all_of_it),
+        "per-fedavg": all_of_it - 2,  # its one step moves no bias in front of batch norm
     }
     assert len(private) == expected[method]
     for name in private:  # what stays differs from site to site: else its absence would say nothing

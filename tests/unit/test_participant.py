@@ -24,13 +24,16 @@ from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
 from medsilo.tasks.base import Cases, SiteData
-from tests.conftest import METHODS, PLAIN, SITES, make_plan
+from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan
 
 A = SITES[0]
 CPU = SiteSettings(device="cpu")
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 EVERY = [
-    *[(method, []) for method in PLAIN],
+    *[(method, []) for method in [*PLAIN, *PERSONAL]],
+    ("apfl", ["algorithm.adaptive=true"]),
+    ("per-fedavg", ["algorithm.variant=hessian-free"]),
+    ("fine-tuning", ["training.truncate=true"]),
     ("fedavg", ["algorithm.batch_norm_buffers=local"]),
     ("fedbn", ["training.optimizer=adam", "training.momentum=0", "training.learning_rate=0.01"]),
     ("fedper", ["training.optimizer_state=reset", "training.local_epochs=2"]),

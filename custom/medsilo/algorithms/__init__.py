@@ -1,8 +1,10 @@
 """The table of methods. A new method is one file here and one line below."""
 
 from medsilo.algorithms.adafed import AdaFed, DAdaFed
+from medsilo.algorithms.apfl import APFL
 from medsilo.algorithms.base import Algorithm, Parcel, Phase
 from medsilo.algorithms.central import Central
+from medsilo.algorithms.ditto import Ditto
 from medsilo.algorithms.f_adafed import FAdaFed
 from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.fedbn import FedBN
@@ -10,9 +12,12 @@ from medsilo.algorithms.fednova import FedNova
 from medsilo.algorithms.fedopt import FedAdam, FedAvgM, FedYogi
 from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.fedprox import FedProx
+from medsilo.algorithms.fine_tuning import FineTuning
 from medsilo.algorithms.harmofl import HarmoFL
 from medsilo.algorithms.local import Local
 from medsilo.algorithms.moon import Moon
+from medsilo.algorithms.per_fedavg import PerFedAvg
+from medsilo.algorithms.pfedme import PFedMe
 from medsilo.algorithms.scaffold import Scaffold
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -20,6 +25,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     for method in (
         *(Local, FedAvg, FedProx, FedBN, FedPer),
         *(FedNova, FedAvgM, FedAdam, FedYogi, Scaffold, Moon),
+        *(Ditto, APFL, PerFedAvg, PFedMe, FineTuning),
         *(HarmoFL, AdaFed, DAdaFed, FAdaFed),
         Central,
     )

@@ -184,10 +184,17 @@ class Algorithm(Section):
         """A site's work in one round; returns the training loss."""
         return bench.train()
 
+    def personalise(self, bench: Workbench) -> None:
+        """Make "model" of what a site has just received, where it is another network; on training data, if on any."""
+
     def personal(self, modules: Modules, phase: str) -> bool:
         """Whether sites end with models of their own: something of "model" stays behind."""
         travelling = memory_of(self.shared(modules, phase))
         return any(tensor.data_ptr() not in travelling for tensor in modules["model"].state_dict().values())
+
+    def common(self, modules: Modules, phase: str) -> Modules | None:
+        """The networks whose `whole` the lead gets, a model that all share; None where every site has only its own."""
+        return None if self.personal(modules, phase) else modules
 
     def suits(self, training: Training) -> None:
         """Raises a PlanError when the method makes no sense with this training."""

@@ -103,6 +103,7 @@ class Coordinator:
         networks = plan.build_networks()
         self.parameters = sum(parameter.numel() for parameter in networks["model"].parameters())
         self.personal = plan.method.personal(networks, plan.last_phase)
+        self.common = plan.method.common(networks, plan.last_phase) is not None
         self.settled: dict[str, list[str]] = {}  # the constants that each site has confirmed
         self.smallest: int | None = None  # training cases of the smallest site
         with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
@@ -194,7 +195,7 @@ class Coordinator:
         self._written()
         self._consider_best(delivered, number)
         chosen = self.best["round"] if self.best else number
-        if not self.personal:
+        if self.common:
             self._save_global("last", number)
         if chosen != number:
             self._take_over(*self.record.load_best(chosen), self._shared(self.plan.last_phase))
@@ -437,8 +438,10 @@ class Coordinator:
             for name, tensor in tensors.items():
                 tensor.copy_(values[name])
         method.received(networks, groups, phase)
+        common = method.common(networks, phase)
+        assert common is not None
         facts = {"round": rounds, "method": self.plan.algorithm.name, "plan_hash": self.plan.hash}
-        self.record.save_global(which, method.whole(networks).state_dict(), facts)
+        self.record.save_global(which, method.whole(common).state_dict(), facts)
         draw_amplitude(method.input_layer(networks), self.record.folder / AMPLITUDE)
 
     # ------------------------------------------------------------------ the summary

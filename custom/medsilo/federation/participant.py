@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, Subset
 
-from medsilo.algorithms.base import Groups, Parcel, Workbench, memory_of
+from medsilo.algorithms.base import Groups, Parcel, Tensors, Workbench, memory_of
 from medsilo.errors import DataError, Refused
 from medsilo.federation.checks import same_layout
 from medsilo.federation.pictures import FOLDER, draw_images
@@ -102,9 +102,11 @@ class Participant:
 
     def _deliver(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
         """Take over and validate the outcome of the last round."""
+        self._truncate(parcel.facts.get("train_cases"))
         self._stand_after(number)
         self._receive(parcel, self.plan.last_phase)
         metrics = self._validate(number, stop)
+        self._refuse_divergence(number)
         self._write_row(number + 1, "deliver", metrics, 0.0)
         self._draw()
         self._save_model("last", number)
@@ -126,6 +128,13 @@ class Participant:
         return Parcel(
             metrics={"test": _number(score), "test_loss": _number(loss), "cases": cases, "selected": selected}
         )
+
+    def score(self, model: Tensors) -> float | None:
+        """The score on this site's test data of another site's model of the same study."""
+        self.done = -1
+        self.model.load_state_dict(model)
+        with self.compute.reproducible(self.plan.seed):
+            return _number(self._evaluate(self.data.test, lambda: None)[1])
 
     # ------------------------------------------------------------------ tensors in and out
     @torch.no_grad()
@@ -178,20 +187,26 @@ class Participant:
     def _train(self, number: int, phase: str, stop: Stop) -> float:
         if self.plan.training.optimizer_state == "reset":
             self._make_optimizers()
+        return self.plan.method.train(self._bench("shuffle", number, stop), phase)
+
+    def _bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
+        """What the method works with; the order of the data is drawn for this purpose and round."""
 
         layer, size = self.plan.method.input_layer(self.modules), self.plan.training.batch_size
 
         def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:
-            order = generator_for(self.plan.seed, self.site, "shuffle", number, local_epoch)
-            data = islice(batches(self.train, size, self.compute, order), most)
-            return train_epoch(passed_through(layer, data) if layer else data, lessons, self.compute, stop)
+            order = generator_for(self.plan.seed, self.site, purpose, number, local_epoch)
+            data: Iterator[tuple[Tensor, Tensor]] = islice(batches(self.train, size, self.compute, order), most)
+            if layer:
+                data = passed_through(layer, data, learns=purpose == "shuffle")
+            return train_epoch(data, lessons, self.compute, stop)
 
         def in_order() -> Iterator[tuple[Tensor, Tensor]]:
             for inputs, targets in batches(self.data.train, EVALUATION_BATCH, self.compute):
                 stop()
                 yield layer.eval()(inputs) if layer else inputs, targets
 
-        bench = Workbench(
+        return Workbench(
             self.site,
             self.sites,
             self.modules,
@@ -206,7 +221,6 @@ class Participant:
             generator_for(self.plan.seed, self.site, "method", number),
             self.plan.algorithm.perturbation,
         )
-        return self.plan.method.train(bench, phase)
 
     def _refuse_divergence(self, number: int) -> None:
         """A diverged round is no round: nothing of it is sent or kept, and the next begins from the state before it."""
@@ -219,6 +233,7 @@ class Participant:
 
     def _validate(self, rounds: int, stop: Stop) -> dict[str, float | None]:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
+        self.plan.method.personalise(self._bench("personalise", rounds, stop))
         loss, score, _ = self._evaluate(self.data.validation, stop)
         rank = score if math.isfinite(score) else -sys.float_info.max
         if self.chooses and self.plan.may_be_chosen(rounds) and (self.best is None or rank > self.best):

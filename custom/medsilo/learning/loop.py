@@ -99,9 +99,11 @@ def steps_in(cases: int, batch_size: int) -> int:
     return max(1, cases // batch_size + (cases % batch_size > 1))
 
 
-def passed_through(layer: nn.Module, data: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+def passed_through(
+    layer: nn.Module, data: Iterator[tuple[Tensor, Tensor]], learns: bool = True
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Training data behind an input layer, which sees each batch once however often a step passes over it."""
-    layer.train()
+    layer.train(learns)
     return ((layer(inputs), targets) for inputs, targets in data)
 
 

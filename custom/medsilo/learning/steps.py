@@ -31,14 +31,17 @@ def correcting(optimizer: Optimizer, correction: Correction) -> Iterator[None]:
 
 def pull_back(parameters: Sequence[Tensor], mu: float) -> Correction:
     """The correction for ℓ(w) + μ/2 ‖w − w_t‖²: adds μ (w − w_t) to every gradient, w_t being the weights now."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    anchor = [parameter.detach().clone() for parameter in trained]
+    return pull_towards(parameters, [parameter.detach().clone() for parameter in parameters], mu)
+
+
+def pull_towards(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> Correction:
+    """Adds μ (w − w′) to every gradient, w′ being what the anchors hold when the step is made."""
 
     @torch.no_grad()
     def pull() -> None:
-        pairs = [(p, a, p.grad) for p, a in zip(trained, anchor, strict=True) if p.grad is not None]
-        weights, anchors, gradients = map(list, zip(*pairs, strict=True))
-        torch._foreach_add_(gradients, torch._foreach_sub(weights, anchors), alpha=mu)
+        pairs = [(p, a, p.grad) for p, a in zip(parameters, anchors, strict=True) if p.grad is not None]
+        weights, near, gradients = map(list, zip(*pairs, strict=True))
+        torch._foreach_add_(gradients, torch._foreach_sub(weights, near), alpha=mu)
 
     return pull
 

@@ -60,6 +60,7 @@ def render(runs: Sequence[Run], title: str) -> str:
         notices=findings.notices(runs),
         results=_results(runs),
         gains=_gains(runs),
+        crossed=[_crossed(run) for run in runs if run.cross],
         curves=_curves(runs),
         harmonised=[run for run in runs if run.pictures or run.amplitude],
         similarity=_similarity(runs),
@@ -123,6 +124,16 @@ def _gains(runs: Sequence[Run]) -> list[dict[str, Any]]:
         {"label": gain.label, "cells": [_cell(value, findings.signed(value)) for value in gain.differences.values()]}
         for gain in findings.gains(runs)
     ]
+
+
+def _crossed(run: Run) -> dict[str, Any]:
+    """One site's model per row, one site's test data per column."""
+    rows = []
+    for owner in run.sites:
+        scores, mean, pooled = run.elsewhere(owner)
+        cells = [_cell(score) | {"own": site == owner} for site, score in zip(run.sites, scores, strict=True)]
+        rows.append({"owner": owner, "cells": cells, "mean": _cell(mean), "pooled": _cell(pooled)})
+    return {"label": run.label, "metric": run.summary.metric, "sites": run.sites, "rows": rows}
 
 
 def _curves(runs: Sequence[Run]) -> dict[str, Any]:

@@ -132,6 +132,13 @@ class Round(Part):
     lost: dict[str, str] = {}
 
 
+class Cross(Part):
+    """cross.json: the score of every site's model on every site's test data, by owner, then by data."""
+
+    metric: str
+    scores: dict[str, dict[str, float | None]]
+
+
 @dataclass(frozen=True)
 class Absence:
     """A site without a part in one round's result."""
@@ -166,6 +173,7 @@ class Run:
     provenance: dict[str, Any]
     pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by site: (before, after) as data URIs
     amplitude: str | None = None  # the picture of the amplitude that all sites share
+    cross: Cross | None = None
 
     @property
     def failed(self) -> bool:
@@ -189,6 +197,18 @@ class Run:
         result = self.site(site)
         tested = result.test.get("cases") if result.test is not None else None
         return result.cases.get("test") if tested is None else int(tested)
+
+    def elsewhere(self, owner: str) -> tuple[list[float | None], float | None, float | None]:
+        """One site's model on every site's test data; mean over sites, and over cases. From cross.json."""
+        assert self.cross is not None
+        row = self.cross.scores.get(owner, {})
+        scores = [row.get(site) for site in self.sites]
+        cases = [self.test_cases(site) for site in self.sites]
+        known = [(score, count) for score, count in zip(scores, cases, strict=True) if score is not None and count]
+        if len(known) < len(scores):
+            return scores, None, None
+        pooled = sum(score * count for score, count in known) / sum(count for _, count in known)
+        return scores, sum(score for score, _ in known) / len(known), pooled
 
     def absences(self) -> list[Absence]:
         """Every site and round without a part in the result, from both files, in order of the rounds."""
@@ -219,7 +239,8 @@ def read(folder: Path) -> Run:
     plan = _text(folder, "plan.yaml", name)
     rounds = _rounds(folder, name, summary)
     amplitude = _picture(Path(folder) / "figures/amplitude.png")
-    return Run(name, summary.title, summary, rounds, plan, provenance, _pictures(Path(folder)), amplitude)
+    pictures, cross = _pictures(Path(folder)), _cross(folder, name)
+    return Run(name, summary.title, summary, rounds, plan, provenance, pictures, amplitude, cross)
 
 
 def read_all(folders: Sequence[Path]) -> list[Run]:
@@ -275,6 +296,13 @@ def _rounds(folder: Path, name: str, summary: Summary) -> tuple[Round, ...]:
             where = f"rounds.jsonl of run '{name}', line {number}"
             rounds.append(_checked(Round, _parsed(line, where), where))
     return tuple(rounds)
+
+
+def _cross(folder: Path, name: str) -> Cross | None:
+    if not (Path(folder) / "cross.json").exists():
+        return None
+    where = f"cross.json of run '{name}'"
+    return _checked(Cross, _parsed(_text(folder, "cross.json", name), where), where)
 
 
 def _pictures(folder: Path) -> dict[str, list[tuple[str, str]]]:

@@ -23,6 +23,18 @@ def text_table(runs: Sequence[Run]) -> str:
     return "\n".join(lines + _absence_lines(runs))
 
 
+def cross_table(run: Run) -> str:
+    """Every site's model (row) on every site's test data (column)."""
+    header = [f"model of, {one_line(run.summary.metric)} at", *map(one_line, run.sites), "mean", "pooled"]
+    first = max(map(len, [header[0], *map(one_line, run.sites)]))
+    widths = [max(len(title), 5) for title in header[1:]]
+    lines = [_line(header, first, widths), "-" * (first + sum(width + 2 for width in widths))]
+    for owner in run.sites:
+        scores, mean, pooled = run.elsewhere(owner)
+        lines.append(_line([one_line(owner), *map(number, [*scores, mean, pooled])], first, widths))
+    return "\n".join(lines)
+
+
 def _heading(runs: Sequence[Run]) -> str:
     metrics = {run.summary.metric for run in runs}
     return f"test {one_line(metrics.pop())}" if len(metrics) == 1 else "test score (different metrics)"

@@ -1,0 +1,63 @@
+"""Every site's model on every site's test data, after a run whose sites were all on one machine."""
+
+from pathlib import Path
+from typing import Any
+
+from medsilo.errors import MedsiloError
+from medsilo.federation.participant import Participant
+from medsilo.federation.record import Record
+from medsilo.files import load_tensors, write_json
+from medsilo.plan import load_plan
+from medsilo.site.settings import SiteSettings, read_settings
+
+FILE = "cross.json"
+TOLERANCE = 1e-6  # between a site's score in the summary and the same score again
+
+
+def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, dict[str, float | None]]:
+    """The score of every site's best model on every site's test data, {whose model: {whose data: score}}.
+
+    It is written to the run folder's cross.json. settings: where the data are, by default those of the run itself.
+    """
+    name = run_folder.resolve().name
+    summary = Record(run_folder).summary()
+    if summary.get("status") != "finished":
+        raise MedsiloError(
+            f"run {name} is not finished, so there is no model to compare; finish it with medsilo resume"
+        )
+    plan, sites = load_plan(run_folder / "plan.yaml"), summary["agreed"]["sites"]
+    absent = [site for site in sites if not _model_of(run_folder, site).is_file()]
+    if absent:
+        raise MedsiloError(
+            f"run {name} has no model of {', '.join(absent)}: its sites keep their models and data, so nobody can "
+            "compare them; only a run of federated sites in the simulator or in process has them on one machine"
+        )
+    settings = settings or run_settings(run_folder)
+    scores: dict[str, dict[str, float | None]] = {site: {} for site in sites}
+    for site in sites:  # one site's data at a time
+        at = Participant(plan, site, sites, settings, run_folder / "sites" / site)
+        for owner in sites:
+            scores[owner][site] = at.score(load_tensors(_model_of(run_folder, owner))[0])
+        _same_as_before(site, scores[site][site], summary)
+    write_json(run_folder / FILE, {"metric": plan.task.metric, "plan_hash": plan.hash, "scores": scores})
+    return scores
+
+
+def run_settings(run_folder: Path) -> SiteSettings:
+    """What the run's sites computed with: those of the simulator, which keeps them, or the defaults."""
+    return read_settings(run_folder / "nvflare" / "local")
+
+
+def _model_of(run_folder: Path, site: str) -> Path:
+    return run_folder / "sites" / site / "best.safetensors"
+
+
+def _same_as_before(site: str, score: float | None, summary: dict[str, Any]) -> None:
+    """A model's score on its own site's test data is already known, unless the site was lost before the test."""
+    tested = summary["sites"][site]["test"]
+    known = tested[summary["metric"]] if tested else score
+    if score != known and (score is None or known is None or abs(score - known) > TOLERANCE):
+        raise MedsiloError(
+            f"{site}'s model has {summary['metric']} {score} on its own test data, but {known} in the run's summary: "
+            "the data or medsilo are not those of the run; give the run's data with --data, or run it again"
+        )

@@ -1,0 +1,147 @@
+"""Every site's model on every site's test data: the numbers, the file, the page, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from medsilo import cli
+from medsilo.errors import MedsiloError
+from medsilo.federation.record import Record
+from medsilo.files import load_tensors, save_tensors
+from medsilo.plan import Plan
+from medsilo.report.read import read
+from medsilo.study import inprocess
+from medsilo.study.cross import cross
+from tests.conftest import PERSONAL, SITES, make_plan
+
+SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+    """A run of Local."""
+    plan, folder = make_plan("local", *SMALL), tmp_path_factory.mktemp("runs") / "local"
+    inprocess.run(plan, folder=folder)
+    return plan, folder
+
+
+@pytest.fixture
+def copied(finished: tuple[Plan, Path], tmp_path: Path) -> tuple[Plan, Path]:
+    return finished[0], Path(shutil.copytree(finished[1], tmp_path / "local"))
+
+
+def accuracy(plan: Plan, owner: dict[str, torch.Tensor], site: str) -> float:
+    model = plan.build_networks()["model"]
+    model.load_state_dict(owner)
+    inputs, targets = plan.task.load(site, SITES, plan.seed, None).test.tensors
+    with torch.no_grad():
+        return float((model.eval()(inputs).argmax(1) == targets).double().mean())
+
+
+def test_each_model_is_tested_at_each_site(copied: tuple[Plan, Path]) -> None:
+    plan, folder = copied
+    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    scores = cross(folder)
+    models = {site: load_tensors(folder / "sites" / site / "best.safetensors")[0] for site in SITES}
+    expected = {owner: {site: accuracy(plan, models[owner], site) for site in SITES} for owner in SITES}
+    assert scores == {owner: pytest.approx(row) for owner, row in expected.items()}
+    assert len({value for row in expected.values() for value in row.values()}) > 6  # else a mix-up would not show
+    facts = json.loads((folder / "cross.json").read_text())
+    assert facts == {"metric": "accuracy", "plan_hash": plan.hash, "scores": scores}
+    assert {path: path.read_bytes() for path in kept} == kept  # and nothing of the run is touched
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", *PERSONAL])
+def test_on_the_diagonal_is_what_the_summary_says(method: str, tmp_path: Path) -> None:
+    inprocess.run(make_plan(method, *SMALL), folder=tmp_path / "run")
+    scores, summary = cross(tmp_path / "run"), Record(tmp_path / "run").summary()
+    assert {site: scores[site][site] for site in SITES} == {
+        site: summary["sites"][site]["test"]["accuracy"] for site in SITES
+    }
+    rows = [list(row.values()) for row in scores.values()]
+    assert (rows[0] == rows[1] == rows[2]) == (method == "fedavg")
+
+
+def test_models_with_an_input_layer(tmp_path: Path) -> None:
+    inprocess.run(make_plan("harmofl", *SMALL), folder=tmp_path / "run")
+    scores = cross(tmp_path / "run")
+    assert scores[SITES[0]] == scores[SITES[1]]
+
+
+def test_another_model_than_the_tested_one_is_told(copied: tuple[Plan, Path]) -> None:
+    _, folder = copied
+    path = folder / "sites" / SITES[1] / "best.safetensors"
+    tensors, facts = load_tensors(path)
+    save_tensors(path, {name: -tensor for name, tensor in tensors.items()}, facts)
+    with pytest.raises(MedsiloError, match=r"hospital-b's model has accuracy .* but .* in the run's summary: the data"):
+        cross(folder)
+    assert not (folder / "cross.json").exists()
+
+
+def test_a_site_that_was_lost_before_the_test_is_compared_all_the_same(copied: tuple[Plan, Path]) -> None:
+    _, folder = copied
+    summary = Record(folder).summary()
+    summary["sites"][SITES[0]]["test"] = None
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert None not in cross(folder)[SITES[0]].values()
+
+
+@pytest.mark.parametrize("case", ["elsewhere", "central", "stopped", "no run", "no data"])
+def test_what_cannot_be_compared_is_one_clear_line(case: str, copied: tuple[Plan, Path]) -> None:
+    _, folder = copied
+    if case == "elsewhere":  # as between institutions: the server has no site's model
+        shutil.rmtree(folder / "sites" / SITES[2])
+        words = "run local has no model of hospital-c: its sites keep their models and data"
+    elif case == "central":
+        shutil.rmtree(folder)
+        inprocess.run(make_plan("central", *SMALL), folder=folder)
+        words = "run local has no model of hospital-a, hospital-b, hospital-c"
+    elif case == "no data":
+        (folder / "plan.yaml").write_text(make_plan("local", "task.name=activity-windows").to_yaml())
+        words = "task activity-windows reads a folder: set 'data'"
+    else:
+        (folder / "summary.json").unlink()
+        words = "run local is not finished"
+        if case == "no run":
+            shutil.rmtree(folder)
+    with pytest.raises(MedsiloError) as caught:
+        cross(folder)
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_command_prints_the_table_and_puts_it_on_the_page(
+    copied: tuple[Plan, Path], capsys: pytest.CaptureFixture
+) -> None:
+    _, folder = copied
+    assert "Every site's model at every site" not in page_of(folder)
+    assert cli.main(["cross", str(folder), "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    run = read(folder)
+    assert run.cross is not None
+    cases = [run.test_cases(site) or 0 for site in SITES]
+    page = (folder / "report.html").read_text()
+    assert "Every site's model at every site" in page
+    for owner in SITES:
+        row = [run.cross.scores[owner][site] or 0.0 for site in SITES]
+        pooled = sum(score * count for score, count in zip(row, cases, strict=True)) / sum(cases)
+        shown = [f"{value:.3f}" for value in [*row, sum(row) / 3, pooled]]
+        assert [owner, *shown] in [line.split() for line in printed.splitlines()]
+        assert all(value in page for value in shown)
+    assert cli.main(["cross", str(folder / "nowhere")]) == 1
+    assert capsys.readouterr().err.startswith("medsilo: run nowhere is not finished")
+
+
+def page_of(folder: Path) -> str:
+    assert cli.main(["report", str(folder)]) == 0
+    return (folder / "report.html").read_text()
+
+
+def test_a_damaged_file_is_named(copied: tuple[Plan, Path]) -> None:
+    _, folder = copied
+    (folder / "cross.json").write_text('{"metric": "accuracy"}')
+    with pytest.raises(MedsiloError, match=r"cross.json of run 'local': scores: Field required"):
+        read(folder)

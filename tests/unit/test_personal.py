@@ -1,0 +1,485 @@
+"""Methods with a network of the site's own: every step against float64 numpy, and what each is at its extremes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from medsilo.algorithms import ALGORITHMS, Algorithm
+from medsilo.algorithms.base import Blueprint, Workbench
+from medsilo.errors import PlanError
+from medsilo.files import load_tensors
+from medsilo.learning.amplitude import AmplitudeNorm
+from medsilo.learning.loop import Compute, Lesson, lesson, objective_of, passed_through, train_epoch
+from medsilo.learning.personal import MetaGradient, adapt, moreau
+from medsilo.learning.training import Training
+from medsilo.site.settings import SiteSettings
+from medsilo.study import inprocess
+from tests.conftest import PERSONAL, SITES, make_plan
+
+CPU = Compute()
+RATE, MOMENTUM, DECAY, EPOCHS, ROUNDS = 0.2, 0.9, 0.01, 2, 2
+SIZES = {"a": 12, "b": 20, "c": 7}  # training cases; batches of 4
+Array = np.ndarray
+Batches = list[tuple[Array, Array]]
+
+
+# ---------------------------------------------------------------------------------------------------- by hand
+def data_of(site: str) -> Batches:
+    numbers = np.random.default_rng(ord(site))
+    x, y = numbers.normal(size=(SIZES[site], 4)) + 0.3 * ord(site) % 1, numbers.integers(0, 3, SIZES[site])
+    return [(x[start : start + 4], y[start : start + 4]) for start in range(0, len(x), 4)]
+
+
+def in_epoch(batches: Batches, number: int) -> Batches:
+    """Every epoch has another order."""
+    return batches[number:] + batches[:number]
+
+
+def likelihoods(theta: Array, x: Array) -> tuple[Array, Array]:
+    """Softmax regression: theta [3, 5] holds weights and, in the last column, biases."""
+    padded = np.concatenate([x, np.ones((len(x), 1))], 1)
+    z = padded @ theta.T
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True), padded
+
+
+def gradient(theta: Array, batch: tuple[Array, Array]) -> Array:
+    """Of the mean cross-entropy."""
+    p, padded = likelihoods(theta, batch[0])
+    return (p - np.eye(3)[batch[1]]).T @ padded / len(padded)
+
+
+def curvature(theta: Array, batch: tuple[Array, Array], direction: Array) -> Array:
+    """Its second derivative times a direction."""
+    p, padded = likelihoods(theta, batch[0])
+    along = padded @ direction.T
+    return (p * along - p * (p * along).sum(1, keepdims=True)).T @ padded / len(padded)
+
+
+class Sgd:
+    """Torch's: decay added to the gradient, momentum that begins with the first gradient."""
+
+    def __init__(self) -> None:
+        self.memory: Array | None = None
+
+    def step(self, theta: Array, g: Array) -> Array:
+        g = g + DECAY * theta
+        self.memory = g if self.memory is None else MOMENTUM * self.memory + g
+        return theta - RATE * self.memory
+
+
+@dataclass
+class ByHand:
+    """One site in numpy: w as it was given, the site's own v, what it remembers."""
+
+    data: Batches
+    w: Array
+    v: Array
+    alpha: float = 0.5
+    of_w: Sgd = field(default_factory=Sgd)
+    of_v: Sgd = field(default_factory=Sgd)
+
+    def passes(self) -> Batches:
+        return [batch for number in range(EPOCHS) for batch in in_epoch(self.data, number)]
+
+    def learn_shared(self, batch: tuple[Array, Array]) -> None:
+        self.w = self.of_w.step(self.w, gradient(self.w, batch))
+
+
+def ditto(site: ByHand, pull: float) -> None:
+    arrived = site.w
+    for batch in site.passes():
+        site.v = site.of_v.step(site.v, gradient(site.v, batch) + pull * (site.v - arrived))
+        site.learn_shared(batch)
+
+
+def apfl(site: ByHand, adaptive: bool) -> None:
+    for number, batch in enumerate(site.passes()):
+        if adaptive and number == 0:
+            mixed = site.alpha * site.v + (1 - site.alpha) * site.w
+            slope = float(((site.v - site.w) * gradient(mixed, batch)).sum())
+            site.alpha = min(max(site.alpha - RATE * slope, 0.0), 1.0)
+        mixed = site.alpha * site.v + (1 - site.alpha) * site.w
+        site.v = site.of_v.step(site.v, site.alpha * gradient(mixed, batch))
+        site.learn_shared(batch)
+
+
+def per_fedavg(site: ByHand, a: float, second: bool) -> None:
+    batches = site.passes()
+    for number, batch in enumerate(batches):
+        before, long_before = batches[max(number - 1, 0)], batches[max(number - 2, 0)]
+        g = gradient(site.w - a * gradient(site.w, before), batch)
+        if second:
+            g = g - a * curvature(site.w, long_before, g)
+        site.w = site.of_w.step(site.w, g)
+
+
+def pfedme(site: ByHand, pull: float, steps: int, outer: float) -> None:
+    site.v = site.w
+    for batch in site.passes():
+        for _ in range(steps):
+            site.v = site.of_v.step(site.v, gradient(site.v, batch) + pull * (site.v - site.w))
+        site.w = site.w - outer * pull * (site.w - site.v)
+
+
+def fine_tuning(site: ByHand) -> None:
+    for batch in site.passes():
+        site.learn_shared(batch)
+
+
+def after_all_data(site: ByHand, a: float) -> Array:
+    everything = tuple(np.concatenate(part) for part in zip(*site.data, strict=True))
+    return site.w - a * gradient(site.w, everything)  # type: ignore[arg-type]
+
+
+def after_tuning(site: ByHand, epochs: int) -> Array:
+    tuned, sgd = site.w, Sgd()
+    for number in range(epochs):
+        for batch in in_epoch(site.data, number):
+            tuned = sgd.step(tuned, gradient(tuned, batch))
+    return tuned
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with its numbers; what a site does in a round and what it evaluates, by hand; the server's step β."""
+
+    name: str
+    numbers: dict
+    learn: Callable[[ByHand], None]
+    evaluated: Callable[[ByHand], Array] = lambda site: site.v
+    server: float = 1.0
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"{key}={value}" for key, value in self.numbers.items())])
+
+
+def mixture(site: ByHand) -> Array:
+    return site.alpha * site.v + (1 - site.alpha) * site.w
+
+
+CASES = [
+    Case("ditto", {"pull": 0.7}, lambda site: ditto(site, 0.7)),
+    Case("apfl", {"alpha": 0.5}, lambda site: apfl(site, False), mixture),
+    Case("apfl", {"alpha": 0.5, "adaptive": True}, lambda site: apfl(site, True), mixture),
+    Case("per-fedavg", {"inner_lr": 0.1}, lambda s: per_fedavg(s, 0.1, False), lambda s: after_all_data(s, 0.1)),
+    Case(
+        "per-fedavg",
+        {"inner_lr": 0.1, "variant": "hessian-free"},
+        lambda site: per_fedavg(site, 0.1, True),
+        lambda site: after_all_data(site, 0.1),
+    ),
+    Case("pfedme", {"pull": 2.0, "steps": 3, "outer_lr": 0.3}, lambda site: pfedme(site, 2.0, 3, 0.3)),
+    Case(
+        "pfedme",
+        {"pull": 2.0, "steps": 1, "outer_lr": 0.1, "server_lr": 0.4, "weighting": "uniform"},
+        lambda site: pfedme(site, 2.0, 1, 0.1),
+        server=0.4,
+    ),
+    Case("fine-tuning", {"epochs": 2}, fine_tuning, lambda site: after_tuning(site, 2)),
+    Case("fine-tuning", {"epochs": 0}, fine_tuning, lambda site: site.w),
+]
+
+
+def study_by_hand(case: Case, start: Array) -> list[dict[str, Array]]:
+    """What every site evaluates after 0, 1, ... rounds, and the shared network as "shared"."""
+    sites = {site: ByHand(data_of(site), start, start) for site in SIZES}
+    shared, curve = start, []
+    for number in range(ROUNDS + 1):
+        for site in sites.values():
+            site.w = shared
+        curve.append({name: case.evaluated(site) for name, site in sites.items()} | {"shared": shared})
+        if number == ROUNDS:
+            break
+        for site in sites.values():
+            case.learn(site)
+        uniform = case.numbers.get("weighting") == "uniform"
+        weights = {name: 1.0 if uniform else float(SIZES[name]) for name in sites}
+        mean = sum(weights[name] * site.w for name, site in sites.items()) / sum(weights.values())
+        shared = (1 - case.server) * shared + case.server * mean
+    return curve
+
+
+# ---------------------------------------------------------------------------------------------------- ours
+class Site:
+    """One site with the method's real networks, and a workbench without a participant around it."""
+
+    def __init__(self, name: str, algorithm: Algorithm, start: Array) -> None:
+        def build() -> nn.Module:
+            model = nn.Linear(4, 3).double()
+            model.load_state_dict({"weight": torch.tensor(start[:, :4]), "bias": torch.tensor(start[:, 4])})
+            return model
+
+        self.algorithm = algorithm
+        self.modules = algorithm.networks(Blueprint(build, (4,)))
+        if "share" in self.modules:
+            self.modules["share"].double()
+        training = Training(local_epochs=EPOCHS, learning_rate=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+        optimizers = {
+            name: training.make_optimizer(module.parameters())
+            for name, module in self.modules.items()
+            if list(module.parameters())
+        }
+        self.data = [(torch.tensor(x), torch.tensor(y)) for x, y in data_of(name)]
+        loss = functional.cross_entropy
+        self.bench = Workbench(
+            *(name, list(SIZES), self.modules, optimizers, training, loss, CPU),
+            *(self.epoch, lambda: iter(self.data), SIZES[name]),
+        )
+
+    def epoch(self, lessons: Sequence[Lesson], number: int) -> float:
+        return train_epoch(iter(in_epoch(self.data, number)), lessons, CPU)
+
+    def receive(self, tensors: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in self.algorithm.shared(self.modules, "train")["global"].items():
+                tensor.copy_(tensors[name])
+
+
+def theta_of(tensors: dict[str, Tensor]) -> Array:
+    return torch.cat([tensors["weight"], tensors["bias"][:, None]], 1).detach().numpy().copy()
+
+
+def study(case: Case, start: Array) -> list[dict[str, Array]]:
+    algorithm = ALGORITHMS[case.name](**case.numbers)
+    sites = {name: Site(name, algorithm, start) for name in SIZES}
+    mixer = algorithm.mixer("global", {}, list(SIZES))
+    first = algorithm.shared(sites["a"].modules, "train")["global"]
+    mixer.start(SIZES, {name: tensor.clone() for name, tensor in first.items()})
+    curve = []
+    for number in range(ROUNDS + 1):
+        for name, site in sites.items():
+            site.receive(mixer.current(name))
+            algorithm.personalise(site.bench)
+        ends = {name: theta_of(site.modules["model"].state_dict()) for name, site in sites.items()}
+        curve.append(ends | {"shared": theta_of(mixer.current("a"))})
+        if number == ROUNDS:
+            break
+        mixer.start(SIZES)
+        for name, site in sites.items():
+            algorithm.train(site.bench, "train")
+            sent = algorithm.shared(site.modules, "train")["global"]
+            mixer.add(name, {key: tensor.clone() for key, tensor in sent.items()}, SIZES[name])
+        mixer.finish()
+    return curve
+
+
+@pytest.fixture(scope="module")
+def start() -> Array:
+    return np.random.default_rng(5).normal(size=(3, 5))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_two_rounds_at_three_sites_are_those_of_the_equations(case: Case, start: Array) -> None:
+    mine, expected = study(case, start), study_by_hand(case, start)
+    for number in range(ROUNDS + 1):
+        for name in expected[number]:
+            np.testing.assert_allclose(mine[number][name], expected[number][name], rtol=0, atol=1e-6)
+    ends = list(expected[-1].values())
+    if case.numbers.get("epochs") != 0:  # else a mistake in who has what would not show
+        assert all(np.abs(one - other).max() > 1e-3 for i, one in enumerate(ends) for other in ends[:i])
+
+
+def test_the_cases_differ(start: Array) -> None:
+    """Else the test above could not tell the methods and their numbers apart."""
+    ends = [study_by_hand(case, start)[-1]["a"] for case in CASES]
+    assert all(np.abs(one - other).max() > 1e-4 for i, one in enumerate(ends) for other in ends[:i])
+
+
+def test_alpha_moves_at_every_site_and_stays_a_share(start: Array) -> None:
+    algorithm = ALGORITHMS["apfl"](alpha=1.0, adaptive=True)
+    site = Site("a", algorithm, start)
+    with torch.no_grad():
+        site.modules["local"].weight.add_(torch.tensor([[3.0], [-5.0], [1.0]]))
+    seen = []
+    for _ in range(6):
+        algorithm.train(site.bench, "train")
+        seen.append(float(site.modules["share"].alpha))
+    assert all(0 <= alpha <= 1 for alpha in seen)
+    assert len(set(seen)) > 2
+
+
+# ---------------------------------------------------------------------------------------------------- batch norm
+@pytest.fixture
+def pair() -> tuple[nn.Module, nn.Module, Tensor, Tensor]:
+    """Two networks with batch norm, unlike each other, and a batch."""
+    torch.manual_seed(3)
+    one, other = (nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)) for _ in range(2))
+    return one, other, torch.randn(8, 4), torch.arange(8) % 3
+
+
+def test_pfedme_s_shared_network_has_statistics_of_its_own_passes(pair: tuple) -> None:
+    own, shared, inputs, targets = pair
+    mean = shared[0](inputs).mean(0).detach()
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    inner = lesson(own, objective_of(functional.cross_entropy), optimizer, CPU)
+    shared.eval()
+    moreau(inner, own, shared, 4, 0.5)(inputs, targets)
+    assert (int(own[1].num_batches_tracked), int(shared[1].num_batches_tracked)) == (4, 1)
+    torch.testing.assert_close(shared[1].running_mean, 0.1 * mean)
+
+
+@pytest.mark.parametrize("hessian_free", [False, True])
+def test_the_meta_gradient_counts_each_batch_once_and_leaves_the_weights(hessian_free: bool, pair: tuple) -> None:
+    model, _, inputs, targets = pair
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    meta = MetaGradient(model, functional.cross_entropy, 0.1, CPU)
+
+    def without_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor]) -> Tensor:
+        loss = closure()
+        if hessian_free:
+            meta.subtract_curvature()
+        return loss
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    learn = meta.lesson(lesson(model, meta.objective, optimizer, CPU, without_step))
+    for _ in range(3):
+        learn(inputs, targets)
+    assert int(model[1].num_batches_tracked) == 3
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_an_adaptation_goes_over_all_cases_and_forgets_its_gradients(pair: tuple) -> None:
+    model, _, inputs, targets = pair
+    halves = [(inputs[:5], targets[:5]), (inputs[5:], targets[5:])]
+    expected = [torch.zeros_like(p) for p in model.parameters()]
+    for x, y in halves:
+        loss = functional.cross_entropy(model(x), y)
+        for total, one in zip(expected, torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            total += one * len(x) / 8
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    loss_of = objective_of(functional.cross_entropy)
+    adapt(model, loss_of, 0.3, lambda lessons: train_epoch(iter(halves), lessons, CPU), CPU)
+    for parameter, old, g in zip(model.parameters(), before, expected, strict=True):
+        torch.testing.assert_close(parameter.detach(), old - 0.3 * g)
+        assert parameter.grad is None
+
+
+def test_tuning_for_an_evaluation_leaves_an_input_layer_as_it_is() -> None:
+    layer = AmplitudeNorm((1, 8, 8))
+    images = torch.rand(4, 1, 8, 8)
+
+    def data() -> Iterator[tuple[Tensor, Tensor]]:
+        return iter([(images, torch.zeros(4)), (2 * images, torch.zeros(4))])
+
+    list(passed_through(layer, data()))
+    known = layer.amplitude.clone()
+    list(passed_through(layer, data(), learns=False))
+    assert torch.equal(layer.amplitude, known)
+    list(passed_through(layer, data()))
+    assert not torch.equal(layer.amplitude, known)
+
+
+# ---------------------------------------------------------------------------------------------------- extremes
+SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "tracking.select=last"]
+
+
+def run(method: str, folder: Path, *changes: str) -> dict[str, dict[str, Tensor]]:
+    """Every site's model after the last round, and what the lead gets as "global"."""
+    inprocess.run(make_plan(method, *SMALL, *changes), folder=folder)
+    ends = {site: load_tensors(folder / "sites" / site / "last.safetensors")[0] for site in SITES}
+    lead = folder / "global" / "last.safetensors"
+    return ends | ({"global": load_tensors(lead)[0]} if lead.exists() else {})
+
+
+def is_statistic(name: str) -> bool:
+    return name.split(".")[-1] in ("running_mean", "running_var", "num_batches_tracked")
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor], statistics: bool = True) -> float:
+    assert one.keys() == other.keys()
+    names = [name for name in one if statistics or not is_statistic(name)]
+    return max(float((one[name] - other[name]).abs().max()) for name in names)
+
+
+@pytest.mark.parametrize(("method", "change"), [("ditto", "algorithm.pull=0"), ("apfl", "algorithm.alpha=1.0")])
+def test_without_the_others_it_is_local_bit_for_bit(method: str, change: str, tmp_path: Path) -> None:
+    mine, local, average = (
+        run(method, tmp_path / "1", change),
+        run("local", tmp_path / "2"),
+        run("fedavg", tmp_path / "3"),
+    )
+    for site in SITES:
+        assert distance(mine[site], local[site]) == 0
+    assert distance(mine["global"], average["global"]) == 0  # and beside it FedAvg goes on undisturbed
+
+
+def test_apfl_without_its_own_share_predicts_with_fedavg_s_weights(tmp_path: Path) -> None:
+    mine, average = run("apfl", tmp_path / "1", "algorithm.alpha=0.0"), run("fedavg", tmp_path / "2")
+    for site in SITES:
+        assert distance(mine[site], average[site], statistics=False) == 0
+        assert distance(mine[site], average[site]) > 0  # running statistics are the site's own
+
+
+def test_no_epoch_of_fine_tuning_is_fedavg_bit_for_bit(tmp_path: Path) -> None:
+    mine, average = run("fine-tuning", tmp_path / "1", "algorithm.epochs=0"), run("fedavg", tmp_path / "2")
+    for place in [*SITES, "global"]:
+        assert distance(mine[place], average[place]) == 0
+    tuned = run("fine-tuning", tmp_path / "3")
+    assert distance(tuned["global"], average["global"]) == 0
+    assert distance(tuned[SITES[0]], average[SITES[0]]) > 0.01
+
+
+@pytest.mark.parametrize("variant", ["first-order", "hessian-free"])
+def test_per_fedavg_comes_near_fedavg_with_its_inner_step(variant: str, start: Array, tmp_path: Path) -> None:
+    average = study_by_hand(Case("fine-tuning", {}, fine_tuning), start)[-1]["shared"]
+    far, near = (
+        np.abs(
+            study(Case("per-fedavg", {"inner_lr": a, "variant": variant}, fine_tuning), start)[-1]["shared"] - average
+        )
+        for a in (1e-3, 1e-4)
+    )
+    assert 8 < far.max() / near.max() < 12
+    changes = ["algorithm.inner_lr=0.0", f"algorithm.variant={variant}"]
+    mine, fedavg = run("per-fedavg", tmp_path / "1", *changes), run("fedavg", tmp_path / "2")
+    assert distance(mine["global"], fedavg["global"], statistics=False) == 0
+
+
+def test_the_lead_gets_the_shared_network_and_every_site_ends_with_its_own(tmp_path: Path) -> None:
+    for method in PERSONAL:
+        ends = run(method, tmp_path / method)
+        for place, one in enumerate(SITES):
+            assert distance(ends[one], ends["global"]) > 0, method
+            assert all(distance(ends[one], ends[other]) > 0 for other in SITES[:place]), method
+        assert not (tmp_path / method / "global" / "best.safetensors").exists()  # chosen by each site for itself
+
+
+@pytest.mark.parametrize("method", PERSONAL)
+def test_half_precision_at_a_site(method: str) -> None:
+    changes = {"apfl": ["algorithm.adaptive=true"], "per-fedavg": ["algorithm.variant=hessian-free"]}
+    plan = make_plan(method, *SMALL, "training.rounds=1", *changes.get(method, []))
+    done = inprocess.run(plan, settings=SiteSettings(device="cpu", precision="bfloat16"))
+    exact = inprocess.run(plan, settings=SiteSettings(device="cpu"))
+    for site in SITES:
+        assert 0 < distance(done.models[site].state_dict(), exact.models[site].state_dict()) < 0.5
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize(
+    ("method", "change", "words"),
+    [
+        ("ditto", "pull=-0.1", "algorithm.pull: -0.1 is too small; give 0.0 or more"),
+        ("apfl", "alpha=1.1", "algorithm.alpha: 1.1 is too large; give 1.0 or less"),
+        ("apfl", "alpha=-0.1", "algorithm.alpha: -0.1 is too small; give 0.0 or more"),
+        ("per-fedavg", "inner_lr=-1", "algorithm.inner_lr: -1 is too small; give 0.0 or more"),
+        ("per-fedavg", "variant=second-order", "algorithm.variant: 'second-order' is not known"),
+        ("pfedme", "pull=0", "algorithm.pull: 0 is too small; give more than 0.0"),
+        ("pfedme", "steps=0", "algorithm.steps: 0 is too small; give 1 or more"),
+        ("pfedme", "server_lr=0", "algorithm.server_lr: 0 is too small; give more than 0.0"),
+        ("pfedme", "outer_lr=0.1", "outer_lr 0.1 times pull 15.0 is above 1: w would jump past θ; lower one of them"),
+        ("fine-tuning", "epochs=-1", "algorithm.epochs: -1 is too small; give 0 or more"),
+        ("ditto", "alpha=0.5", "algorithm.alpha: unknown key with value 0.5"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(method: str, change: str, words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        make_plan(method, f"algorithm.{change}")
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
