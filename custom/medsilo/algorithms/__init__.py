@@ -10,6 +10,7 @@ from medsilo.algorithms.fedavg import FedAvg
 from medsilo.algorithms.fedbn import FedBN
 from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.fedprox import FedProx
+from medsilo.algorithms.fedsm import FedSM
 from medsilo.algorithms.fine_tuning import FineTuning
 from medsilo.algorithms.harmofl import HarmoFL
 from medsilo.algorithms.local import Local
@@ -21,6 +22,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     for method in (
         *(Local, FedAvg, FedProx, FedBN, FedPer, HarmoFL, AdaFed, DAdaFed, FAdaFed),
         *(Ditto, APFL, PerFedAvg, PFedMe, FineTuning),
+        *(FedSM,),
         Central,
     )
 }

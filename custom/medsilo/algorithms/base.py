@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -14,6 +14,7 @@ from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, less
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer, WeightedMean
+from medsilo.models.base import Network
 from medsilo.section import Section
 
 Tensors = dict[str, Tensor]
@@ -49,9 +50,19 @@ class Blueprint:
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] | None
+    channels: int
+    sites: Sequence[str]  # that train, in sorted order; empty when the plan names none
 
     def __call__(self) -> nn.Module:
         return self.make()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a super model, made of the groups "global", "personal" and "selector", chooses among its models."""
+
+    selector: Network
+    rule: Literal["threshold", "argmax", "mixture"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ class Workbench:
     """What a method finds at a site when it trains: the networks, their optimizers, and passes over the data."""
 
     site: str
-    sites: Sequence[str]  # all the study's, in sorted order
+    sites: Sequence[str]  # all that train, in sorted order
     modules: Modules
     optimizers: Mapping[str, Optimizer]
     training: Training
@@ -97,6 +108,9 @@ class Algorithm(Section):
     passing: ClassVar[frozenset[str]] = frozenset()  # networks that a site needs within one round and never keeps
     # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    ending: ClassVar[str | None] = None  # the phase in which the outcome is delivered, when it is not the last round's
+    # A group that is personal, and the one that stands for it where a site has none or does not let others have it.
+    stand_in: ClassVar[Mapping[str, str]] = {}
 
     def phases(self, training: Training) -> Sequence[Phase]:
         """The stretches of rounds, in order."""
@@ -114,6 +128,14 @@ class Algorithm(Section):
         """What is evaluated, saved and given to the hospital: "model" with the input layer in front."""
         layer = self.input_layer(modules)
         return modules["model"] if layer is None else nn.Sequential(OrderedDict(input=layer, model=modules["model"]))
+
+    def cautions(self, sites: Sequence[str]) -> list[str]:
+        """What whoever starts the study should know of its numbers, one line each."""
+        return []
+
+    def optimizer(self, name: str, module: nn.Module, training: Training) -> Optimizer:
+        """The optimizer of a network that learns."""
+        return training.make_optimizer(module.parameters())
 
     # What is shared
     def shared(self, modules: Modules, phase: str) -> Groups:
@@ -158,6 +180,10 @@ class Algorithm(Section):
     def leaves(self, modules: Modules) -> list[str]:
         """What leaves a site besides its trained weights and scores, one line each, for the hospital's leak report."""
         return []
+
+    def choice(self, modules: Modules) -> Choice | None:
+        """How the super model chooses that is made at the end; None when the method makes none."""
+        return None
 
     # What is trained
     def train(self, bench: Workbench, phase: str) -> float:
