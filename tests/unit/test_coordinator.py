@@ -526,7 +526,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         reply = work()
         modules = study.participants[site].modules
         networks = [modules[name].state_dict() for name in ("model", "local") if name in modules]
-        travels = {name for group in ("model", "body") for name in reply.groups.get(group, {})}
+        travels = {name for group in ("model", "body", "personal") for name in reply.groups.get(group, {})}
         public = [tensor for group in asked.groups.values() for tensor in group.values()]
         if asked.facts["task"] == "round" and set(reply.groups) != {"statistics"}:  # else nothing was trained
             kept[site] += [
@@ -562,6 +562,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "fedbn": 10,
         "fedper": 2,
         "harmofl": 0,
+        "fedsm": 0,
         "local": all_of_it,
         **dict.fromkeys(("adafed", "d-adafed", "f-adafed"), 10),
         **dict.fromkeys(PERSONAL, all_of_it),
@@ -695,7 +696,8 @@ def test_test_data_are_touched_once_and_at_the_end(method: str, tmp_path: Path) 
     summary = study.run()
     for site in SITES:
         assert (data[site].test.looks == 1).all()
-        assert (data[site].validation.looks == plan.rounds + 1).all()  # also before the first round
+        looks = plan.rounds + 1 + bool(plan.algorithm.choice(study.coordinator.layout))
+        assert (data[site].validation.looks == looks).all()  # also before the first round, and for the super model
         assert summary["sites"][site]["test"]["cases"] == len(data[site].test)
 
 

@@ -3,7 +3,6 @@
 No word here of how parcels travel: a `Transport` brings them, in a plain loop or over NVFlare.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +17,7 @@ from medsilo.algorithms.base import Groups, Parcel
 from medsilo.algorithms.headquarters import Headquarters
 from medsilo.errors import MedsiloError, ParticipationError, Refused
 from medsilo.federation import ending
-from medsilo.federation.checks import same_layout, same_names
+from medsilo.federation.checks import check_metrics, check_package, is_number, same_layout
 from medsilo.federation.pictures import draw_amplitude
 from medsilo.federation.record import AMPLITUDE, Record, now
 from medsilo.learning.loop import is_finite
@@ -335,10 +334,10 @@ class Coordinator:
             raise Refused(
                 f"answers {facts.get('task')} {facts.get('round')} of a study, not {task} {number} of this one"
             )
-        _check_package(facts.get("package"))
-        if not _is_number(facts.get("seconds")):
+        check_package(facts.get("package"))
+        if not is_number(facts.get("seconds")):
             raise Refused(f"its seconds are {facts.get('seconds')!r}, not a number")
-        _check_metrics(reply.metrics, METRICS[task])
+        check_metrics(reply.metrics, METRICS[task])
         if task == "round":
             samples = reply.samples
             if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MOST_SAMPLES:
@@ -582,28 +581,3 @@ def _chosen(exchange: Exchange) -> dict[str, dict[str, int]]:
 def _absence(record: dict[str, Any], site: str) -> str | None:
     """Why a site is missing from a round."""
     return next((f"{kind}: {record[kind][site]}" for kind in ("refused", "lost") if site in record[kind]), None)
-
-
-def _check_package(theirs: Any) -> None:
-    """Sites run the server's own code, or nothing of theirs counts."""
-    ours = package_facts()
-    if theirs != ours:
-        known = theirs if isinstance(theirs, dict) else {}
-        raise Refused(
-            f"runs medsilo {known.get('version')} ({str(known.get('hash'))[:12]}), the server {ours['version']} "
-            f"({ours['hash'][:12]}); install the same package at both"
-        )
-
-
-def _check_metrics(metrics: Any, names: frozenset[str]) -> None:
-    """A metric is a finite number, or None where there is none."""
-    if not isinstance(metrics, dict):
-        raise Refused(f"its metrics are a {type(metrics).__name__}")
-    same_names("metrics", metrics, names)
-    for name, value in metrics.items():
-        if value is not None and not _is_number(value):
-            raise Refused(f"metric {name} is {value!r}, not a finite number")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

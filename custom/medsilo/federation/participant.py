@@ -78,13 +78,8 @@ class Participant:
         with self.compute.reproducible(seed_for(self.plan.seed, self.site, "work", facts["round"])):
             reply = work[facts["task"]](parcel, facts["round"], stop)
         echo = {key: facts[key] for key in ("task", "round", "study")}
-        reply.facts = {
-            **reply.facts,
-            **echo,
-            "package": package_facts(),
-            "cases": self.cases,
-            "seconds": time.monotonic() - started,
-        }
+        seconds = time.monotonic() - started
+        reply.facts |= {**echo, "package": package_facts(), "cases": self.cases, "seconds": seconds}
         return reply
 
     # ------------------------------------------------------------------ the four kinds of work

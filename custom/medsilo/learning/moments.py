@@ -1,5 +1,7 @@
 """Adam's memory as tensors that can travel, and steps with the gradient of many batches."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -48,7 +50,8 @@ class GradientSum:
     def collect(self, optimizer: Optimizer, closure: Closure) -> Tensor:
         """A `Step` that changes no weight."""
         loss = closure()
-        torch._foreach_add_(self.total, [parameter.grad for parameter in _weights(optimizer)])
+        for total, parameter in zip(self.total, _weights(optimizer), strict=True):
+            total.add_(cast(Tensor, parameter.grad))
         return loss
 
     def step(self, optimizer: Optimizer) -> None:
