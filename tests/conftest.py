@@ -10,7 +10,8 @@ from medsilo.plan import Plan, parse_plan
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
 PERSONAL = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]  # a network of the site's own beside the shared one
-METHODS = [*PLAIN, "harmofl", "adafed", "d-adafed", "f-adafed", *PERSONAL, "fedsm"]
+FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
+METHODS = [*PLAIN, "harmofl", "adafed", "d-adafed", "f-adafed", *PERSONAL, *FEDSM]
 TINY = {"name": "synthetic-activity"}
 
 

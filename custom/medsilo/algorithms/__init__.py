@@ -11,6 +11,8 @@ from medsilo.algorithms.fedbn import FedBN
 from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.fedprox import FedProx
 from medsilo.algorithms.fedsm import FedSM
+from medsilo.algorithms.fedsm_ensemble import FedSMEnsemble
+from medsilo.algorithms.fedsm_extra import FedSMExtra
 from medsilo.algorithms.fine_tuning import FineTuning
 from medsilo.algorithms.harmofl import HarmoFL
 from medsilo.algorithms.local import Local
@@ -22,7 +24,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     for method in (
         *(Local, FedAvg, FedProx, FedBN, FedPer, HarmoFL, AdaFed, DAdaFed, FAdaFed),
         *(Ditto, APFL, PerFedAvg, PFedMe, FineTuning),
-        *(FedSM,),
+        *(FedSM, FedSMExtra, FedSMEnsemble),
         Central,
     )
 }
