@@ -64,6 +64,8 @@ def render(runs: Sequence[Run], title: str) -> str:
         curves=_curves(runs),
         harmonised=[run for run in runs if run.pictures or run.amplitude],
         similarity=_similarity(runs),
+        super_models=[_super_model(run) for run in runs if run.summary.details.super_model],
+        unseen=[_unseen(run) for run in runs if run.summary.unseen],
         participation=[_participation(run) for run in runs if not findings.is_central(run)],
         agreed=_same(runs, _agreed),
         costs=_costs(runs),
@@ -217,6 +219,31 @@ def _similarity(runs: Sequence[Run]) -> dict[str, Any]:
     drawn = metric is not None and any(value is not None for one in bars for value in one.values)
     chart = site_bars(sites, bars, key="site-bars", title=f"Test {metric} at every site") if drawn else None
     return {"maps": maps, "bars": chart, "legend": [{"name": b.name, "swatch": swatch(b.style)} for b in bars]}
+
+
+def _super_model(run: Run) -> dict[str, Any]:
+    """Whose model answered for each site's test cases, and the scores of the thresholds that were tried."""
+    facts = run.summary.details.super_model
+    assert facts is not None
+    names = ["global", *facts.agreed]
+    rows = []
+    for site, chosen in facts.tested.items():
+        cases = sum(chosen.values())
+        cells = [f"{chosen.get(name, 0) / cases:.0%}" if cases else MISSING for name in names]
+        rows.append({"site": site, "unseen": site not in facts.sites, "cells": cells})
+    curve = [
+        {"threshold": f"{gamma:g}", "score": number(score), "chosen": gamma == facts.threshold}
+        for gamma, _, score in facts.curve
+    ]
+    kept = [site for site in facts.sites if site not in facts.agreed]
+    return {"label": run.label, "names": names, "rows": rows, "curve": curve, "kept": kept, "rule": facts.rule}
+
+
+def _unseen(run: Run) -> dict[str, Any]:
+    """The scores at hospitals that did not train."""
+    metric = run.summary.metric
+    scores = {site: result.test and result.test.get(metric) for site, result in run.summary.unseen.items()}
+    return {"label": run.label, "metric": metric, "rows": [(site, number(score)) for site, score in scores.items()]}
 
 
 def _pretrained(facts: dict[str, Any] | None) -> str:
