@@ -121,7 +121,8 @@ class Plan(Section):
             networks = self.algorithm.networks(self._blueprint())
         self.algorithm.check(networks)
         self._network_reads_task(networks["model"])
-        self._can_be_tested_elsewhere(networks)
+        if self.participation.unseen:
+            self._can_be_tested_elsewhere()
         self._keeps_its_protocol()
         return self
 
@@ -139,11 +140,10 @@ class Plan(Section):
                 f"{list(shape)}; choose another network, its numbers or task.size"
             ) from error
 
-    def _can_be_tested_elsewhere(self, networks: dict[str, nn.Module]) -> None:
-        algorithm = self.algorithm
-        if not self.participation.unseen or algorithm.choice(networks):
-            return
-        if algorithm.personal(networks, self.last_phase):
+    def _can_be_tested_elsewhere(self) -> None:
+        """Something is there for a hospital that did not train: one model for all, or a super model."""
+        algorithm, networks = self.algorithm, self.build_networks()
+        if algorithm.personal(networks, self.last_phase) and not algorithm.choice(networks):
             raise PlanError(f"participation.unseen: {algorithm.name} leaves no model for hospitals that did not train")
 
     def _keeps_its_protocol(self) -> None:
