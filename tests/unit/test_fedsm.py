@@ -23,8 +23,8 @@ from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
 from medsilo.supermodel import THRESHOLDS, SuperModel
-from tests.conftest import SITES, make_plan
-from tests.unit.test_coordinator import Answers, Study
+from tests.conftest import PERSONAL, SITES, make_plan
+from tests.unit.test_coordinator import Answers, Study, assert_equal
 
 A, B, C = SITES
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
@@ -476,6 +476,52 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
     assert summary["details"]["super_model"]["curve"] == []
     with pytest.raises(PlanError, match=r"training\.rounds: .* trains models before 3 rounds"):
         planned("training.rounds=3", "algorithm.selector_rounds=3", method=method)
+
+
+# ---------------------------------------------------------------------------------------------------- Table 6
+@pytest.mark.parametrize("method", PERSONAL)
+def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, tmp_path: Path) -> None:
+    """The selector learns beside it from the same batches and changes nothing of it."""
+    plan = planned(f"algorithm.personal_method.name={method}")
+    assert [(phase.name, phase.rounds) for phase in plan.algorithm.phases(plan.training)] == [
+        ("train", 2),
+        ("collect", 1),
+    ]
+    study = Study(plan, tmp_path / "fedsm")
+    found = study.run()["details"]["super_model"]
+    alone = Study(planned(method=method), tmp_path / "alone")
+    alone.run()
+    assert_equal(study.model("global/last"), alone.model("global/last"))
+    model = SuperModel.load(study.folder / "supermodel")
+    assert found["agreed"] == SITES
+    for site in SITES:
+        own = alone.model(f"sites/{site}/last")
+        if method in ("fine-tuning", "per-fedavg"):  # they go through the data anew, in another order
+            near = zip(wide(own).values(), wide(model.expert(site).state_dict()).values(), strict=True)
+            assert all(np.allclose(one, other, rtol=0.2, atol=0.2) for one, other in near)
+        else:
+            assert_equal(dict(model.expert(site).state_dict()), own)
+    sent = [
+        set(parcel.groups) for site, parcel in study.transport.sent if site == A and parcel.facts["task"] == "round"
+    ]
+    assert sent == [{"global", "selector", "moments"}] * 3
+    assert not torch.equal(*(next(iter(model.expert(site).state_dict().values())) for site in (A, B)))
+
+
+def test_a_study_with_another_personal_method_that_stopped_goes_on(tmp_path: Path) -> None:
+    plan = planned("algorithm.personal_method.name=ditto")
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        inprocess.run(plan, folder=tmp_path / "run", on_round=stop)
+    resumed = inprocess.run(plan, folder=tmp_path / "run", resume=True).summary
+    whole = inprocess.run(plan, folder=tmp_path / "whole").summary
+    assert resumed["details"] == whole["details"]
+    one, other = (SuperModel.load(tmp_path / run / "supermodel").state_dict() for run in ("run", "whole"))
+    assert_equal(one, other)
 
 
 # ---------------------------------------------------------------------------------------------------- protocols

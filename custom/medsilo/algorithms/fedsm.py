@@ -4,18 +4,28 @@ Equations and lines of Alg. 1 are the paper's.
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.algorithms.base import Blueprint, Choice, Groups, Modules, Workbench
+from medsilo.algorithms.apfl import APFL
+from medsilo.algorithms.base import Blueprint, Choice, Groups, Modules, Phase, Workbench
+from medsilo.algorithms.ditto import Ditto
+from medsilo.algorithms.fine_tuning import FineTuning
+from medsilo.algorithms.per_fedavg import PerFedAvg
+from medsilo.algorithms.pfedme import PFedMe
 from medsilo.algorithms.selecting import Selecting
 from medsilo.errors import PlanError
-from medsilo.mixing.mixers import Gallery, Mixer, SoftPull
+from medsilo.learning.training import Training
+from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull
+
+PersonalMethod = Annotated[FineTuning | APFL | PerFedAvg | PFedMe | Ditto, Field(discriminator="name")]
 
 
 class FedSM(Selecting):
@@ -31,24 +41,34 @@ class FedSM(Selecting):
     stand_in: ClassVar[Mapping[str, str]] = {"personal": "global"}
     passing = frozenset({"experts"})
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": Selecting.literal,
-        "released-code": Selecting.released,
+        "paper": {**Selecting.literal, "algorithm.personal_method": None},
+        "released-code": {**Selecting.released, "algorithm.personal_method": None},
     }
 
     name: Literal["fedsm"] = "fedsm"
     pull: float = Field(0.7, gt=0, le=1)  # λ of Eq. 11: how much of its own model a hospital keeps
+    # Table 6: another method makes the personal models, which then travel once, in a last round of their own, "collect"
+    personal_method: PersonalMethod | None = None
 
     def cautions(self, sites: Sequence[str]) -> list[str]:
         if self.pull * len(sites) >= 1:
             return []
         return [f"algorithm.pull {self.pull:g} is below 1/{len(sites)}: personal models lean to the other hospitals"]
 
+    def phases(self, training: Training) -> Sequence[Phase]:
+        train = Phase("train", training.rounds)
+        return [train, Phase("collect", 1)] if self.personal_method else [train]
+
     def networks(self, build: Blueprint) -> Modules:
         if not build.sites:
             raise PlanError(f"participation.sites: {self.name} tells hospitals apart, so the plan has to name them")
-        model = build()
-        experts = nn.ModuleList(copy.deepcopy(model).requires_grad_(False) for _ in build.sites)
-        modules = {"model": model, "global": copy.deepcopy(model), "experts": experts}
+        if self.personal_method:
+            modules = self.personal_method.networks(build)
+        else:
+            model = build()
+            modules = {"model": model, "global": copy.deepcopy(model)}
+        own = modules["model"]
+        modules["experts"] = nn.ModuleList(copy.deepcopy(own).requires_grad_(False) for _ in build.sites)
         return self.with_selector(modules, build.channels, self.outputs(len(build.sites)))
 
     def outputs(self, sites: int) -> int:
@@ -61,13 +81,25 @@ class FedSM(Selecting):
     def personal(self, modules: Modules, phase: str) -> bool:
         return True
 
+    def common(self, modules: Modules, phase: str) -> nn.Module:
+        return self.whole({**modules, "model": modules["global"]})
+
     # What is shared
     def shared(self, modules: Modules, phase: str) -> Groups:
-        return models(modules) | self.of_selector(modules)
+        if phase == self.ending:
+            return {}
+        if phase == "collect":
+            return {"personal": modules["model"].state_dict()}
+        return self.learning(modules) | self.of_selector(modules)
+
+    def learning(self, modules: Modules) -> Groups:
+        """The models that come to the server while they learn."""
+        common = {"global": modules["global"].state_dict()}
+        return common if self.personal_method else {**common, "personal": modules["model"].state_dict()}
 
     def given(self, modules: Modules, phase: str) -> Groups:
-        groups = self.shared(modules, phase)
-        return groups if phase == "train" else groups | {"experts": modules["experts"].state_dict()}
+        groups = self.learning(modules) | self.of_selector(modules)
+        return groups | outcome(modules) if phase == self.ending else groups
 
     def leaves(self, modules: Modules) -> list[str]:
         return [
@@ -80,11 +112,21 @@ class FedSM(Selecting):
     def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
         if group == "experts":
             return Gallery(earlier["personal"], earlier["global"])
-        return SoftPull(self.pull) if group == "personal" else super().mixer(group, earlier, sites)  # line 16
+        if group == "personal":
+            return Identity() if self.personal_method else SoftPull(self.pull)  # line 16
+        if group == "global" and self.personal_method:
+            return self.personal_method.mixer(group, earlier, sites)
+        return super().mixer(group, earlier, sites)
 
     # What is trained
+    def personalise(self, bench: Workbench) -> None:
+        if self.personal_method:
+            self.personal_method.personalise(bench)
+
     def train(self, bench: Workbench, phase: str) -> float:
         """Lines 6 to 12: all three from each batch."""
+        if phase == "collect":
+            return math.nan
         label = bench.sites.index(bench.site)
 
         def tell_apart(selector: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -92,9 +134,16 @@ class FedSM(Selecting):
             return functional.cross_entropy(selector(inputs), torch.full((len(inputs),), label, device=inputs.device))
 
         with self.learning_selector(bench, tell_apart) as selector:
-            return bench.train(bench.lesson("model"), bench.lesson("global"), selector)
+            return self.train_models(replace(bench, epoch=lambda lessons, n: bench.epoch([*lessons, selector], n)))
+
+    def train_models(self, bench: Workbench) -> float:
+        """Lines 8 and 9."""
+        if self.personal_method:
+            return self.personal_method.train(bench, "train")
+        return bench.train(bench.lesson("model"), bench.lesson("global"))
 
 
-def models(modules: Modules) -> Groups:
-    """The two networks that learn the task."""
-    return {"global": modules["global"].state_dict(), "personal": modules["model"].state_dict()}
+def outcome(modules: Modules) -> Groups:
+    """The models as hospitals get them when all are done."""
+    names = {"global": "global", "personal": "model", "experts": "experts"}
+    return {group: modules[name].state_dict() for group, name in names.items()}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.algorithms.base import Choice, Groups, Modules, Phase, Workbench
-from medsilo.algorithms.fedsm import FedSM, models
+from medsilo.algorithms.fedsm import FedSM, outcome
 from medsilo.algorithms.selecting import Selecting
 from medsilo.errors import PlanError
 from medsilo.learning.loop import LossFunction
@@ -27,6 +27,7 @@ class Afterwards(FedSM):
     passing = frozenset()
     protocols: ClassVar[dict[str, Any]] = {"paper": Selecting.literal}
 
+    personal_method: None = None
     selector_rounds: int | None = Field(None, ge=1)  # of training.rounds; by default a third, as in the paper
 
     def phases(self, training: Training) -> Sequence[Phase]:
@@ -42,15 +43,15 @@ class Afterwards(FedSM):
 
     # What is shared
     def shared(self, modules: Modules, phase: str) -> Groups:
-        return models(modules) if phase == "train" else self.of_selector(modules)
+        return self.learning(modules) if phase == "train" else self.of_selector(modules)
 
     def given(self, modules: Modules, phase: str) -> Groups:
-        return super().given(modules, phase) | models(modules)
+        return outcome(modules) | self.of_selector(modules) if phase == "select" else self.learning(modules)
 
     # What is trained
     def train(self, bench: Workbench, phase: str) -> float:
         if phase == "train":
-            return bench.train(bench.lesson("model"), bench.lesson("global"))
+            return self.train_models(bench)
         frozen = [bench.modules["global"], *bench.modules["experts"].children()]
         for model in frozen:
             model.eval()
