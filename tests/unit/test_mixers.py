@@ -611,6 +611,7 @@ PEAK = """
 import sys, torch
 from pathlib import Path
 from medsilo.mixing.mixers import *
+from medsilo.mixing.server import *
 
 PARCEL = 24_000_000
 
@@ -649,6 +650,7 @@ print((peak() - before) / PARCEL)
     ("kind", "sites", "parcels"),
     [
         ("WeightedMean", 40, 1 + 2 + 1),  # the last mean, the sum in double precision, the parcel that arrives
+        ("FedAdam", 40, 1 + 2 + 1 + 2),  # and the optimizer's two vectors
         ("SoftPull", 8, 8 + 1 + 1),  # every site's model, the parcel that arrives, its copy
         ("SimilarityMix", 8, 8 + 1 + 1),
         ("Identity", 8, 8 + 1),

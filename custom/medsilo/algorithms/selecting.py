@@ -15,6 +15,7 @@ from medsilo.learning.loop import Lesson, Objective
 from medsilo.learning.moments import GradientSum, Moments
 from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer, WeightedMean
+from medsilo.mixing.server import FedAdam
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.base import Network
 from medsilo.models.small_cnn import SmallCnn
@@ -48,7 +49,8 @@ class Selecting(Algorithm):
     # server takes Adam's steps along their mean change.
     selector_sync: Literal["none", "adam-moments", "server-adam"] = "adam-moments"
     selector_step: Literal["batch", "full-batch"] = "batch"  # full-batch: one step a round with the sum of gradients
-    selector_learning_rate: float = Field(0.001, gt=0, le=10)  # η_s, of Adam or of SGD at the sites
+    selector_learning_rate: float = Field(0.001, gt=0, le=10)  # η_s, of Adam, or of SGD under server-adam
+    selector_server_lr: float = Field(0.003, gt=0, le=10)  # of the server's Adam
 
     def with_selector(self, modules: Modules, channels: int, outputs: int) -> Modules:
         """These networks and a selector with so many outputs."""
@@ -80,6 +82,8 @@ class Selecting(Algorithm):
                 raise Refused(f"moments/{name} is below 0, which no mean of squares and no count is")
 
     def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
+        if group == "selector" and self.selector_sync == "server-adam":
+            return FedAdam(self.selector_server_lr, betas=(0.9, 0.999), tau=1e-8, variant="torch")
         return WeightedMean()  # line 15
 
     @contextmanager

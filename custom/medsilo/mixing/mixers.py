@@ -17,7 +17,7 @@ to several sites. A mixer itself changes neither. Calls must come one at a time.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -253,18 +253,24 @@ class WeightedMean(Mixer):
         for site in self._sites[self._turn :]:
             if site in self._waiting:
                 self._fold_waiting(site)
-        if self.rate != 1.0 and self._given is not None:
-            self._step_from(self._given, self._layout)
+        if self._given is not None:
+            self._move(self._given, self._layout)
         self._given = self._layout.restore(self._mean, self._carried)
         self._begin_sum()
 
-    def _step_from(self, given: Tensors, layout: Layout) -> None:
-        """m ← θ + η_g (m - θ), block by block."""
+    def _move(self, given: Tensors, layout: Layout) -> None:
+        """The server's step from the last model: m ← θ + η_g (m - θ)."""
+        if self.rate != 1.0:
+            for theta, m in self._beside(given, layout):
+                torch.lerp(theta, m, self.rate, out=m)
+
+    def _beside(self, given: Tensors, layout: Layout) -> Iterator[tuple[Tensor, Tensor]]:
+        """The last model and, to be changed in place, the mean, block by block in double precision."""
         for section, mean, scratch in zip(layout.sections, self._mean, self._scratch, strict=True):
             for block, m in zip(section.blocks, mean.split(section.widths), strict=True):
                 theta = scratch[: block.size]
                 block.read(given, theta)
-                torch.lerp(theta, m, self.rate, out=m)
+                yield theta, m
 
     def _row(self, site: str) -> dict[str, Tensor] | None:
         return self._given if site in self._sites else None

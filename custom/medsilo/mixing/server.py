@@ -1,0 +1,180 @@
+"""Server steps: the mean of the sites' models is not yet the next model, it shows the way to it.
+
+All stream as `WeightedMean` does: they hold what is given back, their own state, and about two parcels while a round is
+open. They are for trained weights. Buffers such as running statistics belong into a group of their own that is averaged
+plainly: a variance that Adam has stepped may be negative.
+"""
+
+import math
+from abc import abstractmethod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from medsilo.errors import Refused
+from medsilo.mixing.layout import Layout, Tensors
+from medsilo.mixing.mixers import UniformMean, WeightedMean
+
+REACH = "reach"  # ‖a_i‖₁ of FedNova, which travels beside the weights
+
+
+class FedNova(WeightedMean):
+    """Wang et al. 2020: θ ← θ - τ_eff Σ p_i (θ - θ_i) / ‖a_i‖₁ with τ_eff = Σ p_i ‖a_i‖₁.
+
+    That is τ_eff Σ (p_i / ‖a_i‖₁) times the way to the mean whose weights are p_i / ‖a_i‖₁. Every site sends its ‖a_i‖₁
+    as the tensor "reach"; what is given back under this name is τ_eff.
+
+    uniform: p_i = 1 / K instead of n_i / n, K and n being those of the sites that answered.
+    """
+
+    def __init__(self, uniform: bool = False) -> None:
+        super().__init__()
+        self.uniform = uniform
+
+    def _begin_sum(self) -> None:
+        super()._begin_sum()
+        self._reaches: dict[str, tuple[float, float]] = {}  # n_i (or 1) and ‖a_i‖₁
+
+    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
+        reach = float(tensors[REACH]) if REACH in tensors else 0.0
+        if not 0 < reach < math.inf:
+            raise Refused(f"{site}: {REACH} is {reach}, expected a positive number: how far the local steps reach")
+        weight = 1.0 if self.uniform else weight
+        super()._take(site, tensors, weight / reach, layout)
+        self._reaches[site] = weight, reach
+
+    def _merge(self) -> None:
+        total = math.fsum(weight for weight, _ in self._reaches.values())
+        effective = math.fsum(weight * reach for weight, reach in self._reaches.values()) / total
+        self.rate = effective * math.fsum(weight / reach for weight, reach in self._reaches.values()) / total
+        super()._merge()
+        assert self._given is not None
+        self._given[REACH] = torch.tensor(effective, dtype=self._given[REACH].dtype)
+
+
+class ServerOptimizer(WeightedMean):
+    """θ ← θ + η u(D): D = Σ p_i θ_i - θ, the way to the mean, is an optimizer's gradient (Reddi et al. 2021, Alg. 2).
+
+    Holds one or two vectors more, in single precision at least.
+
+    uniform: p_i = 1 / K instead of n_i / n, K and n being those of the sites that answered.
+    """
+
+    def __init__(self, lr: float, uniform: bool = False) -> None:
+        super().__init__()
+        self.lr, self.uniform = float(lr), uniform
+        self._steps = 0
+        self._memory: list[Tensor] = []  # the optimizer's vectors, one after the other for every section
+
+    @property
+    @abstractmethod
+    def _start(self) -> tuple[float, ...]:
+        """What the vectors hold before the first step."""
+
+    @abstractmethod
+    def _update(self, d: Tensor, *memory: Tensor) -> Tensor:
+        """u(D), and the vectors changed in place; all of it in double precision."""
+
+    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
+        super()._take(site, tensors, 1.0 if self.uniform else weight, layout)
+
+    def _move(self, given: Tensors, layout: Layout) -> None:
+        sections, kinds = layout.sections, len(self._start)
+        if not self._memory:
+            self._memory = [
+                torch.full((section.size,), value, dtype=torch.promote_types(section.dtype, torch.float32))
+                for section in sections
+                for value in self._start
+            ]
+        self._steps += 1
+        vectors = [self._memory[place : place + kinds] for place in range(0, len(self._memory), kinds)]
+        parts = (
+            part
+            for section, own in zip(sections, vectors, strict=True)
+            for part in zip(*(vector.split(section.widths) for vector in own), strict=True)
+        )
+        for (theta, m), held in zip(self._beside(given, layout), parts, strict=True):
+            wide = [vector.to(m.dtype) for vector in held]
+            update = self._update(m.sub_(theta), *wide)
+            torch.add(theta, update, alpha=self.lr, out=m)
+            torch._foreach_copy_(list(held), wide)
+
+    def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The vectors' keys begin with a slash, which no tensor's name does."""
+        tensors, facts = super()._save()
+        tensors |= {f"/{place}": vector.clone() for place, vector in enumerate(self._memory)}
+        return tensors, {**facts, "steps": self._steps}
+
+    def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+        super()._load({name: tensor for name, tensor in tensors.items() if not name.startswith("/")}, facts)
+        self._memory = [tensors[f"/{place}"].clone() for place in range(len(tensors) - len(self._given or {}))]
+        self._steps = facts["steps"]
+
+
+class FedAvgM(ServerOptimizer):
+    """Hsu et al. 2019: m ← β m + D, u = m."""
+
+    def __init__(self, lr: float = 1.0, momentum: float = 0.9, uniform: bool = False) -> None:
+        super().__init__(lr, uniform)
+        self.momentum = momentum
+
+    @property
+    def _start(self) -> tuple[float, ...]:
+        return (0.0,)
+
+    def _update(self, d: Tensor, *memory: Tensor) -> Tensor:
+        (m,) = memory
+        return m.mul_(self.momentum).add_(d)
+
+
+class FedAdam(ServerOptimizer):
+    """m ← β₁ m + (1 - β₁) D, v ← β₂ v + (1 - β₂) D², u = m / (√v + τ).
+
+    variant: "reddi", the paper: v starts at τ², no bias correction. "torch", what feeding -D to torch's Adam gives:
+        v starts at 0, m and v are divided by 1 - β₁ᵗ and 1 - β₂ᵗ.
+    """
+
+    def __init__(
+        self,
+        lr: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.99),
+        tau: float = 1e-3,
+        variant: Literal["reddi", "torch"] = "reddi",
+        uniform: bool = False,
+    ) -> None:
+        super().__init__(lr, uniform)
+        self.betas, self.tau, self.variant = betas, tau, variant
+
+    @property
+    def _start(self) -> tuple[float, ...]:
+        return (0.0, self.tau**2 if self.variant == "reddi" else 0.0)
+
+    def _update(self, d: Tensor, *memory: Tensor) -> Tensor:
+        m, v = memory
+        m.lerp_(d, 1 - self.betas[0])
+        self._second(v, d.square_())
+        if self.variant == "torch":
+            m, v = (kept / (1 - beta**self._steps) for kept, beta in zip(memory, self.betas, strict=True))
+        return m / v.sqrt().add_(self.tau)
+
+    def _second(self, v: Tensor, squares: Tensor) -> None:
+        v.lerp_(squares, 1 - self.betas[1])
+
+
+class FedYogi(FedAdam):
+    """FedAdam with v ← v - (1 - β₂) D² sign(v - D²)."""
+
+    def _second(self, v: Tensor, squares: Tensor) -> None:
+        v.sub_(squares * (v - squares).sign_(), alpha=1 - self.betas[1])
+
+
+class Scaffold(UniformMean):
+    """Karimireddy et al. 2020, the server's control variate: c ← c + |S| / N · mean over S of (c_i⁺ - c_i).
+
+    S are those that answered of all N sites. A site sends c + c_i⁺ - c_i.
+    """
+
+    def _merge(self) -> None:
+        self.rate = len(self._answered) / len(self._sites)
+        super()._merge()

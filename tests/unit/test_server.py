@@ -1,0 +1,256 @@
+"""Server steps against their equations in numpy, two rounds each; orders of arrival, absent sites, saved states."""
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from medsilo.errors import Refused
+from medsilo.mixing.mixers import UniformMean, WeightedMean
+from medsilo.mixing.server import REACH, FedAdam, FedAvgM, FedNova, FedYogi, Scaffold
+
+N = {"a": 10.0, "b": 25.0, "c": 65.0}
+SITES = list(N)
+
+Tensors = dict[str, Tensor]
+Numbers = dict[str, np.ndarray]
+
+
+def drawn(seed: int, reach: float | None = None, dtype: torch.dtype = torch.float64) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        "layer.weight": torch.randn(3, 4, generator=generator, dtype=torch.float64).to(dtype),
+        "layer.bias": torch.randn(3, generator=generator, dtype=torch.float64).to(dtype),
+        "count": torch.tensor(seed),
+    }
+    return tensors if reach is None else tensors | {REACH: torch.tensor(reach, dtype=torch.float64)}
+
+
+REACHES = {"a": 3.0, "b": 7.5, "c": 20.0}
+
+
+def contributions(number: int, reached: bool = False, dtype: torch.dtype = torch.float64) -> dict[str, Tensors]:
+    return {
+        site: drawn(100 * number + place, REACHES[site] + number if reached else None, dtype)
+        for place, site in enumerate(SITES)
+    }
+
+
+def numbers(tensors: Tensors) -> np.ndarray:
+    """What the server steps with, as one vector."""
+    return np.concatenate([tensors[name].double().numpy().ravel() for name in ("layer.weight", "layer.bias")])
+
+
+def play(mixer: WeightedMean, sent: dict[str, Tensors], initial: Tensors | None = None, order: str = "abc") -> Tensors:
+    mixer.start(SITES, initial)
+    for site in order:
+        if site in sent:
+            mixer.add(site, {name: tensor.clone() for name, tensor in sent[site].items()}, N[site])
+    return mixer.result("b")
+
+
+# ---------------------------------------------------------------------------------------------------- in numpy
+Rule = Callable[[np.ndarray, Numbers, dict[str, float]], np.ndarray]
+
+
+def nova(uniform: bool) -> Rule:
+    def step(w: np.ndarray, sent: Numbers, reach: dict[str, float]) -> np.ndarray:
+        total = len(sent) if uniform else sum(N[site] for site in sent)
+        p = {site: (1.0 if uniform else N[site]) / total for site in sent}
+        effective = sum(p[site] * reach[site] for site in sent)
+        return w - effective * sum(p[site] * (w - sent[site]) / reach[site] for site in sent)
+
+    return step
+
+
+def towards(sent: Numbers, w: np.ndarray, uniform: bool = False) -> np.ndarray:
+    weights = [1.0 if uniform else N[site] for site in sent]
+    return np.average([one - w for one in sent.values()], axis=0, weights=weights)
+
+
+def adam(lr: float, tau: float, variant: str = "reddi", yogi: bool = False, uniform: bool = False) -> Rule:
+    state = {"m": 0.0, "v": tau**2 if variant == "reddi" else 0.0, "t": 0}
+
+    def step(w: np.ndarray, sent: Numbers, reach: dict[str, float]) -> np.ndarray:
+        d = towards(sent, w, uniform)
+        state["t"] += 1
+        state["m"] = 0.9 * state["m"] + 0.1 * d
+        if yogi:
+            state["v"] = state["v"] - 0.01 * d**2 * np.sign(state["v"] - d**2)
+        else:
+            state["v"] = 0.99 * state["v"] + 0.01 * d**2
+        m, v = state["m"], state["v"]
+        if variant == "torch":
+            m, v = m / (1 - 0.9 ** state["t"]), v / (1 - 0.99 ** state["t"])
+        return w + lr * m / (np.sqrt(v) + tau)
+
+    return step
+
+
+def momentum(lr: float, beta: float) -> Rule:
+    state = {"m": 0.0}
+
+    def step(w: np.ndarray, sent: Numbers, reach: dict[str, float]) -> np.ndarray:
+        state["m"] = beta * state["m"] + towards(sent, w)
+        return w + lr * state["m"]
+
+    return step
+
+
+def control(w: np.ndarray, sent: Numbers, reach: dict[str, float]) -> np.ndarray:
+    return w + len(sent) / len(SITES) * towards(sent, w, uniform=True)
+
+
+CASES: dict[str, tuple[Callable[[], WeightedMean], Callable[[], Rule]]] = {
+    "fednova": (FedNova, lambda: nova(False)),
+    "fednova, uniform": (lambda: FedNova(uniform=True), lambda: nova(True)),
+    "fedavgm": (lambda: FedAvgM(0.7, 0.8), lambda: momentum(0.7, 0.8)),
+    "fedadam": (lambda: FedAdam(0.1, tau=0.01), lambda: adam(0.1, 0.01)),
+    "fedadam, uniform": (lambda: FedAdam(0.1, tau=0.01, uniform=True), lambda: adam(0.1, 0.01, uniform=True)),
+    "fedadam, torch": (lambda: FedAdam(0.1, tau=0.01, variant="torch"), lambda: adam(0.1, 0.01, "torch")),
+    "fedyogi": (lambda: FedYogi(0.1, tau=0.5), lambda: adam(0.1, 0.5, yogi=True)),
+    "scaffold": (Scaffold, lambda: control),
+}
+every_step = pytest.mark.parametrize("case", CASES)
+
+
+@every_step
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_three_rounds_equal_the_equations(case: str, dtype: torch.dtype, tolerance: float) -> None:
+    """In the second round a site is absent: the shares of the others renormalise."""
+    make, rule = CASES[case][0], CASES[case][1]()
+    reached = case.startswith("fednova")
+    given = drawn(1, 1.0 if reached else None, dtype)
+    mixer, w = make(), numbers(given)
+    for number in (1, 2, 3):
+        sent = contributions(number, reached, dtype)
+        if number == 2:
+            del sent["b"]
+        reach = {site: float(tensors[REACH]) for site, tensors in sent.items() if reached}
+        w = rule(w, {site: numbers(tensors) for site, tensors in sent.items()}, reach)
+        given = play(mixer, sent, given if number == 1 else None)
+        np.testing.assert_allclose(numbers(given), w, rtol=0, atol=tolerance)
+        assert given["count"] == sent["a"]["count"]
+        assert given["layer.weight"].dtype == dtype
+
+
+def test_the_torch_variant_is_torchs_adam_fed_with_the_way_to_the_mean() -> None:
+    given = drawn(1)
+    weight = given["layer.weight"].clone().requires_grad_()
+    optimizer = torch.optim.Adam([weight], lr=0.1, betas=(0.9, 0.99), eps=0.01)
+    mixer = FedAdam(0.1, tau=0.01, variant="torch")
+    for number in (1, 2, 3):
+        sent = contributions(number)
+        mean = sum(N[site] * tensors["layer.weight"] for site, tensors in sent.items()) / 100
+        weight.grad = weight.detach() - mean
+        optimizer.step()
+        given = play(mixer, sent, given if number == 1 else None)
+        torch.testing.assert_close(given["layer.weight"], weight.detach(), rtol=0, atol=1e-12)
+
+
+def test_fedadams_first_step() -> None:
+    """From v = τ²: where D is 3 τ the step is η · 0.3 τ / (√(0.99 τ² + 0.09 τ²) + τ); where D is 0 there is none."""
+    tau, w = 0.01, torch.tensor([1.0, 2.0], dtype=torch.float64)
+    mixer = FedAdam(0.5, tau=tau)
+    mixer.start(["a"], {"w": w})
+    mixer.add("a", {"w": w + torch.tensor([3 * tau, 0.0], dtype=torch.float64)}, 7)
+    step = 0.5 * 0.1 * 3 * tau / ((0.99 * tau**2 + 0.01 * 9 * tau**2) ** 0.5 + tau)
+    torch.testing.assert_close(mixer.result("a")["w"], w + torch.tensor([step, 0.0], dtype=torch.float64))
+
+
+def test_yogi_and_adam_differ_where_the_square_falls() -> None:
+    """Yogi's v falls by (1 - β₂) D², however large it is; Adam's by a share of itself."""
+    ends = []
+    for kind in (FedAdam, FedYogi):
+        mixer, w = kind(1.0, tau=1.0), {"w": torch.zeros(1, dtype=torch.float64)}
+        mixer.start(["a"], w)
+        mixer.add("a", {"w": torch.full((1,), 0.1, dtype=torch.float64)}, 1)
+        ends.append(float(mixer.result("a")["w"]))
+    v = [0.99 + 0.01 * 0.01, 1 - 0.01 * 0.01]
+    assert ends == pytest.approx([0.01 / (one**0.5 + 1) for one in v], rel=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------------- special cases
+def test_fednova_of_equal_steps_is_the_mean() -> None:
+    sent = {site: tensors | {REACH: torch.tensor(4.0)} for site, tensors in contributions(1).items()}
+    given = drawn(1) | {REACH: torch.tensor(1.0)}
+    result, mean = play(FedNova(), sent, given), play(WeightedMean(), sent, given)
+    assert result[REACH] == 4
+    for name in ("layer.weight", "layer.bias"):
+        torch.testing.assert_close(result[name], mean[name], rtol=0, atol=1e-14)
+
+
+def test_fednova_gives_back_the_effective_reach() -> None:
+    sent = contributions(1, reached=True)
+    assert float(play(FedNova(), sent, drawn(1, 1.0))[REACH]) == pytest.approx(
+        sum(N[site] * (REACHES[site] + 1) for site in SITES) / 100
+    )
+
+
+def test_momentum_zero_and_rate_one_is_the_mean() -> None:
+    result = play(FedAvgM(1.0, 0.0), contributions(1), drawn(1))
+    mean = play(WeightedMean(), contributions(1), drawn(1))
+    torch.testing.assert_close(result["layer.weight"], mean["layer.weight"], rtol=0, atol=1e-14)
+
+
+def test_all_sites_controls_are_the_uniform_mean_to_the_last_bit() -> None:
+    result, mean = (play(kind(), contributions(1), drawn(1)) for kind in (Scaffold, UniformMean))
+    assert all(torch.equal(result[name], mean[name]) for name in mean)
+
+
+# ---------------------------------------------------------------------------------------------------- promises
+def rounds(case: str, orders: Iterator[str], *, reload_after: int = 0) -> list[Tensors]:
+    """What comes of three rounds; the mixer is made anew from its saved state after one of them."""
+    mixer, reached, results = CASES[case][0](), case.startswith("fednova"), []
+    for number in (1, 2, 3):
+        initial = drawn(1, 1.0 if reached else None, torch.float32) if number == 1 else None
+        results.append(play(mixer, contributions(number, reached, torch.float32), initial, next(orders)))
+        if number == reload_after:
+            tensors, facts = mixer.state()
+            mixer = CASES[case][0]()
+            mixer.load_state({name: t.clone() for name, t in tensors.items()}, json.loads(json.dumps(facts)))
+    return results
+
+
+def assert_same(one: list[Tensors], other: list[Tensors]) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@every_step
+def test_every_order_of_arrival_gives_the_same_bits(case: str) -> None:
+    reference = rounds(case, iter(["abc"] * 3))
+    for order in permutations("abc"):
+        assert_same(rounds(case, iter(["".join(order), "cab", "bca"])), reference)
+
+
+@every_step
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_saved_state_goes_on_with_the_same_numbers(case: str, after: int) -> None:
+    assert_same(rounds(case, iter(["abc"] * 3), reload_after=after), rounds(case, iter(["abc"] * 3)))
+
+
+@every_step
+def test_a_saved_state_does_not_change_with_the_next_round(case: str) -> None:
+    """A checkpoint is still being written while the sites are at the next."""
+    mixer, reached = CASES[case][0](), case.startswith("fednova")
+    play(mixer, contributions(1, reached), drawn(1, 1.0 if reached else None))
+    tensors, _ = mixer.state()
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    play(mixer, contributions(2, reached))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("reach", [0.0, -1.0, float("nan"), float("inf"), None])
+def test_fednova_refuses_an_impossible_reach_and_takes_the_site_s_next_answer(reach: float | None) -> None:
+    mixer, sent = FedNova(), contributions(1, reached=True)
+    mixer.start(SITES, drawn(1, 1.0))
+    with pytest.raises(Refused, match="a: reach is"):
+        mixer.add("a", drawn(100, reach), N["a"])
+    for site in SITES:
+        mixer.add(site, sent[site], N[site])
+    assert_same([mixer.result("b")], [play(FedNova(), sent, drawn(1, 1.0))])
