@@ -20,7 +20,9 @@ from medsilo.federation.coordinator import Missing
 from medsilo.files import load_tensors
 from medsilo.learning.seeds import generator_for
 from medsilo.models.vgg11 import Vgg11
-from medsilo.plan import Plan
+from medsilo.plan import Plan, load_plan
+from medsilo.report import page
+from medsilo.report.read import read_all
 from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
 from medsilo.supermodel import THRESHOLDS, SuperModel
@@ -28,6 +30,7 @@ from tests.conftest import PERSONAL, SITES, make_plan
 from tests.unit.test_coordinator import Answers, Study, assert_equal
 
 A, B, C = SITES
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 GO_ON = ["participation.when_missing=continue", "participation.minimum=1"]
 Numbers = dict[str, np.ndarray]
@@ -242,8 +245,27 @@ def test_lambda_has_its_bounds_and_a_caution_below_1_over_k(tmp_path: Path) -> N
 def test_a_selector_needs_named_hospitals() -> None:
     with pytest.raises(PlanError, match="participation.sites: fedsm tells hospitals apart"):
         planned("participation.sites=[]", "participation.minimum=2")
+    with pytest.raises(PlanError, match="'global' is fedsm's model"):
+        planned("participation.sites=[a, global]")
     with pytest.raises(PlanError, match="algorithm.selector: no vgg11 selector reads the cases"):
         planned("algorithm.selector=vgg11")
+
+
+@pytest.mark.parametrize(
+    "path", sorted(JOBS.glob("fedsm*/plans/*.yaml")), ids=lambda path: f"{path.parents[1].name}-{path.stem}"
+)
+def test_the_paper_s_plans_run(path: Path) -> None:
+    """Made small, and with the selector that fits into a test."""
+    numbers = load_plan(path)
+    assert (numbers.algorithm.pull, numbers.task.similarity) == {"retinal": (0.7, "low"), "prostate": (0.3, "high")}[
+        path.stem
+    ]
+    assert (numbers.rounds, numbers.task.size, len(numbers.participation.sites)) == (150, 256, 6)
+    small = ["task.size=32", "task.patients=3", "task.slices=3", "network.features=[2,4]", "training.rounds=2"]
+    small += ["training.batch_size=8", "algorithm.selector=compact", "protocol=clinical", "participation.sites=[a,b]"]
+    if path.parents[1].name == "fedsm-extra":
+        small.append("algorithm.selector_rounds=1")
+    assert inprocess.run(load_plan(path, small)).summary["status"] == "finished"
 
 
 def test_the_paper_s_selector_has_its_size() -> None:
@@ -446,6 +468,19 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
             assert torch.equal(study.model(f"sites/{C}/last")[name], tensor)
 
 
+def test_a_missing_unseen_hospital_ends_a_run_that_stops_for_anyone_and_no_other(tmp_path: Path) -> None:
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        return Missing("lost", "no answer") if site == C else [(site, work())]
+
+    plan = planned("training.rounds=1", f"participation.unseen=[{C}]", sites=[A, B])
+    with pytest.raises(ParticipationError, match="join: 2 of 3 sites answered, the plan needs 3"):
+        Study(plan, tmp_path / "stop", script).run()
+    going_on = plan.with_changes(["participation.when_missing=continue", "participation.minimum=1"])
+    summary = Study(going_on, tmp_path / "continue", script).run()
+    assert summary["status"] == "finished"
+    assert summary["unseen"][C]["test"] is None
+
+
 def test_what_an_unseen_hospital_may_not_be() -> None:
     with pytest.raises(PlanError, match="fedbn leaves no model for hospitals that did not train"):
         make_plan("fedbn", "participation.unseen=[z]")
@@ -554,6 +589,22 @@ def test_protocols_name_the_rule_of_the_selector() -> None:
     assert make_plan("fedsm", *changes, "protocol=released-code", "algorithm.selector_step=full-batch")
     with pytest.raises(PlanError, match="algorithm.selector_sync: 'adam-moments', but protocol 'paper'"):
         make_plan("fedsm", *changes, "protocol=paper")
+
+
+def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:
+    plan = planned("algorithm.pull=0.2", "training.rounds=1", f"participation.unseen=[{C}]", sites=[A, B])
+    study = refusing(Study(plan, tmp_path / "run"), B)
+    study.coordinator.run()
+    found = study.summary["details"]["super_model"]
+    text = page.render(read_all([study.folder]), "Title")
+    section = text[text.index("Whose model answered") :]
+    for told in (found["validated"], found["tested"]):
+        for site in SITES:
+            share = f"{told[site].get('global', 0) / sum(told[site].values()):.0%}"
+            assert f'<th scope="row">{site}' in section and f'<td class="number">{share}</td>' in section
+    assert f"the global model stands for them: {B}." in section
+    assert f"{found['threshold']:g}<small> chosen</small>" in section
+    assert "Hospitals that did not train" in section and "is below 1/2" in text
 
 
 def test_a_run_s_folder_says_what_the_summary_says(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class FedSM(Selecting):
     def networks(self, build: Blueprint) -> Modules:
         if not build.sites:
             raise PlanError(f"participation.sites: {self.name} tells hospitals apart, so the plan has to name them")
+        if "global" in build.sites:
+            raise PlanError(f"participation.sites: 'global' is {self.name}'s model of all hospitals; rename that site")
         if self.personal_method:
             modules = self.personal_method.networks(build)
         else:

@@ -289,16 +289,18 @@ class Coordinator:
 
     def _breach(self, exchange: Exchange, where: str) -> str | None:
         """How an exchange breaks what the plan agreed on; None when it doesn't."""
-        replies, required = len(self._trained(exchange)), self.required
+        asked, required = set(self.sites), self.required
         if self.plan.participation.when_missing == "stop":
-            replies, required = len(exchange.replies), len(exchange.replies) + len(exchange.missing)
+            asked = exchange.replies.keys() | exchange.missing.keys()
+            required = len(asked)
+        replies = len(exchange.replies.keys() & asked)
         if replies >= required:
             return None
         causes: dict[str, list[str]] = {}
         for site, gone in sorted(exchange.missing.items()):
             causes.setdefault(f"{gone.kind}: {gone.reason}", []).append(site)
         reasons = "; ".join(f"{', '.join(sites)} {cause}" for cause, sites in causes.items())
-        answered = f"{replies} of {len(self.sites)} sites answered"
+        answered = f"{replies} of {len(asked)} sites answered"
         return f"{where}: {answered}, the plan needs {required}: {reasons}"
 
     def _payload(self, site: str, phase: str) -> Groups:
