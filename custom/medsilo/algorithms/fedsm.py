@@ -6,7 +6,7 @@ Equations and lines of Alg. 1 are the paper's.
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -22,6 +22,7 @@ from medsilo.algorithms.per_fedavg import PerFedAvg
 from medsilo.algorithms.pfedme import PFedMe
 from medsilo.algorithms.selecting import Selecting
 from medsilo.errors import PlanError
+from medsilo.learning.loop import Lesson
 from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull
 
@@ -92,15 +93,15 @@ class FedSM(Selecting):
             return {}
         if phase == "collect":
             return {"personal": modules["model"].state_dict()}
-        return self.learning(modules) | self.of_selector(modules)
+        return self.of_models(modules) | self.of_selector(modules)
 
-    def learning(self, modules: Modules) -> Groups:
+    def of_models(self, modules: Modules) -> Groups:
         """The models that come to the server while they learn."""
         common = {"global": modules["global"].state_dict()}
         return common if self.personal_method else {**common, "personal": modules["model"].state_dict()}
 
     def given(self, modules: Modules, phase: str) -> Groups:
-        groups = self.learning(modules) | self.of_selector(modules)
+        groups = self.of_models(modules) | self.of_selector(modules)
         return groups | outcome(modules) if phase == self.ending else groups
 
     def leaves(self, modules: Modules) -> list[str]:
@@ -135,14 +136,14 @@ class FedSM(Selecting):
             """Eq. 2: every image of hospital k has the label k."""
             return functional.cross_entropy(selector(inputs), torch.full((len(inputs),), label, device=inputs.device))
 
-        with self.learning_selector(bench, tell_apart) as selector:
-            return self.train_models(replace(bench, epoch=lambda lessons, n: bench.epoch([*lessons, selector], n)))
+        with self.learning_models(bench) as models, self.learning_selector(bench, tell_apart) as selector:
+            return bench.train(*models, selector)
 
-    def train_models(self, bench: Workbench) -> float:
+    def learning_models(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:
         """Lines 8 and 9."""
         if self.personal_method:
-            return self.personal_method.train(bench, "train")
-        return bench.train(bench.lesson("model"), bench.lesson("global"))
+            return self.personal_method.learning(bench)
+        return nullcontext([bench.lesson("model"), bench.lesson("global")])
 
 
 def outcome(modules: Modules) -> Groups:

@@ -43,15 +43,16 @@ class Afterwards(FedSM):
 
     # What is shared
     def shared(self, modules: Modules, phase: str) -> Groups:
-        return self.learning(modules) if phase == "train" else self.of_selector(modules)
+        return self.of_models(modules) if phase == "train" else self.of_selector(modules)
 
     def given(self, modules: Modules, phase: str) -> Groups:
-        return outcome(modules) | self.of_selector(modules) if phase == "select" else self.learning(modules)
+        return outcome(modules) | self.of_selector(modules) if phase == "select" else self.of_models(modules)
 
     # What is trained
     def train(self, bench: Workbench, phase: str) -> float:
         if phase == "train":
-            return self.train_models(bench)
+            with self.learning_models(bench) as lessons:
+                return bench.train(*lessons)
         frozen = [bench.modules["global"], *bench.modules["experts"].children()]
         for model in frozen:
             model.eval()

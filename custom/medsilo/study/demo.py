@@ -16,7 +16,8 @@ from medsilo.study.base import SITES, base_plan
 from medsilo.study.progress import round_lines
 
 # Left out, so that the demo stays well under three minutes.
-VARIANTS = {"d-adafed", "f-adafed", "ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"}
+VARIANTS = {"d-adafed", "f-adafed", "fedsm-extra", "fedsm-ensemble"}
+VARIANTS |= {"ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"}
 AT_ONCE = 2  # federations side by side: much of their time is waiting
 
 
