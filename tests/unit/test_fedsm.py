@@ -402,6 +402,12 @@ def test_personal_models_go_only_to_hospitals_that_agreed_and_only_of_those(meth
         assert SuperModel.load(folder / "supermodel").agreed == agreed
 
 
+def test_a_site_that_never_trained_is_nobody_s_expert(tmp_path: Path) -> None:
+    study = Study(planned(*GO_ON), tmp_path / "run", lost_in({1: [B], 2: [B]}))
+    assert study.run()["details"]["super_model"]["agreed"] == [A, C]
+    assert SuperModel.load(study.folder / "sites" / A / "supermodel").labels == (A, "global", C)
+
+
 def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned()
     study = Study(plan, tmp_path / "run")

@@ -65,12 +65,9 @@ class FedSM(Selecting):
             raise PlanError(f"participation.sites: {self.name} tells hospitals apart, so the plan has to name them")
         if "global" in build.sites:
             raise PlanError(f"participation.sites: 'global' is {self.name}'s model of all hospitals; rename that site")
-        if self.personal_method:
-            modules = self.personal_method.networks(build)
-        else:
-            model = build()
-            modules = {"model": model, "global": copy.deepcopy(model)}
+        modules = self.personal_method.networks(build) if self.personal_method else {"model": build()}
         own = modules["model"]
+        modules.setdefault("global", copy.deepcopy(own))
         modules["experts"] = nn.ModuleList(copy.deepcopy(own).requires_grad_(False) for _ in build.sites)
         return self.with_selector(modules, build.channels, self.outputs(len(build.sites)))
 

@@ -199,6 +199,8 @@ class Coordinator:
     def _finish(self) -> None:
         """Give every site the outcome, choose the model, test it once."""
         number = self.plan.rounds
+        trained = {site for record in self.rounds for site in record["answered"]}
+        self.agreed -= set(self.sites) - trained  # the model of a site that was never there is nobody's expert
         if self.plan.ending != self.plan.last_phase:
             self._enter(self.plan.ending)
         delivered = self._end("deliver", number)
