@@ -11,7 +11,8 @@ SITES = ["hospital-a", "hospital-b", "hospital-c"]
 PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
 STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "scaffold"]  # the server makes a step of its own
 PERSONAL = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]  # a network of the site's own beside the shared one
-METHODS = [*PLAIN, *STEPPING, "moon", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed"]
+FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
+METHODS = [*PLAIN, *STEPPING, "moon", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed", *FEDSM]
 TINY = {"name": "synthetic-activity"}
 
 

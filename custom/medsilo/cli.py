@@ -141,8 +141,9 @@ def _settings(options: argparse.Namespace) -> "SiteSettings":
     from medsilo.site.settings import make_settings
 
     data = options.data.resolve() if options.data else None
-    # Who runs the simulator owns the data, so pictures of them may lie beside the results.
-    return make_settings({"device": options.device, "data": data, "pictures": True}, "the command line")
+    # Who runs the simulator owns all the data: pictures may lie beside the results, sites may exchange their models.
+    values = {"device": options.device, "data": data, "pictures": True, "share_personal_model": True}
+    return make_settings(values, "the command line")
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -174,6 +175,8 @@ def _run(options: argparse.Namespace) -> int:
         raise MedsiloError(f"--name {options.name!r} has odd characters; use letters, digits, '.', '_' and '-'")
     folder = options.out / (options.name or new_study(plan))
     settings = _settings(options)
+    for line in plan.method.cautions(plan.participation.sites):
+        _say(f"caution: {line}")
 
     def on_round(record: dict) -> None:
         for line in round_lines(record, plan.rounds, plan.task.metric):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Union, get_args
 
@@ -28,6 +29,7 @@ class Participation(Section):
     """Which hospitals the study needs, and what happens when one is missing."""
 
     sites: tuple[str, ...] = ()  # empty: whoever is connected when the job starts
+    unseen: tuple[str, ...] = ()  # hospitals that do not train and are tested with the outcome
     minimum: int | None = Field(None, ge=1)  # contributors a round needs; by default all named sites
     # stop: any missing site ends the run. wait: ask it again until `patience` is over. continue: go on without it.
     # Going on always needs `minimum` contributors.
@@ -35,7 +37,7 @@ class Participation(Section):
     timeout: int = Field(600, ge=1, le=604_800)  # seconds a site has for one answer
     patience: int = Field(3600, ge=1, le=2_592_000)  # seconds a round waits for missing sites under "wait"
 
-    @field_validator("sites")
+    @field_validator("sites", "unseen")
     @classmethod
     def _names(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
         for site in sites:
@@ -51,6 +53,10 @@ class Participation(Section):
     def _agree(self) -> Self:
         if not self.sites and self.minimum is None:
             raise ValueError("zero sites: name them in participation.sites, or set participation.minimum")
+        if self.unseen and not self.sites:
+            raise ValueError("unseen hospitals need named sites beside them; name those in participation.sites")
+        if both := sorted({*self.sites} & {*self.unseen}):
+            raise ValueError(f"{both[0]} stands under sites and under unseen; a hospital either trains or it doesn't")
         if self.sites and self.minimum is not None and self.minimum > len(self.sites):
             raise ValueError(f"minimum {self.minimum} is more than the {len(self.sites)} named sites; lower it")
         if self.sites and self.when_missing == "continue" and self.minimum in (None, len(self.sites)):
@@ -58,6 +64,11 @@ class Participation(Section):
                 f"when_missing 'continue' can't go on while all {len(self.sites)} sites are required; lower minimum"
             )
         return self
+
+    @property
+    def everyone(self) -> tuple[str, ...]:
+        """All named hospitals, those that train and those that don't."""
+        return tuple(sorted({*self.sites, *self.unseen}))
 
     @property
     def required(self) -> int:
@@ -118,6 +129,8 @@ class Plan(Section):
         self.method.check(networks)
         self.method.suits(self.training)
         self._network_reads_task(networks["model"])
+        if self.participation.unseen:
+            self._can_be_tested_elsewhere()
         self._keeps_its_protocol()
         return self
 
@@ -135,6 +148,12 @@ class Plan(Section):
                 f"{list(shape)}; choose another network, its numbers or task.size"
             ) from error
 
+    def _can_be_tested_elsewhere(self) -> None:
+        """Something is there for a hospital that did not train: one model for all, or a super model."""
+        algorithm, networks = self.algorithm, self.build_networks()
+        if algorithm.personal(networks, self.last_phase) and not algorithm.choice(networks):
+            raise PlanError(f"participation.unseen: {algorithm.name} leaves no model for hospitals that did not train")
+
     def _keeps_its_protocol(self) -> None:
         """A plan that declares a protocol follows it in all that the method says of it."""
         for key, wanted in self.algorithm.protocols.get(self.protocol, {}).items():
@@ -148,7 +167,9 @@ class Plan(Section):
                 )
 
     def _blueprint(self) -> Blueprint:
-        return Blueprint(lambda: self.network.build(self.task.channels, self.task.classes), self.task.shape)
+        task = self.task
+        make = partial(self.network.build, task.channels, task.classes)
+        return Blueprint(make, task.shape, task.channels, self.participation.sites)
 
     def build_networks(self) -> dict[str, nn.Module]:
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""
@@ -173,6 +194,11 @@ class Plan(Section):
     def last_phase(self) -> str:
         """The phase after the last round, in which its outcome is given to the sites."""
         return self.phase_of(self.rounds + 1)
+
+    @property
+    def ending(self) -> str:
+        """The phase in which the sites are given the outcome."""
+        return self.algorithm.ending or self.last_phase
 
     def may_be_chosen(self, rounds: int) -> bool:
         """Whether the model after so many rounds is used as it was scored: before the last phase it isn't yet."""

@@ -18,6 +18,7 @@ def assert_same_outcome(one: Path, other: Path) -> None:
     """Every model file of two runs, tensor for tensor, and every score."""
     names = sorted(path.relative_to(one) for path in one.glob("sites/*/*.safetensors") if "state" not in path.name)
     names += sorted(path.relative_to(one) for path in one.glob("global/*.safetensors"))
+    names += sorted(path.relative_to(one) for path in one.glob("**/supermodel/**/*.safetensors"))
     assert len(names) >= 2 * len(list(one.glob("sites/*"))) >= 4
     for name in names:
         mine, facts = load_tensors(one / name)
@@ -31,6 +32,7 @@ def assert_same_outcome(one: Path, other: Path) -> None:
         for run in (simulator.Record(one).summary(), simulator.Record(other).summary())
     ]
     assert scores[0] == scores[1]
+    assert simulator.Record(one).summary()["details"] == simulator.Record(other).summary()["details"]
 
 
 @pytest.mark.parametrize("method", METHODS)

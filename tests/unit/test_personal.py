@@ -230,10 +230,10 @@ class Site:
         loss = functional.cross_entropy
         self.bench = Workbench(
             *(name, list(SIZES), self.modules, optimizers, training, loss, CPU),
-            *(self.epoch, lambda: iter(self.data), SIZES[name]),
+            *(self.epoch, lambda: iter(self.data), SIZES[name], len(self.data), torch.Generator(), None),
         )
 
-    def epoch(self, lessons: Sequence[Lesson], number: int) -> float:
+    def epoch(self, lessons: Sequence[Lesson], number: int, most: int | None = None) -> float:
         return train_epoch(iter(in_epoch(self.data, number)), lessons, CPU)
 
     def receive(self, tensors: dict[str, Tensor]) -> None:

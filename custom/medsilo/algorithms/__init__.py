@@ -12,6 +12,9 @@ from medsilo.algorithms.fednova import FedNova
 from medsilo.algorithms.fedopt import FedAdam, FedAvgM, FedYogi
 from medsilo.algorithms.fedper import FedPer
 from medsilo.algorithms.fedprox import FedProx
+from medsilo.algorithms.fedsm import FedSM
+from medsilo.algorithms.fedsm_ensemble import FedSMEnsemble
+from medsilo.algorithms.fedsm_extra import FedSMExtra
 from medsilo.algorithms.fine_tuning import FineTuning
 from medsilo.algorithms.harmofl import HarmoFL
 from medsilo.algorithms.local import Local
@@ -27,6 +30,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         *(FedNova, FedAvgM, FedAdam, FedYogi, Scaffold, Moon),
         *(Ditto, APFL, PerFedAvg, PFedMe, FineTuning),
         *(HarmoFL, AdaFed, DAdaFed, FAdaFed),
+        *(FedSM, FedSMExtra, FedSMEnsemble),
         Central,
     )
 }

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 from torch import Generator, Tensor, nn
@@ -16,6 +16,7 @@ from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, less
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer, WeightedMean
+from medsilo.models.base import Network
 from medsilo.section import Section
 
 Tensors = dict[str, Tensor]
@@ -52,9 +53,19 @@ class Blueprint:
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] | None
+    channels: int
+    sites: Sequence[str]  # that train, in sorted order; empty when the plan names none
 
     def __call__(self) -> nn.Module:
         return self.make()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a super model, made of the groups "global", "personal" and "selector", chooses among its models."""
+
+    selector: Network
+    rule: Literal["threshold", "argmax", "mixture"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class Workbench:
     """What a method finds at a site when it trains: the networks, their optimizers, and passes over the data."""
 
     site: str
-    sites: Sequence[str]  # all the study's, in sorted order
+    sites: Sequence[str]  # all that train, in sorted order
     modules: Modules
     optimizers: Mapping[str, Optimizer]
     training: Training
@@ -108,6 +119,9 @@ class Algorithm(Section):
     # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     own_step: ClassVar[bool] = False  # the step is the method itself, so it can't be a perturbed one
+    ending: ClassVar[str | None] = None  # the phase in which the outcome is delivered, when it is not the last round's
+    # A group that is personal, and the one that stands for it where a site has none or does not let others have it.
+    stand_in: ClassVar[Mapping[str, str]] = {}
 
     name: str
     amplitude: Amplitude | None = None  # the input layer of HarmoFL; see Harmonised
@@ -134,6 +148,14 @@ class Algorithm(Section):
     def whole(self, modules: Modules) -> nn.Module:
         """What is evaluated, saved and given to the hospital: "model", behind the input layer if there is one."""
         return modules["model"]
+
+    def cautions(self, sites: Sequence[str]) -> list[str]:
+        """What whoever starts the study should know of its numbers, one line each."""
+        return []
+
+    def make_optimizer(self, name: str, module: nn.Module, training: Training) -> Optimizer:
+        """The optimizer of a network that learns."""
+        return training.make_optimizer(module.parameters())
 
     # What is shared
     def shared(self, modules: Modules, phase: str) -> Groups:
@@ -178,6 +200,10 @@ class Algorithm(Section):
     def leaves(self, modules: Modules) -> list[str]:
         """What leaves a site besides its trained weights and scores, one line each, for the hospital's leak report."""
         return []
+
+    def choice(self, modules: Modules) -> Choice | None:
+        """How the super model chooses that is made at the end; None when the method makes none."""
+        return None
 
     # What is trained
     def train(self, bench: Workbench, phase: str) -> float:

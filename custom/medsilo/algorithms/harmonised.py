@@ -55,6 +55,11 @@ class Harmonised:
             raise PlanError("algorithm.amplitude: needs images of one size; set task.size or algorithm.amplitude=null")
         return modules | {AMPLITUDE: self.amplitude.layer(build.shape)}
 
+    def check(self, modules: Modules) -> None:
+        self.method.check(modules)
+        if self.method.choice(modules):
+            raise PlanError(f"algorithm.amplitude: {self.name}'s super model has no input layer; set it to null")
+
     def input_layer(self, modules: Modules) -> nn.Module:
         return modules[AMPLITUDE]
 

@@ -1,5 +1,6 @@
 """What both sides ask of a parcel before anything of it is used."""
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from medsilo.algorithms.base import Groups
 from medsilo.errors import Refused
+from medsilo.package import package_facts
 
 
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
@@ -31,3 +33,29 @@ def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> No
                 raise Refused(f"{group}/{name} is a {type(tensor).__name__}, not a tensor")
             if tensor.shape != like.shape:
                 raise Refused(f"{group}/{name} has shape {list(tensor.shape)}, expected {list(like.shape)}")
+
+
+def check_package(theirs: Any) -> None:
+    """Sites run the server's own code, or nothing of theirs counts."""
+    ours = package_facts()
+    if theirs != ours:
+        known = theirs if isinstance(theirs, dict) else {}
+        raise Refused(
+            f"runs medsilo {known.get('version')} ({str(known.get('hash'))[:12]}), the server {ours['version']} "
+            f"({ours['hash'][:12]}); install the same package at both"
+        )
+
+
+def check_metrics(metrics: Any, names: frozenset[str]) -> None:
+    """A metric is a finite number, or None where there is none."""
+    if not isinstance(metrics, dict):
+        raise Refused(f"its metrics are a {type(metrics).__name__}")
+    same_names("metrics", metrics, names)
+    for name, value in metrics.items():
+        if value is not None and not is_number(value):
+            raise Refused(f"metric {name} is {value!r}, not a finite number")
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is a finite number, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -3,7 +3,6 @@
 No word here of how parcels travel: a `Transport` brings them, in a plain loop or over NVFlare.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,8 @@ from torch import Tensor
 from medsilo.algorithms.base import Groups, Parcel
 from medsilo.algorithms.headquarters import Headquarters
 from medsilo.errors import MedsiloError, ParticipationError, Refused
-from medsilo.federation.checks import same_layout, same_names
+from medsilo.federation import ending
+from medsilo.federation.checks import check_metrics, check_package, is_number, same_layout
 from medsilo.federation.pictures import draw_amplitude
 from medsilo.federation.record import AMPLITUDE, Record, now
 from medsilo.learning.loop import is_finite
@@ -25,6 +25,7 @@ from medsilo.mixing.mixers import Mixer, WeightedMean
 from medsilo.package import package_facts
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
+from medsilo.supermodel import THRESHOLDS
 
 RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
 MOST_SAMPLES = 1_000_000_000
@@ -88,6 +89,8 @@ class Coordinator:
     ) -> None:
         self.plan, self.transport, self.record = plan, transport, record
         self.sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
+        self.everyone = sorted({*self.sites, *plan.participation.unseen})  # those too that only see the outcome
+        self.agreed: set[str] = set()  # those that let each other have their personal models
         self.settings = settings or SiteSettings(device="cpu")  # the server's own
         self.engine, self.on_round = engine, on_round
         self.study = record.folder.name
@@ -96,6 +99,7 @@ class Coordinator:
         self.stage: int | None = None  # the phase that the mixers are of
         self.only_given: set[str] = set()  # groups of that phase that sites don't send back
         self.details: dict[str, Any] = {}
+        self.curve: list[list[float]] = []  # of the super model's threshold
         self.done = 0
         self.best: dict[str, Any] | None = None  # the best model's round, and its validation score at each site
         self.rounds: list[dict[str, Any]] = []
@@ -108,6 +112,9 @@ class Coordinator:
         self.smallest: int | None = None  # training cases of the smallest site
         with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
             self.layout = plan.build_networks()
+        self.choice = plan.method.choice(self.layout)
+        if cautions := plan.method.cautions(self.sites):
+            self.details["cautions"] = cautions
         self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites are at the next
         self.writing: Future[None] | None = None
 
@@ -124,7 +131,8 @@ class Coordinator:
                 self._save()
                 self._written()  # a disk that can't be written to shows before anybody trains
             joined = self._end("join", 0)
-            self.smallest = min(reply.facts["cases"]["train"] for reply in joined.replies.values())
+            self.smallest = min(reply.facts["cases"]["train"] for reply in self._trained(joined).values())
+            self.agreed.update(site for site, reply in joined.replies.items() if reply.facts["shares"])
             while self.done < self.plan.rounds:
                 self._round(self.done + 1)
             self._finish()
@@ -191,6 +199,10 @@ class Coordinator:
     def _finish(self) -> None:
         """Give every site the outcome, choose the model, test it once."""
         number = self.plan.rounds
+        trained = {site for record in self.rounds for site in record["answered"]}
+        self.agreed -= set(self.sites) - trained  # the model of a site that was never there is nobody's expert
+        if self.plan.ending != self.plan.last_phase:
+            self._enter(self.plan.ending)
         delivered = self._end("deliver", number)
         self._written()
         self._consider_best(delivered, number)
@@ -201,7 +213,26 @@ class Coordinator:
             self._take_over(*self.record.load_best(chosen), self._shared(self.plan.last_phase))
         if not self.personal:
             self._save_global("best", chosen)
-        self._end("test", number, selected=chosen, empty=chosen == number)
+        if self.choice:
+            self._conclude(delivered)
+        tested = self._end("test", number, selected=chosen, empty=chosen == number)
+        if self.choice:
+            self.details["super_model"]["tested"] = _chosen(tested)
+
+    def _conclude(self, delivered: Exchange) -> None:
+        """Find the super model's threshold and keep it."""
+        tuning = ending.tuned(self.plan, delivered.replies)
+        model = ending.at_server(self.plan, self.layout, self.mixers, self.agreed, tuning)
+        model.save(self.record.folder / ending.FOLDER)
+        self.curve = [list(point) for point in tuning.curve] if tuning else []
+        self.details["super_model"] = {
+            "rule": model.rule,
+            "sites": list(model.sites),
+            "agreed": list(model.agreed),
+            "threshold": model.threshold,
+            "curve": self.curve,
+            "validated": _chosen(delivered),
+        }
 
     # ------------------------------------------------------------------ asking
     def _end(self, task: str, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
@@ -222,16 +253,16 @@ class Coordinator:
             "round": number,
             "study": self.study,
             "plan": self.plan.hash,
-            "sites": self.sites,
+            "sites": self.everyone,
             "selected": selected,
         }
         if self.plan.training.truncate:
             facts["train_cases"] = self.smallest
-        phase = self.plan.phase_of(number) if task == "round" else self.plan.last_phase
+        phase = self.plan.phase_of(number) if task == "round" else self.plan.ending
 
         def outgoing(site: str) -> Parcel:
             groups = {} if task == "join" or empty else self._payload(site, phase)
-            parcel = Parcel(groups, facts=facts)
+            parcel = Parcel(groups, facts=facts | self._told(task, site))
             exchange.bytes_down[site] = parcel.size()
             return parcel
 
@@ -244,7 +275,7 @@ class Coordinator:
             if task == "round":
                 self.settled[site] = sorted(self._given(phase).keys() - self._shared(phase).keys())
 
-        asked = self.sites
+        asked = self.sites if task == "round" else self.everyone
         refused: dict[str, Missing] = {}  # are not asked again: they would be refused again
         while True:
             exchange.missing = {**refused, **self.transport.ask(asked, outgoing, receive, rules.timeout)}
@@ -260,25 +291,46 @@ class Coordinator:
 
     def _breach(self, exchange: Exchange, where: str) -> str | None:
         """How an exchange breaks what the plan agreed on; None when it doesn't."""
-        required = len(self.sites) if self.plan.participation.when_missing == "stop" else self.required
-        if len(exchange.replies) >= required:
+        asked, required = set(self.sites), self.required
+        if self.plan.participation.when_missing == "stop":
+            asked = exchange.replies.keys() | exchange.missing.keys()
+            required = len(asked)
+        replies = len(exchange.replies.keys() & asked)
+        if replies >= required:
             return None
         causes: dict[str, list[str]] = {}
         for site, gone in sorted(exchange.missing.items()):
             causes.setdefault(f"{gone.kind}: {gone.reason}", []).append(site)
         reasons = "; ".join(f"{', '.join(sites)} {cause}" for cause, sites in causes.items())
-        answered = f"{len(exchange.replies)} of {len(self.sites)} sites answered"
+        answered = f"{replies} of {len(asked)} sites answered"
         return f"{where}: {answered}, the plan needs {required}: {reasons}"
 
     def _payload(self, site: str, phase: str) -> Groups:
         known = self.settled.get(site, [])
-        return {group: self.mixers[group].current(site) for group in self._given(phase) if group not in known}
+        return {group: self._current(group, site) for group in self._given(phase) if group not in known}
+
+    def _current(self, group: str, site: str) -> dict[str, Tensor]:
+        """What a site gets of a group; one that does not train gets what all have in common."""
+        if site not in self.sites and group in self.plan.method.stand_in:
+            return self.mixers[self.plan.method.stand_in[group]].current(self.sites[0])
+        mixer = self.mixers[group]
+        return mixer.current(self.sites[0] if isinstance(mixer, WeightedMean) else site)
+
+    def _told(self, task: str, site: str) -> dict[str, Any]:
+        """What a site has to know of a super model."""
+        if self.choice and task == "deliver":
+            return {"shown": sorted({site} | (self.agreed if site in self.agreed else set()))}
+        return {"curve": self.curve} if self.choice and task == "test" else {}
+
+    def _trained(self, exchange: Exchange) -> dict[str, Parcel]:
+        """The answers of the sites that train."""
+        return {site: reply for site, reply in exchange.replies.items() if site in self.sites}
 
     # ------------------------------------------------------------------ accepting
     def _check(self, site: str, reply: Parcel, task: str, number: int, exchange: Exchange) -> None:
         """Refuse an answer that is not what was asked for; nothing of it has entered a sum yet."""
         facts = reply.facts
-        if site not in self.sites:
+        if site not in (self.sites if task == "round" else self.everyone):
             raise Refused(f"{site} is not a site of this study")
         if site in exchange.replies:
             raise Refused(f"{site} answered twice; the first answer counts")
@@ -286,14 +338,19 @@ class Coordinator:
             raise Refused(
                 f"answers {facts.get('task')} {facts.get('round')} of a study, not {task} {number} of this one"
             )
-        _check_package(facts.get("package"))
-        if not _is_number(facts.get("seconds")):
+        check_package(facts.get("package"))
+        if not is_number(facts.get("seconds")):
             raise Refused(f"its seconds are {facts.get('seconds')!r}, not a number")
-        _check_metrics(reply.metrics, METRICS[task])
+        check_metrics(reply.metrics, METRICS[task])
         if task == "round":
             samples = reply.samples
             if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MOST_SAMPLES:
                 raise Refused(f"sample count {samples!r} is not between 1 and {MOST_SAMPLES}")
+        if task == "join" and not isinstance(facts.get("shares"), bool):
+            raise Refused(f"it says {facts.get('shares')!r} to sharing its personal model, not true or false")
+        if self.choice and task in ("deliver", "test"):
+            thresholds = len(THRESHOLDS) if (task, self.choice.rule) == ("deliver", "threshold") else 0
+            ending.check(facts.get(ending.FACT), self.sites, thresholds)
         self._check_groups(reply.groups, self.plan.phase_of(number) if task == "round" else None)
 
     def _check_groups(self, groups: Groups, phase: str | None) -> None:
@@ -325,16 +382,17 @@ class Coordinator:
     def _open_mixers(self, number: int) -> None:
         """Begin a round of its phase's mixers."""
         if self.plan.stage_of(number) != self.stage:
-            self._enter(number)
+            self._enter(self.plan.phase_of(number))
+            self.stage = self.plan.stage_of(number)
         for group in self._shared(self.plan.phase_of(number)):
             self.mixers[group].start(self.sites)
 
-    def _enter(self, number: int, prepare: bool = True) -> None:
+    def _enter(self, phase: str, prepare: bool = True) -> None:
         """Make the mixers of a phase that begins: they may depend on what came of the phases before.
 
         A group that travels for the first time gets its initial values, any other goes on with what it has.
         """
-        method, phase = self.plan.method, self.plan.phase_of(number)
+        method = self.plan.method
         given, shared = self._given(phase).keys(), self._shared(phase).keys()
         travelling = given | shared
         initial: Groups = {}
@@ -345,6 +403,7 @@ class Coordinator:
             initial = self._packed(method.given(networks, phase) | method.shared(networks, phase))
         for group in sorted(travelling):
             mixer = method.mixer(group, self.mixers, self.sites)
+            mixer.agreed = self.agreed
             if isinstance(mixer, WeightedMean):
                 mixer.let_wait(self.settings.waiting_memory << 20)
             if group in self.mixers:
@@ -355,7 +414,6 @@ class Coordinator:
         for group in self.only_given - travelling:  # nobody will ask for these again
             self.mixers.pop(group, None)
         self.only_given = set(given - shared)
-        self.stage = self.plan.stage_of(number)
 
     def _headquarters(self) -> Headquarters:
         plan = self.plan
@@ -415,7 +473,8 @@ class Coordinator:
             raise MedsiloError(f"the checkpoint's sites were {', '.join(facts['sites'])}; resume with the same sites")
         for number in range(1, max(facts["round"], 1) + 1):  # the mixers of every phase so far, in their order
             if self.plan.stage_of(number) != self.stage:
-                self._enter(number, prepare=False)
+                self._enter(self.plan.phase_of(number), prepare=False)
+                self.stage = self.plan.stage_of(number)
                 self._take_over(tensors, facts, facts["mixers"])  # at once: the next phase's mixers may depend on it
         self.details, self.settled = facts["details"], facts["settled"]
         self.done = facts["round"]
@@ -448,6 +507,7 @@ class Coordinator:
     def _summary(self, reason: str | None, started: str, seconds: float) -> dict[str, Any]:
         plan, rules = self.plan, self.plan.participation
         sites = {site: self._site_summary(site) for site in self.sites}
+        unseen = {site: self._site_summary(site) for site in self.everyone if site not in self.sites}
         tests = [
             facts["test"] for facts in sites.values() if facts["test"] and facts["test"][plan.task.metric] is not None
         ]
@@ -476,6 +536,7 @@ class Coordinator:
             "agreed": {"sites": self.sites, "minimum": self.required, "when_missing": rules.when_missing},
             "selected": {"by": "site" if self.personal else "mean", "rounds": self._selected_rounds()},
             "sites": sites,
+            "unseen": unseen,
             "mean_test": sum(scores) / len(scores) if scores else None,
             "pooled_test": pooled / cases if cases else None,
             "details": {**self.details, **plan.method.found(self.mixers, self.sites)},
@@ -516,31 +577,11 @@ class Coordinator:
         }
 
 
+def _chosen(exchange: Exchange) -> dict[str, dict[str, int]]:
+    """How often each model answered, by site."""
+    return {site: reply.facts[ending.FACT]["chosen"] for site, reply in sorted(exchange.replies.items())}
+
+
 def _absence(record: dict[str, Any], site: str) -> str | None:
     """Why a site is missing from a round."""
     return next((f"{kind}: {record[kind][site]}" for kind in ("refused", "lost") if site in record[kind]), None)
-
-
-def _check_package(theirs: Any) -> None:
-    """Sites run the server's own code, or nothing of theirs counts."""
-    ours = package_facts()
-    if theirs != ours:
-        known = theirs if isinstance(theirs, dict) else {}
-        raise Refused(
-            f"runs medsilo {known.get('version')} ({str(known.get('hash'))[:12]}), the server {ours['version']} "
-            f"({ours['hash'][:12]}); install the same package at both"
-        )
-
-
-def _check_metrics(metrics: Any, names: frozenset[str]) -> None:
-    """A metric is a finite number, or None where there is none."""
-    if not isinstance(metrics, dict):
-        raise Refused(f"its metrics are a {type(metrics).__name__}")
-    same_names("metrics", metrics, names)
-    for name, value in metrics.items():
-        if value is not None and not _is_number(value):
-            raise Refused(f"metric {name} is {value!r}, not a finite number")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, Subset
 
 from medsilo.algorithms.base import Groups, Parcel, Tensors, Workbench, memory_of
 from medsilo.errors import DataError, Refused
+from medsilo.federation import ending
 from medsilo.federation.checks import same_layout
 from medsilo.federation.pictures import FOLDER, draw_images
 from medsilo.files import load_tensors, save_tensors, write_text
@@ -63,6 +64,7 @@ class Participant:
         self._begin()
         personal = plan.method.personal(self.modules, plan.last_phase)
         self.chooses = personal and plan.tracking.select == "best"
+        self.choice = plan.method.choice(self.modules)
 
     @property
     def model(self) -> nn.Module:
@@ -77,12 +79,14 @@ class Participant:
         with self.compute.reproducible(seed_for(self.plan.seed, self.site, "work", facts["round"])):
             reply = work[facts["task"]](parcel, facts["round"], stop)
         echo = {key: facts[key] for key in ("task", "round", "study")}
-        reply.facts = {**echo, "package": package_facts(), "cases": self.cases, "seconds": time.monotonic() - started}
+        seconds = time.monotonic() - started
+        reply.facts |= {**echo, "package": package_facts(), "cases": self.cases, "seconds": seconds}
         return reply
 
     # ------------------------------------------------------------------ the four kinds of work
     def _join(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
-        return Parcel()
+        shares = self.settings.share_personal_model
+        return Parcel(facts={"shares": self.plan.task.synthetic if shares is None else shares})
 
     def _round(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
         """Take over what was merged, validate it, train, and give back what this phase shares."""
@@ -104,13 +108,20 @@ class Participant:
         """Take over and validate the outcome of the last round."""
         self._truncate(parcel.facts.get("train_cases"))
         self._stand_after(number)
-        self._receive(parcel, self.plan.last_phase)
+        self._receive(parcel, self.plan.ending)
         metrics = self._validate(number, stop)
         self._refuse_divergence(number)
         self._write_row(number + 1, "deliver", metrics, 0.0)
         self._draw()
         self._save_model("last", number)
-        return Parcel(metrics=metrics)
+        if not self.choice:
+            return Parcel(metrics=metrics)
+        model = ending.at_site(self.plan, self.modules, parcel.facts["shown"])
+        model.save(self.folder / ending.FOLDER)
+        model.to(self.compute.device)
+        data = self._in_order(self.data.validation)
+        told = ending.score(model, data, self.plan.task, self.compute, stop)
+        return Parcel(metrics=metrics, facts={ending.FACT: told})
 
     def _test(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
         """Test the selected model, once: the one the coordinator sends, the last, or this site's own choice."""
@@ -124,10 +135,17 @@ class Participant:
                 selected = parcel.facts["selected"]
                 self._receive(parcel, self.plan.last_phase)
         self._save_model("best", selected)
-        loss, score, cases = self._evaluate(self.data.test, stop)
-        return Parcel(
-            metrics={"test": _number(score), "test_loss": _number(loss), "cases": cases, "selected": selected}
-        )
+        if self.choice:
+            return self._test_super_model(parcel, number, stop)
+        return _tested(selected, *self._evaluate(self.data.test, stop))
+
+    def _test_super_model(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
+        model = ending.settle(self.folder / ending.FOLDER, parcel.facts["curve"])
+        watched = ending.Watched(model).to(self.compute.device)
+        task, data = self.plan.task, self._in_order(self.data.test)
+        reply = _tested(number, *evaluate(watched, data, task.loss, task.case_scores, self.compute, stop))
+        reply.facts = {ending.FACT: {"chosen": dict(watched.chosen), "sums": []}}
+        return reply
 
     def score(self, model: Tensors) -> float | None:
         """The score on this site's test data of another site's model of the same study."""
@@ -208,7 +226,7 @@ class Participant:
 
         return Workbench(
             self.site,
-            self.sites,
+            [site for site in self.sites if site not in self.plan.participation.unseen],
             self.modules,
             self.optimizers,
             self.plan.training,
@@ -242,11 +260,15 @@ class Participant:
         return {"validation": _number(score), "validation_loss": _number(loss)}
 
     def _evaluate(self, part: Dataset, stop: Stop) -> tuple[float, float, int]:
+        task = self.plan.task
+        return evaluate(self.model, self._in_order(part), task.loss, task.case_scores, self.compute, stop)
+
+    def _in_order(self, part: Dataset) -> Iterator[tuple[Tensor, Tensor]]:
+        """The cases as they are evaluated."""
         order = None
         if judges_by_batch(self.modules["model"]):  # then batches must be mixed, and always the same
             order = generator_for(self.plan.seed, self.site, "evaluation")
-        data = batches(part, EVALUATION_BATCH, self.compute, order, whole=True)
-        return evaluate(self.model, data, self.plan.task.loss, self.plan.task.case_scores, self.compute, stop)
+        return batches(part, EVALUATION_BATCH, self.compute, order, whole=True)
 
     def _draw(self) -> None:
         """Some training images before and after the input layer, into this site's folder; they never travel."""
@@ -267,7 +289,7 @@ class Participant:
 
     def _make_optimizers(self) -> None:
         self.optimizers = {
-            name: self.plan.training.make_optimizer(module.parameters())
+            name: self.plan.method.make_optimizer(name, module, self.plan.training)
             for name, module in self.modules.items()
             if any(parameter.requires_grad for parameter in module.parameters())
         }
@@ -370,6 +392,10 @@ def _check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> No
             f"{int(wrong.sum())} values in {int(wrong.any(1).sum())} of {len(data)} cases of the {part} part are NaN "
             "or infinite; correct them at the site"
         )
+
+
+def _tested(selected: int, loss: float, score: float, cases: int) -> Parcel:
+    return Parcel(metrics={"test": _number(score), "test_loss": _number(loss), "cases": cases, "selected": selected})
 
 
 def _number(value: float) -> float | None:

@@ -66,9 +66,9 @@ def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int |
     settings.compute()  # a device that is not there ends the run before anything starts
     check_components(record.folder / "job")
     workspace = _prepare_workspace(record, settings)
-    sites = ",".join(plan.participation.sites)
+    sites = ",".join(plan.participation.everyone)
     command = [sys.executable, "-m", __name__, str(record.folder / "job"), str(workspace), sites]
-    command.append(str(threads or len(plan.participation.sites)))
+    command.append(str(threads or len(plan.participation.everyone)))
     seen = len(record.rounds()) if (record.folder / "rounds.jsonl").exists() else 0
     log_path = record.folder / "nvflare.log"
     # Few memory arenas: freed models go back to the system instead of staying with one of many threads.

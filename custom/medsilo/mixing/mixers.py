@@ -17,7 +17,7 @@ to several sites. A mixer itself changes neither. Calls must come one at a time.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -38,6 +38,7 @@ class Mixer(ABC):
     """One group of tensors across rounds: who may contribute, who has, and what everybody was given last."""
 
     def __init__(self) -> None:
+        self.agreed: Set[str] = frozenset()  # sites that let each other have their personal models
         self._sites: list[str] = []
         self._answered: set[str] = set()
         self._layout: Layout | None = None
@@ -474,6 +475,44 @@ class SimilarityMix(PersonalMixer):
             prefix = f"/{site}/"
             own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
             self._last[site] = Packed.of(own, Layout(own))
+
+
+class Gallery(Mixer):
+    """Hands the sites' personal models on as they are, to the sites that agreed to that; nothing is sent back.
+
+    Names are "<place>.<name>", by the site's place in sorted order. Of a site that did not agree the common model is
+    shown; a site that did not agree is shown its own and, of all others, the common model.
+    """
+
+    def __init__(self, personal: Mixer, common: Mixer) -> None:
+        super().__init__()
+        self.personal, self.common = personal, common
+
+    def _row(self, site: str) -> dict[str, Tensor]:
+        return {
+            f"{place}.{name}": tensor
+            for place, owner in enumerate(self._sites)
+            for name, tensor in (self.personal if self.shows(owner, site) else self.common).current(owner).items()
+        }
+
+    def shows(self, owner: str, site: str) -> bool:
+        """Whether a site gets the owner's own model."""
+        return owner == site or {owner, site} <= self.agreed
+
+    def _begin_with(self, initial: dict[str, Tensor]) -> None:
+        """Has no tensors of its own."""
+
+    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
+        raise Refused(f"{site}: nothing of this group is sent back")
+
+    def _merge(self) -> None:
+        """Nothing came."""
+
+    def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return {}, {}
+
+    def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+        """Shows what the others hold."""
 
 
 class Identity(PersonalMixer):

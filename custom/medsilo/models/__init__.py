@@ -8,6 +8,7 @@ from medsilo.models.densenet121 import DenseNet121
 from medsilo.models.lenet5 import LeNet5
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.unet import UNet
+from medsilo.models.vgg11 import Vgg11
 
 NETWORKS: dict[str, type[Network]] = {
     "activity-cnn": ActivityCnn,
@@ -17,4 +18,5 @@ NETWORKS: dict[str, type[Network]] = {
     "lenet5": LeNet5,
     "small-cnn": SmallCnn,
     "unet": UNet,
+    "vgg11": Vgg11,
 }

@@ -101,7 +101,10 @@ def notices(runs: Sequence[Run]) -> list[Notice]:
     if left > 0:
         rest = f"{left} more such {'entry' if left == 1 else 'entries'} under Participation."
         missing = [*missing[:MOST_ABSENCE_NOTICES], Notice("missing", "Missing", rest)]
-    return failed + missing + _cautions(runs) + _synthetic(runs)
+    told = [
+        Notice("caution", "Caution", f"{run.label}: {line}") for run in runs for line in run.summary.details.cautions
+    ]
+    return failed + missing + told + _cautions(runs) + _synthetic(runs)
 
 
 def gains(runs: Sequence[Run]) -> list[Gain]:

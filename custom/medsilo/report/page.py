@@ -17,7 +17,7 @@ from medsilo import __version__
 from medsilo.report import findings
 from medsilo.report.charts import NARROW, WIDE, Series, line_chart, swatch, ticks
 from medsilo.report.pictures import Bars, heat_map, site_bars
-from medsilo.report.read import Absence, Run, all_sites, read_all, spans
+from medsilo.report.read import Absence, Run, SuperModelFacts, all_sites, read_all, spans
 from medsilo.report.table import MISSING, number
 
 HERE = Path(__file__).parent
@@ -64,6 +64,8 @@ def render(runs: Sequence[Run], title: str) -> str:
         curves=_curves(runs),
         harmonised=[run for run in runs if run.pictures or run.amplitude],
         similarity=_similarity(runs),
+        super_models=[_super_model(run) for run in runs if run.summary.details.super_model],
+        unseen=[_unseen(run) for run in runs if run.summary.unseen],
         participation=[_participation(run) for run in runs if not findings.is_central(run)],
         agreed=_same(runs, _agreed),
         costs=_costs(runs),
@@ -217,6 +219,41 @@ def _similarity(runs: Sequence[Run]) -> dict[str, Any]:
     drawn = metric is not None and any(value is not None for one in bars for value in one.values)
     chart = site_bars(sites, bars, key="site-bars", title=f"Test {metric} at every site") if drawn else None
     return {"maps": maps, "bars": chart, "legend": [{"name": b.name, "swatch": swatch(b.style)} for b in bars]}
+
+
+def _super_model(run: Run) -> dict[str, Any]:
+    """Whose model answered for each site's test cases, and the scores of the thresholds that were tried."""
+    facts = run.summary.details.super_model
+    assert facts is not None
+    names = ["global", *facts.agreed]
+    tables = [("Validation cases", facts.validated)] if facts.rule == "threshold" else []
+    tables.append(("Test cases", facts.tested))
+    curve = [
+        {"threshold": f"{gamma:g}", "score": number(score), "chosen": gamma == facts.threshold}
+        for gamma, _, score in facts.curve
+    ]
+    kept = [site for site in facts.sites if site not in facts.agreed]
+    return {
+        "label": run.label,
+        "names": names,
+        "tables": [(title, [_shares(facts, site, told[site], names) for site in told]) for title, told in tables],
+        "curve": curve,
+        "kept": kept,
+        "rule": facts.rule,
+    }
+
+
+def _shares(facts: SuperModelFacts, site: str, chosen: dict[str, int], names: Sequence[str]) -> dict[str, Any]:
+    cases = sum(chosen.values())
+    cells = [f"{chosen.get(name, 0) / cases:.0%}" if cases else MISSING for name in names]
+    return {"site": site, "unseen": site not in facts.sites, "cells": cells}
+
+
+def _unseen(run: Run) -> dict[str, Any]:
+    """The scores at hospitals that did not train."""
+    metric = run.summary.metric
+    tests = {site: result.test or {} for site, result in run.summary.unseen.items()}
+    return {"label": run.label, "rows": [(site, number(test.get(metric))) for site, test in tests.items()]}
 
 
 def _pretrained(facts: dict[str, Any] | None) -> str:

@@ -76,11 +76,25 @@ class Similarity(Part):
         return self
 
 
+class SuperModelFacts(Part):
+    """FedSM's super model: which threshold was best, and how often each model answered for each site's cases."""
+
+    rule: str
+    sites: list[str]
+    agreed: list[str] = []
+    threshold: float | None = None
+    curve: list[tuple[float, int, float]] = []  # threshold, cases, mean score
+    validated: dict[str, dict[str, int]] = {}
+    tested: dict[str, dict[str, int]] = {}
+
+
 class Details(Part):
     """What the method found out by itself; the keys depend on the method."""
 
     similarity: Similarity | None = None
     pretraining: dict[str, Any] | None = None
+    super_model: SuperModelFacts | None = None
+    cautions: list[str] = []
 
 
 class Summary(Part):
@@ -106,6 +120,7 @@ class Summary(Part):
     agreed: Agreement = Agreement()
     selected: Selection = Selection()
     sites: dict[str, SiteResult]
+    unseen: dict[str, SiteResult] = {}  # tested, but not trained at
     mean_test: float | None = None
     pooled_test: float | None = None
     details: Details = Details()

@@ -27,6 +27,9 @@ class SiteSettings(Section):
     waiting_memory: int = Field(512, ge=0, le=1_000_000)
     workers: int = Field(0, ge=0, le=256)  # processes that read data
     # What may leave, and what may be shown.
+    # Whether the other hospitals that agree get this one's personal model, and this one theirs (FedSM's super model);
+    # by default only where the data are synthetic.
+    share_personal_model: bool | None = None
     smallest_average: int = Field(8, ge=1)  # images that an average must cover before it leaves this site
     pictures: bool = False  # whether pictures of this site's images are kept beside its results, for its own report
 

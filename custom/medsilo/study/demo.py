@@ -15,7 +15,7 @@ from medsilo.study.base import SITES, base_plan
 from medsilo.study.progress import round_lines
 
 # Not all there are, so that the demo stays well under three minutes.
-METHODS = ("local", "fedavg", "fedprox", "fedbn", "fedper", "harmofl", "adafed", "central")
+METHODS = ("local", "fedavg", "fedprox", "fedbn", "fedper", "harmofl", "fedsm", "adafed", "central")
 AT_ONCE = 2  # federations side by side: much of their time is waiting
 
 

@@ -74,9 +74,10 @@ def run(
 
 
 def _run_federated(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> Run:
-    names = plan.participation.sites
+    names = plan.participation.everyone
     participants = {site: Participant(plan, site, names, settings, root / "sites" / site) for site in names}
-    coordinator = Coordinator(plan, names, Loop(participants), Record(root), "in-process", on_round, settings)
+    transport, sites = Loop(participants), plan.participation.sites
+    coordinator = Coordinator(plan, sites, transport, Record(root), "in-process", on_round, settings)
     summary = coordinator.run(resume)
     models = {site: _last_model(plan, root / "sites" / site) for site in names}
     return Run(models, coordinator.rounds, summary)

@@ -1,0 +1,624 @@
+"""FedSM against its equations written out: three networks in one pass, SoftPull, a selector that learns, gamma."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from medsilo.algorithms import Parcel
+from medsilo.algorithms.fedsm_ensemble import mixed
+from medsilo.algorithms.fedsm_extra import best_of
+from medsilo.errors import MedsiloError, ParticipationError, PlanError
+from medsilo.federation.coordinator import Missing
+from medsilo.files import load_tensors
+from medsilo.learning.seeds import generator_for
+from medsilo.models.vgg11 import Vgg11
+from medsilo.plan import Plan, load_plan
+from medsilo.report import page
+from medsilo.report.read import read_all
+from medsilo.site.settings import SiteSettings
+from medsilo.study import inprocess
+from medsilo.supermodel import THRESHOLDS, SuperModel
+from tests.conftest import PERSONAL, SITES, make_plan
+from tests.unit.test_coordinator import Answers, Study, assert_equal
+
+A, B, C = SITES
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
+GO_ON = ["participation.when_missing=continue", "participation.minimum=1"]
+Numbers = dict[str, np.ndarray]
+
+
+def planned(*changes: str, method: str = "fedsm", sites: list[str] | None = None) -> Plan:
+    return make_plan(method, *SMALL, *changes, sites=sites)
+
+
+def wide(tensors: dict[str, Tensor]) -> Numbers:
+    return {name: tensor.detach().double().numpy() for name, tensor in tensors.items()}
+
+
+def close(one: dict[str, Tensor] | Numbers, other: Numbers, tolerance: float = 1e-6) -> None:
+    assert one.keys() == other.keys()
+    for name, value in other.items():
+        mine = one[name].double().numpy() if isinstance(one[name], Tensor) else one[name]
+        np.testing.assert_allclose(mine, value, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+# ---------------------------------------------------------------------------------------------------- by hand
+class ByHand:
+    """Alg. 1 with plain torch at the sites and numpy in double precision at the server."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.data = {site: plan.task.load(site, SITES, plan.seed, None).train.tensors for site in SITES}
+        self.samples = {site: len(self.data[site][0]) for site in SITES}
+        self.nets = {site: plan.build_networks() for site in SITES}
+        self.task = {
+            site: {
+                name: torch.optim.SGD(nets[name].parameters(), lr=0.05, momentum=0.9) for name in ("model", "global")
+            }
+            for site, nets in self.nets.items()
+        }
+        parameters = dict(self.nets[A]["selector"].named_parameters())
+        zeros = {name: np.zeros(parameter.shape) for name, parameter in parameters.items()}
+        self.first = {site: dict(zeros) for site in SITES}
+        self.second = {site: dict(zeros) for site in SITES}
+        self.steps = dict.fromkeys(SITES, 0.0)
+
+    def round(self, number: int, sites: list[str] = SITES) -> None:
+        self.given = wide({name: t.clone() for name, t in self.nets[A]["selector"].state_dict().items()})
+        for site in sites:
+            self.train(site, number)
+        self.merge(sites)
+
+    def train(self, site: str, number: int) -> None:
+        inputs, targets = self.data[site]
+        order = torch.randperm(len(inputs), generator=generator_for(self.plan.seed, site, "shuffle", number, 0))
+        sums: Numbers = {}
+        for batch in order.split(self.plan.training.batch_size):
+            if len(batch) == 1:
+                continue
+            for name, optimizer in self.task[site].items():
+                model = self.nets[site][name].train()
+                optimizer.zero_grad()
+                functional.cross_entropy(model(inputs[batch]), targets[batch]).backward()
+                optimizer.step()
+            selector = self.nets[site]["selector"].train()
+            selector.zero_grad()
+            label = torch.full((len(batch),), SITES.index(site))
+            functional.cross_entropy(selector(inputs[batch]), label).backward()
+            gradients = {name: p.grad.double().numpy().copy() for name, p in selector.named_parameters()}
+            if self.plan.algorithm.selector_sync == "server-adam":
+                for name, parameter in selector.named_parameters():
+                    step = self.plan.algorithm.selector_learning_rate * gradients[name]
+                    parameter.data.sub_(torch.from_numpy(step).float())
+            elif self.plan.algorithm.selector_step == "batch":
+                self.adam(site, gradients)
+            else:
+                sums = {name: sums.get(name, 0.0) + gradient for name, gradient in gradients.items()}
+        if sums:
+            self.adam(site, sums)
+
+    def adam(self, site: str, gradients: Numbers) -> None:
+        self.steps[site] += 1
+        t, rate = self.steps[site], self.plan.algorithm.selector_learning_rate
+        for name, parameter in self.nets[site]["selector"].named_parameters():
+            g = gradients[name]
+            self.first[site][name] = m = 0.9 * self.first[site][name] + 0.1 * g
+            self.second[site][name] = v = 0.999 * self.second[site][name] + 0.001 * g**2
+            step = rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+            parameter.data.sub_(torch.from_numpy(step).float())
+
+    def merge(self, sites: list[str]) -> None:
+        n = np.array([self.samples[site] for site in sites], float)
+        sent = {name: [wide(self.nets[site][name].state_dict()) for site in sites] for name in ("model", "global")}
+        selectors = [wide(self.nets[site]["selector"].state_dict()) for site in sites]
+
+        def mean(values: list[np.ndarray]) -> np.ndarray:
+            return sum(w * v for w, v in zip(n / n.sum(), values, strict=True))
+
+        pull, count = self.plan.algorithm.pull, len(sites)
+        for place, site in enumerate(sites):  # line 16: all at once, from what was sent
+            own = self.nets[site]["model"].state_dict()
+            for name, tensor in own.items():
+                if tensor.is_floating_point() and count > 1:
+                    others = sum(sent["model"][j][name] for j in range(count) if j != place)
+                    value = pull * sent["model"][place][name] + (1 - pull) / (count - 1) * others
+                    tensor.copy_(torch.from_numpy(np.asarray(value)))
+        for site in SITES:  # line 15
+            for name, tensor in self.nets[site]["global"].state_dict().items():
+                values = [state[name] for state in sent["global"]]
+                tensor.copy_(torch.from_numpy(np.asarray(mean(values) if tensor.is_floating_point() else values[0])))
+            for name, tensor in self.nets[site]["selector"].state_dict().items():
+                tensor.copy_(
+                    torch.from_numpy(np.asarray(self.selector(name, mean([s[name] for s in selectors]), site)))
+                )
+        if self.plan.algorithm.selector_sync == "adam-moments":
+            for memory in (self.first, self.second):
+                shared = {name: mean([memory[site][name] for site in sites]) for name in memory[A]}
+                memory.update({site: dict(shared) for site in SITES})
+            self.steps = dict.fromkeys(SITES, float(mean([np.array(self.steps[site]) for site in sites])))
+
+    def selector(self, name: str, mean: np.ndarray, site: str) -> np.ndarray:
+        """The server's step; under server-adam Adam along the mean change, its memory kept with every site alike."""
+        if self.plan.algorithm.selector_sync != "server-adam":
+            return mean
+        self.steps[site] += 1 / len(self.first[site])
+        change, t = mean - self.given[name], math.ceil(self.steps[site] - 1e-9)
+        self.first[site][name] = m = 0.9 * self.first[site][name] + 0.1 * change
+        self.second[site][name] = v = 0.999 * self.second[site][name] + 0.001 * change**2
+        rate = self.plan.algorithm.selector_server_lr
+        return self.given[name] + rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+
+
+RULES = [
+    [],
+    ["algorithm.selector_step=full-batch"],
+    ["algorithm.selector_sync=none"],
+    ["algorithm.selector_sync=server-adam", "algorithm.selector_server_lr=0.02"],
+]
+
+
+def assert_server_holds(study: Study, hand: ByHand) -> None:
+    mixers = study.coordinator.mixers
+    for site in SITES:
+        close(mixers["personal"].current(site), wide(hand.nets[site]["model"].state_dict()), 1e-5)
+    close(mixers["global"].current(A), wide(hand.nets[A]["global"].state_dict()), 1e-5)
+    close(mixers["selector"].current(A), wide(hand.nets[A]["selector"].state_dict()), 1e-5)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_two_rounds_are_the_paper_s(rule: list[str], tmp_path: Path) -> None:
+    plan = planned("algorithm.pull=0.6", "algorithm.selector_learning_rate=0.01", *rule)
+    study, hand = Study(plan, tmp_path / "run"), ByHand(plan)
+    study.run()
+    for number in (1, 2):
+        hand.round(number)
+    assert_server_holds(study, hand)
+    if "moments" in study.coordinator.mixers:
+        moments = study.coordinator.mixers["moments"].current(A)
+        names = [name for name, _ in hand.nets[A]["selector"].named_parameters()]
+        close({f"first_{i}": hand.first[A][name] for i, name in enumerate(names)}, _only(moments, "first"), 1e-5)
+        close({f"second_{i}": hand.second[A][name] for i, name in enumerate(names)}, _only(moments, "second"), 1e-5)
+        assert float(moments["steps"]) == pytest.approx(hand.steps[A])
+
+
+def _only(tensors: dict[str, Tensor], prefix: str) -> Numbers:
+    return wide({name: tensor for name, tensor in tensors.items() if name.startswith(prefix)})
+
+
+def lost_in(missing: dict[int, list[str]]) -> Callable[..., Answers]:
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        gone = asked.facts["task"] == "round" and site in missing.get(asked.facts["round"], [])
+        return Missing("lost", "no answer") if gone else [(site, work())]
+
+    return script
+
+
+@pytest.mark.parametrize("contributors", [[A, C], [B]], ids=str)
+def test_who_is_missing_keeps_its_model_and_does_not_count(contributors: list[str], tmp_path: Path) -> None:
+    """Also a single contributor: its personal model is what it sent, and not 0.7 times that."""
+    plan = planned("algorithm.pull=0.7", *GO_ON)
+    script = lost_in({2: [site for site in SITES if site not in contributors]})
+    study, hand = Study(plan, tmp_path / "run", script), ByHand(plan)
+    study.run()
+    hand.round(1)
+    hand.round(2, contributors)
+    assert_server_holds(study, hand)
+
+
+def test_lambda_1_is_training_alone(tmp_path: Path) -> None:
+    inprocess.run(planned("algorithm.pull=1"), folder=tmp_path / "fedsm")
+    inprocess.run(planned(method="local"), folder=tmp_path / "local")
+    for site in SITES:
+        mine, theirs = (
+            load_tensors(tmp_path / run / "sites" / site / "last.safetensors")[0] for run in ("fedsm", "local")
+        )
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_lambda_1_over_k_is_the_plain_mean_for_all(tmp_path: Path) -> None:
+    study = Study(planned(f"algorithm.pull={1 / 3!r}", "training.rounds=1"), tmp_path / "run")
+    study.run()
+    rows = [wide(study.coordinator.mixers["personal"].current(site)) for site in SITES]
+    for row in rows[1:]:
+        close(row, rows[0])
+
+
+def test_lambda_has_its_bounds_and_a_caution_below_1_over_k(tmp_path: Path) -> None:
+    for pull in ("0", "1.01", "-0.5"):
+        with pytest.raises(PlanError, match=r"algorithm\.pull"):
+            planned(f"algorithm.pull={pull}")
+    study = Study(planned("algorithm.pull=0.3", "training.rounds=1"), tmp_path / "run")
+    (caution,) = study.run()["details"]["cautions"]
+    assert caution.startswith("algorithm.pull 0.3 is below 1/3") and "\n" not in caution
+    assert planned("algorithm.pull=0.34").algorithm.cautions(SITES) == []
+
+
+def test_a_selector_needs_named_hospitals() -> None:
+    with pytest.raises(PlanError, match="participation.sites: fedsm tells hospitals apart"):
+        planned("participation.sites=[]", "participation.minimum=2")
+    with pytest.raises(PlanError, match="'global' is fedsm's model"):
+        planned("participation.sites=[a, global]")
+    with pytest.raises(PlanError, match="algorithm.selector: no vgg11 selector reads the cases"):
+        planned("algorithm.selector=vgg11")
+
+
+@pytest.mark.parametrize(
+    "path", sorted(JOBS.glob("fedsm*/plans/*.yaml")), ids=lambda path: f"{path.parents[1].name}-{path.stem}"
+)
+def test_the_paper_s_plans_run(path: Path) -> None:
+    """Made small, and with the selector that fits into a test."""
+    numbers = load_plan(path)
+    assert (numbers.algorithm.pull, numbers.task.similarity) == {"retinal": (0.7, "low"), "prostate": (0.3, "high")}[
+        path.stem
+    ]
+    assert (numbers.rounds, numbers.task.size, len(numbers.participation.sites)) == (150, 256, 6)
+    small = ["task.size=32", "task.patients=3", "task.slices=3", "network.features=[2,4]", "training.rounds=2"]
+    small += ["training.batch_size=8", "algorithm.selector=compact", "protocol=clinical", "participation.sites=[a,b]"]
+    if path.parents[1].name == "fedsm-extra":
+        small.append("algorithm.selector_rounds=1")
+    assert inprocess.run(load_plan(path, small)).summary["status"] == "finished"
+
+
+def test_the_paper_s_selector_has_its_size() -> None:
+    """Sec. 3.1.2's volume: VGG-11 of one channel and 6 hospitals has 128.8 million weights."""
+    with torch.device("meta"):
+        selector = Vgg11().build(1, 6)
+    convolutions = sum(
+        9 * a * b + b for a, b in [(1, 64), (64, 128), (128, 256), (256, 256), (256, 512), *[(512, 512)] * 3]
+    )
+    linear = (25088 + 1) * 4096 + (4096 + 1) * 4096 + (4096 + 1) * 6
+    assert sum(parameter.numel() for parameter in selector.parameters()) == convolutions + linear == 128_789_766
+    plan = make_plan("fedsm", "task.name=synthetic-prostate", "participation.sites=[a,b,c,d,e,f]")
+    assert sum(p.numel() for p in plan.build_networks()["selector"].parameters()) < 500_000
+
+
+@pytest.mark.parametrize("sync", ["adam-moments", "none"])
+def test_bytes_of_a_round_are_two_models_and_a_selector(sync: str, tmp_path: Path) -> None:
+    plan = planned(f"algorithm.selector_sync={sync}", "training.rounds=1")
+    networks = plan.build_networks()
+    model = sum(tensor.nbytes for tensor in networks["model"].state_dict().values())
+    selector = sum(tensor.nbytes for tensor in networks["selector"].state_dict().values())
+    moments = 2 * selector + 4 if sync == "adam-moments" else 0
+    summary = Study(plan, tmp_path / "run").run()
+    for site in SITES:
+        facts = summary["sites"][site]
+        assert facts["bytes_up"] == facts["bytes_down"] == 2 * model + selector + moments
+
+
+def test_impossible_moments_are_refused(tmp_path: Path) -> None:
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        reply = work()
+        if site == C and asked.facts["task"] == "round":
+            reply.groups["moments"]["second_0"] = -reply.groups["moments"]["second_0"]
+        return [(site, reply)]
+
+    study = Study(planned(*GO_ON), tmp_path / "run", script)
+    assert "moments/second_0 is below 0" in study.run()["sites"][C]["missed"]["1"]
+
+
+# ---------------------------------------------------------------------------------------------------- the super model
+def probabilities_of(scores: Tensor) -> np.ndarray:
+    scores = scores.detach().double().numpy()
+    scores = np.exp(scores - scores.max(1, keepdims=True))
+    return scores / scores.sum(1, keepdims=True)
+
+
+def right(model: nn.Module, inputs: Tensor, targets: Tensor) -> np.ndarray:
+    with torch.no_grad():
+        return (model.eval()(inputs).argmax(1) == targets).numpy()
+
+
+def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_the_super_model_s(
+    tmp_path: Path,
+) -> None:
+    plan = planned("training.rounds=12", "task.persons=12", "algorithm.selector_learning_rate=0.01")
+    folder = tmp_path / "run"
+    summary = inprocess.run(plan, folder=folder).summary
+    found = summary["details"]["super_model"]
+    whole = SuperModel.load(folder / "supermodel")
+    experts = [whole.expert(site) for site in SITES]
+
+    def answers(inputs: Tensor, targets: Tensor, gamma: float) -> tuple[np.ndarray, list[str]]:
+        """Alg. 2, case by case."""
+        with torch.no_grad():
+            y = probabilities_of(whole.selector.eval()(inputs))
+        table = [right(expert, inputs, targets) for expert in experts]
+        common = right(whole.expert("global"), inputs, targets)
+        picks = [(int(row.argmax()), bool(row.max() > gamma)) for row in y]
+        hits = [table[k][i] if sure else common[i] for i, (k, sure) in enumerate(picks)]
+        return np.array(hits), [SITES[k] if sure else "global" for k, sure in picks]
+
+    data = {site: plan.task.load(site, SITES, plan.seed, None) for site in SITES}
+    curve = []
+    for gamma in THRESHOLDS:
+        hits = np.concatenate([answers(*data[site].validation.tensors, gamma)[0] for site in SITES])
+        curve.append([gamma, len(hits), hits.mean()])
+    np.testing.assert_allclose(np.array(found["curve"]), np.array(curve), rtol=1e-9)
+    best = max(mean for _, _, mean in curve)
+    gamma = max(value for value, _, mean in curve if mean == best)
+    assert found["threshold"] == whole.threshold == pytest.approx(gamma)
+    for site in SITES:
+        hits, names = answers(*data[site].test.tensors, gamma)
+        assert summary["sites"][site]["test"]["accuracy"] == pytest.approx(hits.mean())
+        assert found["tested"][site] == {name: names.count(name) for name in set(names)}
+        own = SuperModel.load(folder / "sites" / site / "supermodel")  # every hospital has the same
+        assert own.threshold == whole.threshold and own.agreed == whole.agreed
+        assert all(torch.equal(own.state_dict()[name], tensor) for name, tensor in whole.state_dict().items())
+    chosen = set().union(*found["tested"].values())
+    assert len(chosen) > 2 and len({mean for _, _, mean in curve}) > 3, (
+        chosen,
+        curve,
+    )  # else equality would say nothing
+
+
+def test_every_hospital_s_best_file_has_the_score_that_was_recorded(tmp_path: Path) -> None:
+    plan = planned("training.rounds=4")
+    summary = inprocess.run(plan, folder=tmp_path / "run").summary
+    for site in SITES:
+        tensors, facts = load_tensors(tmp_path / "run/sites" / site / "best.safetensors")
+        curve = summary["sites"][site]["validation"]
+        assert facts["round"] == int(np.argmax(curve))
+        model = plan.build_networks()["model"]
+        model.load_state_dict(tensors)
+        part = plan.task.load(site, SITES, plan.seed, None).validation.tensors
+        assert right(model, *part).mean() == pytest.approx(max(curve))
+
+
+def refusing(study: Study, *sites: str) -> Study:
+    for site in sites:
+        study.participants[site].settings = SiteSettings(device="cpu", share_personal_model=False)
+    return study
+
+
+@pytest.mark.parametrize("method", ["fedsm", "fedsm-extra", "fedsm-ensemble"])
+def test_personal_models_go_only_to_hospitals_that_agreed_and_only_of_those(method: str, tmp_path: Path) -> None:
+    plan = planned(method=method)
+    study = refusing(Study(plan, tmp_path / "run"), C)
+    found = study.run()["details"]["super_model"]
+    assert found["agreed"] == [A, B]
+    personal = {site: study.coordinator.mixers["personal"].current(site) for site in SITES}
+    common = study.coordinator.mixers["global"].current(A)
+    shown = {site: {} for site in SITES}
+    for site, parcel in study.transport.sent:
+        shown[site] |= parcel.groups.get("experts", {})
+    for site, theirs in shown.items():
+        for place, owner in enumerate(SITES):
+            expected = personal[owner] if owner == site or (owner != C and site != C) else common
+            assert all(torch.equal(theirs[f"{place}.{name}"], tensor) for name, tensor in expected.items())
+    for folder, agreed in (
+        (study.folder, (A, B)),
+        (study.folder / "sites" / A, (A, B)),
+        (study.folder / "sites" / C, (C,)),
+    ):
+        assert SuperModel.load(folder / "supermodel").agreed == agreed
+
+
+def test_a_site_that_never_trained_is_nobody_s_expert(tmp_path: Path) -> None:
+    study = Study(planned(*GO_ON), tmp_path / "run", lost_in({1: [B], 2: [B]}))
+    assert study.run()["details"]["super_model"]["agreed"] == [A, C]
+    assert SuperModel.load(study.folder / "sites" / A / "supermodel").labels == (A, "global", C)
+
+
+def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned()
+    study = Study(plan, tmp_path / "run")
+    joined = Parcel(facts={"task": "join", "round": 0, "study": "run", "plan": plan.hash, "sites": SITES})
+    answers = [study.participants[A].answer(joined).facts["shares"]]
+    monkeypatch.setattr(type(plan.task), "synthetic", False)
+    answers.append(study.participants[A].answer(joined).facts["shares"])
+    study.participants[A].settings = SiteSettings(device="cpu", share_personal_model=True)
+    answers.append(study.participants[A].answer(joined).facts["shares"])
+    assert answers == [True, False, True]
+
+
+FALSE = {
+    "nothing": (None, "says nothing of the super model"),
+    "no counts": ({"chosen": {}, "sums": [0.0] * 8}, "how often each model was chosen"),
+    "half a case": ({"chosen": {A: 0.5}, "sums": [0.0] * 8}, "how often each model was chosen"),
+    "a stranger": ({"chosen": {"x": 5}, "sums": [0.0] * 8}, "has the surplus x"),
+    "too few sums": ({"chosen": {A: 5}, "sums": [0.0] * 7}, "does not give 8 sums"),
+    "no number": ({"chosen": {A: 5}, "sums": [float("nan")] * 8}, "is no number"),
+}
+
+
+@pytest.mark.parametrize(("told", "reason"), FALSE.values(), ids=FALSE)
+def test_false_scores_of_a_super_model_are_refused(told: Any, reason: str, tmp_path: Path) -> None:
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        reply = work()
+        if site == C and asked.facts["task"] == "deliver":
+            reply.facts["super_model"] = told
+        return [(site, reply)]
+
+    with pytest.raises(ParticipationError, match=reason):
+        Study(planned("training.rounds=1"), tmp_path / "run", script).run()
+
+
+# ---------------------------------------------------------------------------------------------------- unseen hospitals
+@pytest.mark.parametrize("method", ["fedsm", "fedsm-extra", "fedavg", "harmofl"])
+def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: Path) -> None:
+    changes = ["task.name=synthetic-histology", "task.patients=4"] if method == "harmofl" else SMALL
+    plan = make_plan(method, *changes, f"participation.unseen=[{C}]", sites=[A, B])
+    study = Study(plan, tmp_path / "run")
+    if method == "harmofl":
+        for participant in study.participants.values():
+            participant.settings = SiteSettings(device="cpu", smallest_average=1)
+    summary = study.run()
+    asked = {parcel.facts["task"] for site, parcel in study.transport.sent if site == C}
+    assert asked == {"join", "deliver", "test"}
+    assert list(summary["sites"]) == [A, B] and list(summary["unseen"]) == [C]
+    test = summary["unseen"][C]["test"]
+    assert test["cases"] == study.participants[C].cases["test"]
+    scores = [summary["sites"][site]["test"][summary["metric"]] for site in (A, B)]
+    assert summary["mean_test"] == pytest.approx(sum(scores) / 2)
+    part = study.participants[C].data.test.tensors
+    if method == "fedavg":
+        model = plan.build_networks()["model"]
+        model.load_state_dict(study.model("global/best"))
+        assert right(model, *part).mean() == pytest.approx(test["accuracy"])
+    if method == "fedsm":
+        found = summary["details"]["super_model"]
+        assert found["sites"] == [A, B]
+        assert found["curve"][0][1] == sum(study.participants[site].cases["validation"] for site in (A, B))
+        assert sum(found["tested"][C].values()) == test["cases"]
+        assert right(SuperModel.load(study.folder / "supermodel"), *part).mean() == pytest.approx(test["accuracy"])
+        for name, tensor in study.coordinator.mixers["global"].current(A).items():  # no one's personal model
+            assert torch.equal(study.model(f"sites/{C}/last")[name], tensor)
+
+
+def test_a_missing_unseen_hospital_ends_a_run_that_stops_for_anyone_and_no_other(tmp_path: Path) -> None:
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        return Missing("lost", "no answer") if site == C else [(site, work())]
+
+    plan = planned("training.rounds=1", f"participation.unseen=[{C}]", sites=[A, B])
+    with pytest.raises(ParticipationError, match="join: 2 of 3 sites answered, the plan needs 3"):
+        Study(plan, tmp_path / "stop", script).run()
+    going_on = plan.with_changes(["participation.when_missing=continue", "participation.minimum=1"])
+    summary = Study(going_on, tmp_path / "continue", script).run()
+    assert summary["status"] == "finished"
+    assert summary["unseen"][C]["test"] is None
+
+
+def test_what_an_unseen_hospital_may_not_be() -> None:
+    with pytest.raises(PlanError, match="fedbn leaves no model for hospitals that did not train"):
+        make_plan("fedbn", "participation.unseen=[z]")
+    with pytest.raises(PlanError, match="hospital-a stands under sites and under unseen"):
+        make_plan("fedsm", f"participation.unseen=[{A}]")
+    with pytest.raises(PlanError, match="unseen hospitals need named sites"):
+        make_plan("fedavg", "participation.sites=[]", "participation.minimum=2", "participation.unseen=[z]")
+
+
+# ---------------------------------------------------------------------------------------------------- afterwards
+def test_the_best_model_is_the_one_with_the_least_loss_and_of_equals_the_first() -> None:
+    random = np.random.default_rng(3)
+    outputs = random.normal(size=(4, 9, 5)).astype(np.float32)
+    outputs[3] = outputs[1]  # a hospital that is represented by another's model never wins over it
+    targets = random.integers(0, 5, 9)
+    logits = outputs.astype(float)
+    losses = np.log(np.exp(logits).sum(2)) - logits[:, np.arange(9), targets]
+    found = best_of(list(torch.from_numpy(outputs)), torch.from_numpy(targets), functional.cross_entropy)
+    expected = [min(range(4), key=lambda k: (losses[k, case], k)) for case in range(9)]
+    expected = [1 if k == 3 else k for k in expected]
+    assert found.tolist() == expected and len(set(expected)) > 1
+
+
+def test_the_ensemble_mixes_probabilities() -> None:
+    random = np.random.default_rng(4)
+    scores, outputs = random.normal(size=(6, 3)), random.normal(size=(3, 6, 2, 4, 4))
+    y = probabilities_of(torch.from_numpy(scores))
+    h = np.exp(outputs) / np.exp(outputs).sum(2, keepdims=True)
+    expected = np.einsum("bk,kbcxy->bcxy", y, h)
+    found = mixed(torch.from_numpy(scores), list(torch.from_numpy(outputs)))
+    np.testing.assert_allclose(found.exp().numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["fedsm-extra", "fedsm-ensemble"])
+def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> None:
+    plan = planned("training.rounds=3", "algorithm.selector_rounds=2", method=method)
+    assert [(phase.name, phase.rounds) for phase in plan.algorithm.phases(plan.training)] == [
+        ("train", 1),
+        ("select", 2),
+    ]
+    study = Study(plan, tmp_path / "run")
+    summary = study.run()
+    groups = [set(parcel.groups) for site, parcel in study.transport.sent if site == B]
+    everything = {"global", "personal", "experts", "selector", "moments"}
+    assert groups[1:5] == [{"global", "personal"}, everything, {"selector", "moments"}, {"selector", "moments"}]
+    selector = study.coordinator.mixers["selector"].current(A)
+    assert not torch.equal(
+        next(iter(selector.values())), next(iter(plan.build_networks()["selector"].state_dict().values()))
+    )
+    model = SuperModel.load(study.folder / "supermodel")
+    assert model.labels == ("global", *SITES) and model.threshold is None
+    assert summary["details"]["super_model"]["curve"] == []
+    with pytest.raises(PlanError, match=r"training\.rounds: .* trains models before 3 rounds"):
+        planned("training.rounds=3", "algorithm.selector_rounds=3", method=method)
+
+
+# ---------------------------------------------------------------------------------------------------- Table 6
+@pytest.mark.parametrize("method", PERSONAL)
+def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, tmp_path: Path) -> None:
+    """The selector learns beside it from the same batches and changes nothing of it."""
+    plan = planned(f"algorithm.personal_method.name={method}")
+    assert [(phase.name, phase.rounds) for phase in plan.algorithm.phases(plan.training)] == [
+        ("train", 2),
+        ("collect", 1),
+    ]
+    study = Study(plan, tmp_path / "fedsm")
+    found = study.run()["details"]["super_model"]
+    alone = Study(planned(method=method), tmp_path / "alone")
+    alone.run()
+    assert_equal(study.model("global/last"), alone.model("global/last"))
+    model = SuperModel.load(study.folder / "supermodel")
+    assert found["agreed"] == SITES
+    for site in SITES:
+        own = alone.model(f"sites/{site}/last")
+        if method in ("fine-tuning", "per-fedavg"):  # they go through the data anew, in another order
+            close(model.expert(site).state_dict(), wide(own), 0.3)
+        else:
+            assert_equal(dict(model.expert(site).state_dict()), own)
+    sent = [
+        set(parcel.groups) for site, parcel in study.transport.sent if site == A and parcel.facts["task"] == "round"
+    ]
+    assert sent == [{"global", "selector", "moments"}] * 3
+    assert not torch.equal(*(next(iter(model.expert(site).state_dict().values())) for site in (A, B)))
+
+
+def test_a_study_with_another_personal_method_that_stopped_goes_on(tmp_path: Path) -> None:
+    plan = planned("algorithm.personal_method.name=ditto")
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        inprocess.run(plan, folder=tmp_path / "run", on_round=stop)
+    resumed = inprocess.run(plan, folder=tmp_path / "run", resume=True).summary
+    whole = inprocess.run(plan, folder=tmp_path / "whole").summary
+    assert resumed["details"] == whole["details"]
+    one, other = (SuperModel.load(tmp_path / run / "supermodel").state_dict() for run in ("run", "whole"))
+    assert_equal(one, other)
+
+
+# ---------------------------------------------------------------------------------------------------- protocols
+def test_protocols_name_the_rule_of_the_selector() -> None:
+    changes = ["task.name=synthetic-prostate", "algorithm.selector=vgg11"]
+    assert make_plan("fedsm", *changes, "protocol=paper", "algorithm.selector_sync=none").protocol == "paper"
+    assert make_plan("fedsm", *changes, "protocol=released-code", "algorithm.selector_step=full-batch")
+    with pytest.raises(PlanError, match="algorithm.selector_sync: 'adam-moments', but protocol 'paper'"):
+        make_plan("fedsm", *changes, "protocol=paper")
+
+
+def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:
+    plan = planned("algorithm.pull=0.2", "training.rounds=1", f"participation.unseen=[{C}]", sites=[A, B])
+    study = refusing(Study(plan, tmp_path / "run"), B)
+    study.coordinator.run()
+    found = study.summary["details"]["super_model"]
+    text = page.render(read_all([study.folder]), "Title")
+    section = text[text.index("Whose model answered") :]
+    for told in (found["validated"], found["tested"]):
+        for site in SITES:
+            share = f"{told[site].get('global', 0) / sum(told[site].values()):.0%}"
+            assert f'<th scope="row">{site}' in section and f'<td class="number">{share}</td>' in section
+    assert f"the global model stands for them: {B}." in section
+    assert f"{found['threshold']:g}<small> chosen</small>" in section
+    assert "Hospitals that did not train" in section and "is below 1/2" in text
+
+
+def test_a_run_s_folder_says_what_the_summary_says(tmp_path: Path) -> None:
+    study = Study(planned("training.rounds=1"), tmp_path / "run")
+    found = study.run()["details"]["super_model"]
+    manifest = json.loads((study.folder / "supermodel/supermodel.json").read_text())
+    assert manifest["threshold"] == found["threshold"] and manifest["agreed"] == found["agreed"]
+    path = study.folder / "supermodel/personal" / f"{A}.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(MedsiloError, match="SHA-256"):
+        SuperModel.load(study.folder / "supermodel")
