@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
+from medsilo.errors import DataError
 from medsilo.models.base import Network
 from medsilo.section import Section
 
@@ -51,6 +53,8 @@ class Task(Section):
     channels: ClassVar[int]
     classes: ClassVar[int]
 
+    axes: ClassVar[int] = 0  # of the image files that it reads: 3 volumes, 2 flat images, 0 none
+
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape of one case's input; None when cases differ."""
@@ -63,6 +67,22 @@ class Task(Section):
     @abstractmethod
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         """One site's data. `sites` are all the study's sites in sorted order; `folder` is the site's data folder."""
+
+    def inputs_of(self, values: np.ndarray) -> Tensor:
+        """What the network reads of one image file, [cases, *shape]: for training and prediction alike.
+
+        values: a volume [channels, D, H, W] or a flat image [channels, H, W], as tasks.scans reads them.
+        """
+        raise DataError(f"task {self.name} reads no image files")  # type: ignore[attr-defined]
+
+    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """The label of each place of that image, from the network's output for its cases: [*grid]."""
+        raise DataError(f"task {self.name} finds no masks")  # type: ignore[attr-defined]
+
+    @property
+    def spacing(self) -> tuple[tuple[float, float], ...] | None:
+        """The least and greatest spacing of the task's images along x, y (and z) in mm; None when it isn't known."""
+        return None
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
