@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -78,6 +78,11 @@ class Task(Section):
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
         """The label of each place of that image, from the network's output for its cases: [*grid]."""
         raise DataError(f"task {self.name} finds no masks")  # type: ignore[attr-defined]
+
+    def monai_transforms(self) -> list[dict[str, Any]] | None:
+        """What `inputs_of` does to a volume in a MONAI bundle's words: invertible, the image's key is "image", slices
+        last. None where MONAI has no such transforms."""
+        return None
 
     @property
     def spacing(self) -> tuple[tuple[float, float], ...] | None:

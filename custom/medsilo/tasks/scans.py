@@ -75,7 +75,26 @@ def series_of(folder: Path) -> list[str]:
     series = SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
     if len(series) != 1:
         raise DataError(f"a folder has {len(series)} DICOM series; give one folder per series")
-    return list(SimpleITK.ImageSeriesReader.GetGDCMSeriesFileNames(str(folder), series[0]))
+    files = list(SimpleITK.ImageSeriesReader.GetGDCMSeriesFileNames(str(folder), series[0]))
+    _refuse_gaps(files)
+    return files
+
+
+def _refuse_gaps(files: list[str]) -> None:
+    """SimpleITK puts slices at equal distances wherever they were: one that is missing would shift all others."""
+    import SimpleITK
+
+    places = []
+    for file in files:
+        reader = SimpleITK.ImageFileReader()
+        reader.SetFileName(file)
+        reader.ReadImageInformation()
+        places.append(reader.GetOrigin())
+    steps = np.linalg.norm(np.diff(np.array(places), axis=0), axis=1)
+    if len(steps) and steps.max() > 1.1 * steps.min():
+        raise DataError(
+            f"a DICOM series has slices {steps.min():.3g} to {steps.max():.3g} mm apart; is one missing or there twice?"
+        )
 
 
 def _refuse_cut_off(path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -23,7 +23,7 @@ from medsilo.tasks.synthetic import (
     smooth_noise,
     split_by_patient,
 )
-from medsilo.tasks.volumes import Volume, read_pair, resized, slices_of, write_volume
+from medsilo.tasks.volumes import Volume, read_pair, resized, slices_in_monai, slices_of, write_volume
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
 
@@ -107,6 +107,9 @@ class SyntheticProstate(Task):
 
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
         return resized(output, grid[1:]).argmax(1)
+
+    def monai_transforms(self) -> list[dict[str, Any]]:
+        return slices_in_monai(self.shape)
 
     @property
     def spacing(self) -> tuple[tuple[float, float], ...]:

@@ -69,6 +69,14 @@ def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
     return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
 
 
+def slices_in_monai(shape: tuple[int, ...]) -> list[dict[str, Any]]:
+    """read_scan's turn and slices_of as MONAI's transforms: rows run to the back (P), columns to the left (L)."""
+    return [
+        {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},
+        {"_target_": "Resized", "keys": "image", "spatial_size": [*shape[1:], -1], "mode": "trilinear"},
+    ]
+
+
 def resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
     """Images [B, C, H, W] at another height and width, bilinear; as they are when they have it."""
     same = tuple(images.shape[2:]) == tuple(size)
