@@ -39,7 +39,7 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
     """One image through the task's own preprocessing, the network, and back to the image's grid."""
     task = source.plan.task
     if not np.isfinite(scan.values).all():
-        raise DataError(f"{int((~np.isfinite(scan.values)).sum())} values of the image are NaN or infinite")
+        raise DataError("an image has values that are NaN or infinite")
     answers = [source.answer(cases.to(device)) for cases in task.inputs_of(scan.values).split(BATCH)]
     output = torch.cat([output for output, _, _ in answers]).float().cpu()
     if not output.isfinite().all():
@@ -89,7 +89,7 @@ def predict_all(source: Source, images: Sequence[Path], out: Path, device: torch
     """Predict every image into `out`; returns how many failed. No file is named to `say`: names are in the tables."""
     import SimpleITK
 
-    if source.plan.task.axes == 0:
+    if not source.plan.task.reads_images:
         raise MedsiloError(f"task {source.plan.task.name} reads no image files; predict with its own program")
     SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)  # its warnings name files
     named = masks_for(find_images(images))

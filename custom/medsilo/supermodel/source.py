@@ -13,6 +13,7 @@ from medsilo.supermodel.folder import MANIFEST, NOTHING_SEEN, Seen, load
 from medsilo.supermodel.model import SuperModel
 
 SINGLE = "model"  # the expert's name where there is only one
+OWN_MODEL = "best.safetensors"
 GLOBAL_MODEL = "global/best.safetensors"  # of a run whose hospitals share one model
 
 
@@ -61,9 +62,10 @@ def _super(model: SuperModel) -> Source:
 
 
 def _single(folder: Path, site: str) -> str:
-    """The file of a run's model: the one that all share, or a site's own."""
-    if not site and (folder / GLOBAL_MODEL).is_file():
-        return GLOBAL_MODEL
+    """The file of a run's model: the one that all share, a site's own, or the one in a hospital's own folder."""
+    for shared in (GLOBAL_MODEL, OWN_MODEL):
+        if not site and (folder / shared).is_file():
+            return shared
     own = sorted(path.parent.name for path in folder.glob("sites/*/best.safetensors"))
     if not site:
         raise MedsiloError(f"every hospital of this run has a model of its own; choose with --site: {', '.join(own)}")

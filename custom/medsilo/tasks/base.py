@@ -53,7 +53,7 @@ class Task(Section):
     channels: ClassVar[int]
     classes: ClassVar[int]
 
-    axes: ClassVar[int] = 0  # of the image files that it reads: 3 volumes, 2 flat images, 0 none
+    reads_images: ClassVar[bool] = False  # whether `inputs_of` takes image files
 
     @property
     def shape(self) -> tuple[int, ...] | None:

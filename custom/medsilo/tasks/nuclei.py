@@ -39,7 +39,7 @@ class Nuclei(Task):
     metric: ClassVar[str] = "dice"
     channels: ClassVar[int] = 3
     classes: ClassVar[int] = 2
-    axes: ClassVar[int] = 2
+    reads_images: ClassVar[bool] = True
 
     name: Literal["nuclei"] = "nuclei"
     size: int = Field(default=256, ge=16, le=2048, multiple_of=16, description="tiles are resized to this many pixels")

@@ -46,7 +46,7 @@ def read_scan(path: Path) -> Scan:
     from nibabel.filebasedimages import ImageFileError
 
     try:
-        _refuse_cut_off(path)
+        _refuse_broken_nifti(path)
         image = SimpleITK.ReadImage(series_of(path) if path.is_dir() else str(path))
     except (RuntimeError, OSError, EOFError, ValueError, zlib.error, ImageFileError) as error:
         raise DataError("an image can't be read: it is damaged or no image", str(error).strip()) from error
@@ -97,10 +97,12 @@ def _refuse_gaps(files: list[str]) -> None:
         )
 
 
-def _refuse_cut_off(path: Path) -> None:
-    """SimpleITK fills a NIfTI file that was cut off with zeros and says nothing; nibabel raises."""
+def _refuse_broken_nifti(path: Path) -> None:
+    """SimpleITK puts zeros for what a NIfTI file lacks and for NaN, and says nothing; nibabel doesn't."""
     import nibabel
 
-    if path.name.endswith((".nii", ".nii.gz")):
+    if path.name.lower().endswith((".nii", ".nii.gz")):
         image: Any = nibabel.load(path)
-        np.asanyarray(image.dataobj.get_unscaled()).ravel()[-1:].sum()
+        values = np.asanyarray(image.dataobj.get_unscaled())  # raises when the file was cut off
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise DataError(f"an image has {np.count_nonzero(~np.isfinite(values))} values that are NaN or infinite")

@@ -74,7 +74,7 @@ class SyntheticProstate(Task):
     synthetic: ClassVar[bool] = True
     channels: ClassVar[int] = 1
     classes: ClassVar[int] = 2
-    axes: ClassVar[int] = 3
+    reads_images: ClassVar[bool] = True
 
     name: Literal["synthetic-prostate"] = "synthetic-prostate"
     similarity: Literal["low", "high"] = "low"

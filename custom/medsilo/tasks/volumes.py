@@ -49,12 +49,7 @@ def write_volume(path: Path, volume: Volume, stored_as: str = ORIENTATION) -> No
 
 def read_image(path: Path) -> Volume:
     """Reads an image with SimpleITK, float32, turned so that its axes come nearest to LPS."""
-    try:
-        scan = read_scan(path)
-    except DataError as error:
-        raise DataError(
-            "an image is no readable NIfTI file; see this site's log for its name", error.private
-        ) from error
+    scan = read_scan(path)
     if scan.values.ndim != 4 or len(scan.values) > 1:
         raise DataError("an image is no volume with one value per voxel; see this site's log for its name", str(path))
     return Volume(scan.values[0], scan.affine)
