@@ -291,11 +291,14 @@ def test_a_flat_image_goes_through_the_tasks_own_preprocessing(tmp_path) -> None
         (["{tmp}/run", "{tmp}", "--site", "../x"], "no model of it"),
         (["{folder}", "{tmp}", "--device", "tpu"], "not known"),
         (["{folder}", "{tmp}/empty"], "there are no images"),
+        (["{folder}", "{tmp}/out/a.nii"], "the images lie in the output folder"),
     ],
 )
 def test_what_can_not_begin_says_why(arguments, words, folder, tmp_path, capsys) -> None:
     write_run(tmp_path / "run", small_plan("fedbn"), "sites/hospital-b/best.safetensors")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.nii").touch()
     filled = [argument.format(folder=folder, tmp=tmp_path) for argument in arguments]
     assert main(["predict", *filled, "-o", str(tmp_path / "out")]) == 1
     message = capsys.readouterr().err
@@ -318,7 +321,7 @@ def test_a_task_without_images_is_refused_before_anything_is_read(tmp_path, caps
 
 def test_images_of_one_name_get_their_folders_name() -> None:
     paths = [Path("a/scan.nii.gz"), Path("b/scan.nii.gz"), Path("b/other.nii")]
-    assert [mask.partition("_")[0] for _, mask in masks_for(paths)] != ["scan", "scan", "other"]
+    assert [mask for _, mask in masks_for(paths)] == ["a_scan_mask.nii.gz", "b_scan_mask.nii.gz", "other_mask.nii"]
     with pytest.raises(MedsiloError, match="the same mask"):
         masks_for([Path("a/scan.nii"), Path("a/scan.nii")])
 

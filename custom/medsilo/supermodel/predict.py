@@ -93,6 +93,8 @@ def predict_all(source: Source, images: Sequence[Path], out: Path, device: torch
         raise MedsiloError(f"task {source.plan.task.name} reads no image files; predict with its own program")
     SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)  # its warnings name files
     named = masks_for(find_images(images))
+    if any(path.resolve().parent == out.resolve() for path, _ in named):
+        raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
     if judges_by_batch(source.network):
         say("note: this network's norms look at the whole batch, so a slice's result depends on its volume")
     source.network.to(device)

@@ -63,12 +63,12 @@ class Nuclei(Task):
             raise DataError("a volume or an image of numbers beside 0 to 255, where the task reads flat RGB images")
         if len(values) < 3:
             raise DataError("a tile is grey where the task's tiles have 3 channels (RGB)")
-        colours = torch.from_numpy(np.ascontiguousarray(values[:3], np.float32)) / float(np.iinfo(values.dtype).max)
+        colours = torch.from_numpy(np.ascontiguousarray(values[None, :3], np.float32)) / float(
+            np.iinfo(values.dtype).max
+        )
         size = (self.size, self.size)
-        same = colours.shape[1:] == size
-        return (colours if same else functional.interpolate(colours[None], size, mode="bilinear", antialias=True)[0])[
-            None
-        ]
+        same = colours.shape[2:] == size
+        return colours if same else functional.interpolate(colours, size, mode="bilinear", antialias=True)
 
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
         return resized(output, grid).argmax(1)[0]
@@ -87,7 +87,10 @@ class Nuclei(Task):
             image, mask = read_tile(folder, str(name))
             if mask.shape != size:
                 mask = functional.interpolate(mask[None, None], size, mode="area")[0, 0]
-            images[place], masks[place] = self.inputs_of(image)[0], mask > 0.5
+            try:
+                images[place], masks[place] = self.inputs_of(image)[0], mask > 0.5
+            except DataError as error:
+                raise DataError(str(error), private=str(name)) from error
         return Cases(images, masks, [patient_of(str(name)) for name in names])
 
 

@@ -52,7 +52,7 @@ def read_scan(path: Path) -> Scan:
         raise DataError("an image can't be read: it is damaged or no image", str(error).strip()) from error
     axes, channels = image.GetDimension(), image.GetNumberOfComponentsPerPixel()
     if axes not in (2, 3):
-        raise DataError(f"an image has {axes} axes; give volumes or flat images")
+        raise DataError(f"an image has {axes} axes; give volumes or flat images", str(path))
     header, turn = image, ((), ())
     if axes == 3:
         image = SimpleITK.Cast(image, SimpleITK.sitkVectorFloat32 if channels > 1 else SimpleITK.sitkFloat32)
@@ -74,7 +74,7 @@ def series_of(folder: Path) -> list[str]:
 
     series = SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
     if len(series) != 1:
-        raise DataError(f"a folder has {len(series)} DICOM series; give one folder per series")
+        raise DataError(f"a folder has {len(series)} DICOM series; give one folder per series", str(folder))
     files = list(SimpleITK.ImageSeriesReader.GetGDCMSeriesFileNames(str(folder), series[0]))
     _refuse_gaps(files)
     return files
@@ -105,4 +105,5 @@ def _refuse_broken_nifti(path: Path) -> None:
         image: Any = nibabel.load(path)
         values = np.asanyarray(image.dataobj.get_unscaled())  # raises when the file was cut off
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise DataError(f"an image has {np.count_nonzero(~np.isfinite(values))} values that are NaN or infinite")
+            wrong = np.count_nonzero(~np.isfinite(values))
+            raise DataError(f"an image has {wrong} values that are NaN or infinite", str(path))
