@@ -180,7 +180,7 @@ def masks_for(images: Sequence[Path]) -> list[tuple[Path, str]]:
 
 
 def _mask_name(path: Path) -> str:
-    suffix = next((suffix for suffix in SUFFIXES if path.is_file() and path.name.lower().endswith(suffix)), "")
+    suffix = next((suffix for suffix in SUFFIXES if not path.is_dir() and path.name.lower().endswith(suffix)), "")
     stem = path.name[: -len(suffix)] if suffix else path.name.removesuffix(".mhd").removesuffix(".dcm")
     return f"{stem}_mask{suffix or '.nii.gz'}"
 
