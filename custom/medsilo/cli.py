@@ -98,6 +98,20 @@ def _parser() -> argparse.ArgumentParser:
     cross.add_argument("--data", type=Path, default=None, help="folder with the sites' data (default: the run's)")
     cross.set_defaults(command=_cross)
 
+    predict = commands.add_parser("predict", help="find masks or classes in a hospital's own images")
+    predict.add_argument("model", type=Path, help="folder of a super model or of a run")
+    predict.add_argument("images", type=Path, nargs="+", help="images, DICOM folders, or folders with such")
+    predict.add_argument("-o", "--out", type=Path, required=True, help="folder for the masks and predictions.csv")
+    predict.add_argument("--site", default="", help="the run's model of this hospital instead of the shared one")
+    predict.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<n>")
+    predict.set_defaults(command=_predict)
+
+    export = commands.add_parser("export", help="write a super model as a MONAI Bundle")
+    export.add_argument("model", type=Path, help="folder of a super model or of a run")
+    export.add_argument("-o", "--out", type=Path, required=True, help="the bundle's folder, which must not exist yet")
+    export.add_argument("--site", default="", help="the run's model of this hospital instead of the shared one")
+    export.set_defaults(command=_export)
+
     leak = commands.add_parser("leak-report", help="say what leaves a site under a job, before anything runs")
     leak.add_argument("job", help="a job's folder, for example jobs/harmofl")
     _add_changes(leak)
@@ -299,6 +313,27 @@ def _leak_report(options: argparse.Namespace) -> int:
             images[site] = str(error)
     for line in describe(plan, images, settings):
         _say(line)
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from medsilo.site.settings import make_settings
+    from medsilo.supermodel.predict import predict_all
+    from medsilo.supermodel.source import open_source
+
+    device = make_settings({"device": options.device}, "the command line").compute().device
+    failed = predict_all(open_source(options.model, options.site), options.images, options.out, device, _say)
+    _say(f"predictions: {options.out / 'predictions.csv'}")
+    if failed:
+        print(f"medsilo: {failed} images failed; the reasons are in predictions.csv", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from medsilo.supermodel.bundle import export
+    from medsilo.supermodel.source import open_source
+
+    _say(f"bundle: {export(open_source(options.model, options.site), options.out)}")
     return 0
 
 

@@ -196,7 +196,7 @@ def modules_after(root: Path, *arguments: str) -> set[str]:
     return set(json.loads(done.stdout.rpartition("MODULES")[2]))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["predict", "--help"], ["--version"]])
 def test_help_answers_at_once(root: Path, arguments: list[str]) -> None:
     """Without what takes seconds to import."""
     heavy = {"torch", "nvflare", "pydantic", "monai", "numpy", "yaml", "safetensors"}

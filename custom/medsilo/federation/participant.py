@@ -347,6 +347,7 @@ class Participant:
     def _save_model(self, which: str, rounds: int) -> None:
         facts = {"round": rounds, "method": self.plan.algorithm.name, "site": self.site, "plan_hash": self.plan.hash}
         save_tensors(self.folder / f"{which}.safetensors", self.model.state_dict(), facts)
+        write_text(self.folder / "plan.yaml", self.plan.to_yaml())  # so that the hospital can use the model by itself
 
     def _load_model(self, which: str) -> dict[str, Any]:
         tensors, facts = load_tensors(self.folder / f"{which}.safetensors")

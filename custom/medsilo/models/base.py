@@ -1,6 +1,7 @@
 """What a network of the plan is."""
 
 from abc import abstractmethod
+from typing import Any
 
 from torch import nn
 
@@ -16,3 +17,7 @@ class Network(Section):
     @abstractmethod
     def build(self, channels: int, classes: int) -> nn.Module:
         """A freshly initialised module; its weights come from torch's global generator."""
+
+    def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
+        """The same module in a MONAI bundle's words, its class under "_target_"; None where MONAI has none."""
+        return None

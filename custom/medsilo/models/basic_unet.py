@@ -1,6 +1,6 @@
 """MONAI's U-Net of the classical form: two convolutions per level, pooling down, transposed convolutions up."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from torch import nn
@@ -24,11 +24,17 @@ class BasicUNet(Network):
     def build(self, channels: int, classes: int) -> nn.Module:
         from monai.networks.nets import BasicUNet as MonaiBasicUNet  # here, because importing MONAI takes seconds
 
-        return MonaiBasicUNet(
-            spatial_dims=2,
-            in_channels=channels,
-            out_channels=classes,
-            features=(*self.features, self.features[0]),
-            act=("RELU", {"inplace": True}),
-            norm=MONAI_NORMS[self.norm],
-        )
+        return MonaiBasicUNet(**self._arguments(channels, classes))
+
+    def monai(self, channels: int, classes: int) -> dict[str, Any]:
+        return {"_target_": "monai.networks.nets.BasicUNet", **self._arguments(channels, classes)}
+
+    def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
+        return {
+            "spatial_dims": 2,
+            "in_channels": channels,
+            "out_channels": classes,
+            "features": (*self.features, self.features[0]),
+            "act": ("RELU", {"inplace": True}),
+            "norm": MONAI_NORMS[self.norm],
+        }

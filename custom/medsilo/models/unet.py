@@ -32,13 +32,19 @@ class UNet(Network):
     def build(self, channels: int, classes: int) -> nn.Module:
         from monai.networks.nets import UNet as MonaiUNet  # here, because importing MONAI takes seconds
 
-        return MonaiUNet(
-            spatial_dims=2,
-            in_channels=channels,
-            out_channels=classes,
-            channels=self.features,
-            strides=(2,) * (len(self.features) - 1),
-            num_res_units=self.residual_units,
-            act=("RELU", {"inplace": True}),
-            norm=MONAI_NORMS[self.norm],
-        )
+        return MonaiUNet(**self._arguments(channels, classes))
+
+    def monai(self, channels: int, classes: int) -> dict[str, Any]:
+        return {"_target_": "monai.networks.nets.UNet", **self._arguments(channels, classes)}
+
+    def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
+        return {
+            "spatial_dims": 2,
+            "in_channels": channels,
+            "out_channels": classes,
+            "channels": self.features,
+            "strides": (2,) * (len(self.features) - 1),
+            "num_res_units": self.residual_units,
+            "act": ("RELU", {"inplace": True}),
+            "norm": MONAI_NORMS[self.norm],
+        }

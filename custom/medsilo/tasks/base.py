@@ -4,13 +4,15 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
+from medsilo.errors import DataError
 from medsilo.models.base import Network
 from medsilo.section import Section
 
@@ -51,6 +53,8 @@ class Task(Section):
     channels: ClassVar[int]
     classes: ClassVar[int]
 
+    reads_images: ClassVar[bool] = False  # whether `inputs_of` takes image files
+
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape of one case's input; None when cases differ."""
@@ -63,6 +67,27 @@ class Task(Section):
     @abstractmethod
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         """One site's data. `sites` are all the study's sites in sorted order; `folder` is the site's data folder."""
+
+    def inputs_of(self, values: np.ndarray) -> Tensor:
+        """What the network reads of one image file, [cases, *shape]: for training and prediction alike.
+
+        values: a volume [channels, D, H, W] or a flat image [channels, H, W], as tasks.scans reads them.
+        """
+        raise DataError(f"task {self.name} reads no image files")  # type: ignore[attr-defined]
+
+    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """The label of each place of that image, from the network's output for its cases: [*grid]."""
+        raise DataError(f"task {self.name} finds no masks")  # type: ignore[attr-defined]
+
+    def monai_transforms(self) -> list[dict[str, Any]] | None:
+        """What `inputs_of` does to a volume in a MONAI bundle's words: invertible, the image's key is "image", slices
+        last. None where MONAI has no such transforms."""
+        return None
+
+    @property
+    def spacing(self) -> tuple[tuple[float, float], ...] | None:
+        """The least and greatest spacing of the task's images along x, y (and z) in mm; None when it isn't known."""
+        return None
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.base import Network
 from medsilo.models.unet import UNet
 from medsilo.tasks.base import Cases, SiteData, Task, dice_per_case
+from medsilo.tasks.scans import read_scan
+from medsilo.tasks.volumes import resized
 
 INDEX = "index.csv"
 BARCODE = 12  # letters of a TCGA name that are the patient's: TCGA-G9-6356
@@ -37,6 +39,7 @@ class Nuclei(Task):
     metric: ClassVar[str] = "dice"
     channels: ClassVar[int] = 3
     classes: ClassVar[int] = 2
+    reads_images: ClassVar[bool] = True
 
     name: Literal["nuclei"] = "nuclei"
     size: int = Field(default=256, ge=16, le=2048, multiple_of=16, description="tiles are resized to this many pixels")
@@ -55,6 +58,21 @@ class Nuclei(Task):
         parts = np.array([part_of(name) for name in names])
         return SiteData(*(self._read(folder / chosen, names[parts == part]) for part in range(3)))
 
+    def inputs_of(self, values: np.ndarray) -> Tensor:
+        if values.ndim != 3 or values.dtype.kind != "u":
+            raise DataError("a volume or an image of numbers beside 0 to 255, where the task reads flat RGB images")
+        if len(values) < 3:
+            raise DataError("a tile is grey where the task's tiles have 3 channels (RGB)")
+        colours = torch.from_numpy(np.ascontiguousarray(values[None, :3], np.float32)) / float(
+            np.iinfo(values.dtype).max
+        )
+        size = (self.size, self.size)
+        same = colours.shape[2:] == size
+        return colours if same else functional.interpolate(colours, size, mode="bilinear", antialias=True)
+
+    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
+        return resized(output, grid).argmax(1)[0]
+
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return soft_dice()(output, target[:, None])
 
@@ -67,10 +85,12 @@ class Nuclei(Task):
         masks = torch.empty(len(names), *size, dtype=torch.int64)
         for place, name in enumerate(names):
             image, mask = read_tile(folder, str(name))
-            if image.shape[1:] != size:
-                image = functional.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
+            if mask.shape != size:
                 mask = functional.interpolate(mask[None, None], size, mode="area")[0, 0]
-            images[place], masks[place] = image, mask > 0.5
+            try:
+                images[place], masks[place] = self.inputs_of(image)[0], mask > 0.5
+            except DataError as error:
+                raise DataError(str(error), private=str(name)) from error
         return Cases(images, masks, [patient_of(str(name)) for name in names])
 
 
@@ -92,25 +112,19 @@ def tiles_of(site: str, folder: Path) -> tuple[str, np.ndarray]:
     return chosen, np.array(sorted(name for one, name in rows if one == chosen))
 
 
-def read_tile(folder: Path, name: str) -> tuple[Tensor, Tensor]:
-    """One tile [3, H, W] in 0 to 1 and its mask [H, W], 0 or 1, as float32."""
-    import SimpleITK
-
+def read_tile(folder: Path, name: str) -> tuple[np.ndarray, Tensor]:
+    """One tile [channels, H, W] as stored and its mask [H, W], 0 or 1, as float32."""
     paths = [folder / kind / f"{name}.png" for kind in ("images", "masks")]
     try:
-        image, mask = (SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(path))) for path in paths)
-    except RuntimeError as error:
+        image, mask = (read_scan(path).values for path in paths)
+    except DataError as error:
         raise DataError(
-            "a tile or its mask is no readable PNG; see this site's log for its name", str(error)
+            "a tile or its mask is no readable PNG; see this site's log for its name", error.private
         ) from error
-    if image.ndim != 3 or image.shape[2] < 3:
-        raise DataError("a tile is grey where the task's tiles have 3 channels (RGB)", str(paths[0]))
-    mask = mask if mask.ndim == 2 else mask[..., 0]
-    if image.shape[:2] != mask.shape:
-        shapes = f"{list(image.shape[:2])} and {list(mask.shape)} pixels"
+    if image.shape[1:] != mask.shape[1:]:
+        shapes = f"{list(image.shape[1:])} and {list(mask.shape[1:])} pixels"
         raise DataError(f"a tile and its mask have {shapes}; export both from one image", str(paths[0]))
-    colours = torch.from_numpy(np.ascontiguousarray(image[..., :3].transpose(2, 0, 1), np.float32))
-    return colours / float(np.iinfo(image.dtype).max), torch.from_numpy((mask > 0).astype(np.float32))
+    return image, torch.from_numpy((mask[0] > 0).astype(np.float32))
 
 
 def patient_of(name: str) -> str:

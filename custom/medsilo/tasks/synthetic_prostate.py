@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -23,7 +23,7 @@ from medsilo.tasks.synthetic import (
     smooth_noise,
     split_by_patient,
 )
-from medsilo.tasks.volumes import Volume, read_pair, write_volume
+from medsilo.tasks.volumes import Volume, read_pair, resized, slices_in_monai, slices_of, write_volume
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
 
@@ -74,6 +74,7 @@ class SyntheticProstate(Task):
     synthetic: ClassVar[bool] = True
     channels: ClassVar[int] = 1
     classes: ClassVar[int] = 2
+    reads_images: ClassVar[bool] = True
 
     name: Literal["synthetic-prostate"] = "synthetic-prostate"
     similarity: Literal["low", "high"] = "low"
@@ -97,8 +98,23 @@ class SyntheticProstate(Task):
         images, masks = self.draw(count, scanner, bright, random)
         images, masks = through_files(images, masks, scanner)
         patients, slices = np.nonzero(masks.any((2, 3)))
-        inputs, targets = images[patients, slices][:, None], masks[patients, slices]
+        inputs = np.stack([self.inputs_of(image[None]).numpy() for image in images])[patients, slices]
+        targets = masks[patients, slices]
         return split_by_patient(inputs, targets, patients, patient_names(position, count), parts_in_turn(count))
+
+    def inputs_of(self, values: np.ndarray) -> Tensor:
+        return slices_of(values, self.shape)
+
+    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
+        return resized(output, grid[1:]).argmax(1)
+
+    def monai_transforms(self) -> list[dict[str, Any]]:
+        return slices_in_monai(self.shape)
+
+    @property
+    def spacing(self) -> tuple[tuple[float, float], ...]:
+        along = zip(*(scanner.spacing for scanner in SITES), strict=True)
+        return tuple((min(spacings), max(spacings)) for spacings in along)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return dice_and_cross_entropy()(output, target[:, None])

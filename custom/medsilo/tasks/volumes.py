@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from medsilo.errors import DataError
+from medsilo.tasks.scans import ORIENTATION, read_scan
 
-ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count
 RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 SAME_PLACE = 1e-2  # in millimetres
 
@@ -46,16 +49,33 @@ def write_volume(path: Path, volume: Volume, stored_as: str = ORIENTATION) -> No
 
 def read_image(path: Path) -> Volume:
     """Reads an image with SimpleITK, float32, turned so that its axes come nearest to LPS."""
-    import SimpleITK
+    scan = read_scan(path)
+    if scan.values.ndim != 4 or len(scan.values) > 1:
+        raise DataError("an image is no volume with one value per voxel; see this site's log for its name", str(path))
+    return Volume(scan.values[0], scan.affine)
 
-    try:
-        image = SimpleITK.DICOMOrient(SimpleITK.ReadImage(str(path), SimpleITK.sitkFloat32), ORIENTATION)
-    except RuntimeError as error:
-        raise DataError("an image is no readable NIfTI file; see this site's log for its name", str(error)) from error
-    affine = np.eye(4)
-    affine[:3, :3] = np.array(image.GetDirection()).reshape(3, 3) * np.array(image.GetSpacing())
-    affine[:3, 3] = image.GetOrigin()
-    return Volume(SimpleITK.GetArrayFromImage(image), affine)
+
+def slices_of(values: np.ndarray, shape: tuple[int, ...]) -> Tensor:
+    """The slices of a volume [C, D, H, W] as a network for `shape` = (C, size, size) reads them: [D, C, size, size]."""
+    if values.ndim != 4:
+        raise DataError("a flat image, where the task reads volumes")
+    if len(values) != shape[0]:
+        raise DataError(f"the image has {len(values)} channels, the task reads {shape[0]}")
+    return resized(torch.from_numpy(np.ascontiguousarray(values.swapaxes(0, 1))), shape[1:])
+
+
+def slices_in_monai(shape: tuple[int, ...]) -> list[dict[str, Any]]:
+    """read_scan's turn and slices_of as MONAI's transforms: rows run to the back (P), columns to the left (L)."""
+    return [
+        {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},
+        {"_target_": "Resized", "keys": "image", "spatial_size": [*shape[1:], -1], "mode": "trilinear"},
+    ]
+
+
+def resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Images [B, C, H, W] at another height and width, bilinear; as they are when they have it."""
+    same = tuple(images.shape[2:]) == tuple(size)
+    return images if same else functional.interpolate(images, tuple(size), mode="bilinear", align_corners=False)
 
 
 def read_mask(path: Path) -> Volume:

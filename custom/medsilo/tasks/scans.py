@@ -1,0 +1,109 @@
+"""Image files of any kind that SimpleITK reads: their values as tasks want them, and labels back on their own grid."""
+
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medsilo.errors import DataError
+
+ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One image. values: a volume [C, D, H, W] as float32, turned so that its axes come nearest to LPS, slices from
+    foot to head; or a flat image [C, H, W] as stored. affine: [4, 4] from voxel (x, y, z) to millimetres, LPS."""
+
+    values: np.ndarray
+    affine: np.ndarray
+    spacing: tuple[float, ...]  # millimetres along x, y (and z)
+    header: Any = field(repr=False)  # the SimpleITK image as it was read: its grid
+    turn: tuple[tuple[int, ...], tuple[bool, ...]] = ((), ())  # order of the axes and which are flipped, from there
+
+    def on_own_grid(self, labels: np.ndarray) -> Any:
+        """Labels [D, H, W] or [H, W] of these values as a SimpleITK image with exactly the file's geometry."""
+        import SimpleITK
+
+        order, flips = self.turn
+        axes = len(order)
+        labels = np.flip(labels, tuple(axes - 1 - axis for axis in range(axes) if flips[axis]))
+        if order:
+            back = np.argsort(order)
+            labels = labels.transpose([axes - 1 - back[axes - 1 - axis] for axis in range(axes)])
+        image = SimpleITK.GetImageFromArray(np.ascontiguousarray(labels, np.uint8))
+        image.SetSpacing(self.header.GetSpacing())
+        image.SetOrigin(self.header.GetOrigin())
+        image.SetDirection(self.header.GetDirection())
+        return image
+
+
+def read_scan(path: Path) -> Scan:
+    """Reads an image file, or the one DICOM series of a folder."""
+    import SimpleITK
+    from nibabel.filebasedimages import ImageFileError
+
+    try:
+        _refuse_broken_nifti(path)
+        image = SimpleITK.ReadImage(series_of(path) if path.is_dir() else str(path))
+    except (RuntimeError, OSError, EOFError, ValueError, zlib.error, ImageFileError) as error:
+        raise DataError("an image can't be read: it is damaged or no image", str(error).strip()) from error
+    axes, channels = image.GetDimension(), image.GetNumberOfComponentsPerPixel()
+    if axes not in (2, 3):
+        raise DataError(f"an image has {axes} axes; give volumes or flat images", str(path))
+    header, turn = image, ((), ())
+    if axes == 3:
+        image = SimpleITK.Cast(image, SimpleITK.sitkVectorFloat32 if channels > 1 else SimpleITK.sitkFloat32)
+        orient = SimpleITK.DICOMOrientImageFilter()
+        orient.SetDesiredCoordinateOrientation(ORIENTATION)
+        image = orient.Execute(image)
+        turn = (orient.GetPermuteOrder(), orient.GetFlipAxes())
+    values = SimpleITK.GetArrayFromImage(image)
+    values = np.moveaxis(values, -1, 0) if channels > 1 else values[None]
+    affine = np.eye(4)
+    affine[:axes, :axes] = np.array(image.GetDirection()).reshape(axes, axes) * np.array(image.GetSpacing())
+    affine[:axes, 3] = image.GetOrigin()
+    return Scan(values, affine, image.GetSpacing(), header, turn)
+
+
+def series_of(folder: Path) -> list[str]:
+    """The files of the one DICOM series in a folder, in order; raises DataError when there are several or none."""
+    import SimpleITK
+
+    series = SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
+    if len(series) != 1:
+        raise DataError(f"a folder has {len(series)} DICOM series; give one folder per series", str(folder))
+    files = list(SimpleITK.ImageSeriesReader.GetGDCMSeriesFileNames(str(folder), series[0]))
+    _refuse_gaps(files)
+    return files
+
+
+def _refuse_gaps(files: list[str]) -> None:
+    """SimpleITK puts slices at equal distances wherever they were: one that is missing would shift all others."""
+    import SimpleITK
+
+    places = []
+    for file in files:
+        reader = SimpleITK.ImageFileReader()
+        reader.SetFileName(file)
+        reader.ReadImageInformation()
+        places.append(reader.GetOrigin())
+    steps = np.linalg.norm(np.diff(np.array(places), axis=0), axis=1)
+    if len(steps) and steps.max() > 1.1 * steps.min():
+        raise DataError(
+            f"a DICOM series has slices {steps.min():.3g} to {steps.max():.3g} mm apart; is one missing or there twice?"
+        )
+
+
+def _refuse_broken_nifti(path: Path) -> None:
+    """SimpleITK puts zeros for what a NIfTI file lacks and for NaN, and says nothing; nibabel doesn't."""
+    import nibabel
+
+    if path.name.lower().endswith((".nii", ".nii.gz")):
+        image: Any = nibabel.load(path)
+        values = np.asanyarray(image.dataobj.get_unscaled())  # raises when the file was cut off
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            wrong = np.count_nonzero(~np.isfinite(values))
+            raise DataError(f"an image has {wrong} values that are NaN or infinite", str(path))

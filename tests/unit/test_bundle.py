@@ -1,0 +1,127 @@
+"""The MONAI Bundle: MONAI's own runner makes of it the masks that `medsilo predict` makes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import SimpleITK
+from monai.bundle import ConfigParser, ConfigWorkflow
+from monai.bundle.properties import MetaProperties
+
+from medsilo.cli import main
+from medsilo.errors import MedsiloError
+from medsilo.supermodel.bundle import network
+from medsilo.tasks.volumes import Volume, write_volume
+from tests.conftest import make_plan
+from tests.unit.test_predict import GRIDS, drawn, make_super_model, oblique, small_plan, write_run
+
+
+def make_images(folder: Path) -> None:
+    folder.mkdir()
+    for number, (shape, spacing, stored_as) in enumerate(GRIDS):
+        suffix = ".nii" if number % 2 else ".nii.gz"
+        write_volume(folder / f"scan{number}{suffix}", Volume(drawn(shape, number), oblique(spacing)), stored_as)
+
+
+def run_bundle(bundle: Path, images: Path, masks: Path, without_medsilo: bool) -> None:
+    """As docs/README.md of the bundle says, in a process of its own."""
+    code = "import sys; sys.modules['medsilo'] = None; " if without_medsilo else ""
+    code += "import runpy; runpy.run_module('monai.bundle', run_name='__main__')"
+    command = ["run", "--config_file", "configs/inference.json", "--meta_file", "configs/metadata.json"]
+    command += ["--dataset_dir", str(images), "--output_dir", str(masks)]
+    package = str(Path(__file__).parents[2] / "custom")
+    environment = {**os.environ, "PYTHONPATH": "" if without_medsilo else package}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], cwd=bundle, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "scan1" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", ["super model", "of monai alone", "with an input layer"])
+def test_monais_runner_finds_the_same_voxels(kind: str, tmp_path: Path) -> None:
+    if kind == "super model":
+        make_super_model().save(tmp_path / "model")
+    else:
+        method = "fedavg" if kind == "of monai alone" else "harmofl"
+        write_run(tmp_path / "model", small_plan(method), "global/best.safetensors")
+    make_images(tmp_path / "images")
+    assert main(["predict", str(tmp_path / "model"), str(tmp_path / "images"), "-o", str(tmp_path / "ours")]) == 0
+    assert main(["export", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 0
+    run_bundle(tmp_path / "bundle", tmp_path / "images", tmp_path / "theirs", kind == "of monai alone")
+
+    for number in range(len(GRIDS)):
+        ours, theirs = (
+            SimpleITK.ReadImage(str(*(tmp_path / whose).glob(f"scan{number}_mask.*"))) for whose in ("ours", "theirs")
+        )
+        first, second = SimpleITK.GetArrayFromImage(ours), SimpleITK.GetArrayFromImage(theirs)
+        assert np.array_equal(first, second)
+        assert 0.02 < first.mean() < 0.98
+        for name in ("GetSpacing", "GetOrigin", "GetDirection"):
+            np.testing.assert_allclose(getattr(ours, name)(), getattr(theirs, name)(), rtol=0, atol=1e-4)
+
+    needed = json.loads((tmp_path / "bundle" / "configs" / "metadata.json").read_text())["required_packages_version"]
+    assert ("medsilo" in needed) == (kind != "of monai alone")
+    assert not [path for path in (tmp_path / "bundle").rglob("*") if path.suffix in (".pt", ".ts", ".pkl")]
+
+
+def test_the_bundle_has_what_monai_asks_for(tmp_path: Path) -> None:
+    make_super_model().save(tmp_path / "model")
+    assert main(["export", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 0
+    configs = tmp_path / "bundle" / "configs"
+    workflow = ConfigWorkflow(
+        config_file=str(configs / "inference.json"),
+        meta_file=str(configs / "metadata.json"),
+        logging_file=False,
+        workflow_type="infer",
+        bundle_root=str(tmp_path / "bundle"),
+    )
+    workflow.initialize()
+    assert not workflow.check_properties()  # what is missing or doesn't refer to what it should
+    parser = ConfigParser(json.loads((configs / "inference.json").read_text()))
+    parser.read_meta(str(configs / "metadata.json"))
+    assert all(parser.get(entry["id"]) is not None for entry in MetaProperties.values())
+
+    # The specification's mandatory keys.
+    metadata = json.loads((configs / "metadata.json").read_text())
+    assert {
+        "version", "monai_version", "pytorch_version", "numpy_version", "required_packages_version", "task",
+        "description", "authors", "copyright", "network_data_format",
+    } <= metadata.keys()  # fmt: skip
+    formats = metadata["network_data_format"]
+    for tensor in (formats["inputs"]["image"], formats["outputs"]["pred"]):
+        assert {
+            "type", "format", "modality", "num_channels", "spatial_shape", "dtype", "value_range", "is_patch_data",
+            "channel_def",
+        } == tensor.keys()  # fmt: skip
+        assert len(tensor["channel_def"]) == tensor["num_channels"]
+    assert formats["inputs"]["image"]["spatial_shape"] == [32, 32]
+    assert "gamma = 0.5" in (tmp_path / "bundle" / "docs" / "README.md").read_text()
+
+
+def test_a_bundle_whose_weights_were_changed_is_not_loaded(tmp_path: Path) -> None:
+    make_super_model().save(tmp_path / "model")
+    assert main(["export", str(tmp_path / "model"), "-o", str(tmp_path / "bundle")]) == 0
+    weights = tmp_path / "bundle" / "models" / "global.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(MedsiloError, match=r"global\.safetensors is not the file"):
+        network(str(tmp_path / "bundle" / "models"))
+
+
+def test_what_monai_can_not_read_alike_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_run(tmp_path / "run", make_plan("fedavg", "task.name=nuclei", "task.size=32"), "global/best.safetensors")
+    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "bundle")]) == 1
+    assert "task nuclei can't be exported" in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_an_export_writes_over_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    make_super_model().save(tmp_path / "model")
+    assert main(["export", str(tmp_path / "model"), "-o", str(tmp_path)]) == 1
+    assert "folder exists" in capsys.readouterr().err

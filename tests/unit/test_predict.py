@@ -1,0 +1,342 @@
+"""Prediction on files: the image's own grid, the direct model's own labels, and what is wrong with one image alone."""
+
+import csv
+import json
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import SimpleITK
+import torch
+from torch.nn import functional
+
+from medsilo.cli import main
+from medsilo.errors import DataError, MedsiloError
+from medsilo.files import save_tensors, write_text
+from medsilo.models.small_cnn import SmallCnn
+from medsilo.supermodel import Origin, Seen, SuperModel, assemble
+from medsilo.supermodel.predict import masks_for, predict
+from medsilo.supermodel.source import Source, open_source
+from medsilo.tasks.scans import read_scan
+from medsilo.tasks.volumes import Volume, read_image, read_mask, write_volume
+from tests.conftest import make_plan
+
+SITES = ["hospital-a", "hospital-b", "hospital-c"]
+SMALL = ("task.name=synthetic-prostate", "task.size=32", "training.rounds=1")
+SECRET = "patient-jane-doe"
+
+
+def small_plan(method="fedavg", *changes):
+    return make_plan(method, *SMALL, "network.name=unet", "network.features=[4,8]", *changes)
+
+
+def make_super_model(**seen) -> SuperModel:
+    """Networks with random weights; the selector's scores hang on the brightness of a slice."""
+    plan, section = small_plan(), SmallCnn(width=2, norm="group")
+    torch.manual_seed(4)
+
+    def expert():
+        return plan.network.build(1, 2).state_dict()
+
+    chooser = section.build(1, 3).state_dict()
+    *_, head = [name for name in chooser if name.endswith("weight")]
+    chooser[head] *= 30
+    personal = {site: expert() for site in SITES[:2]}
+    return assemble(Origin(plan, section, seen=Seen(**seen)), expert(), personal, chooser, 0.5, sites=SITES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "supermodel"
+    make_super_model().save(folder)
+    return folder
+
+
+def oblique(spacing, tilt=17.0, turn=8.0) -> np.ndarray:
+    """[4, 4], LPS: turned about two axes and off the scanner's centre."""
+    a, b = np.deg2rad([tilt, turn])
+    about_x = np.array([[1, 0, 0], [0, np.cos(a), -np.sin(a)], [0, np.sin(a), np.cos(a)]])
+    about_z = np.array([[np.cos(b), -np.sin(b), 0], [np.sin(b), np.cos(b), 0], [0, 0, 1]])
+    affine = np.eye(4)
+    affine[:3, :3] = about_x @ about_z * np.array(spacing)
+    affine[:3, 3] = (-15.3, 12.7, 230.1)
+    return affine
+
+
+def drawn(shape, seed=0) -> np.ndarray:
+    """Slices of different brightness and contrast, [D, H, W]."""
+    random = np.random.default_rng(seed)
+    steps = np.linspace(-2, 2, shape[0])[:, None, None]
+    return (random.normal(size=shape) * (0.3 + abs(steps)) + steps).astype(np.float32)
+
+
+GRIDS = [
+    ((6, 32, 32), (0.6, 0.6, 3.0), "LPS"),
+    ((5, 32, 32), (0.5, 0.7, 3.3), "RAS"),
+    ((19, 37, 41), (0.5, 0.8, 3.3), "PIR"),  # more slices than go through the network together
+    ((7, 25, 61), (0.7, 0.45, 2.5), "ASL"),
+    ((1, 33, 29), (0.6, 0.6, 3.0), "SRA"),
+]
+
+
+@pytest.mark.parametrize(("shape", "spacing", "stored_as"), GRIDS)
+def test_the_mask_is_the_models_and_lies_where_the_image_lies(shape, spacing, stored_as, folder, tmp_path) -> None:
+    values = drawn(shape)
+    write_volume(tmp_path / "scan.nii.gz", Volume(values, oblique(spacing)), stored_as)
+    assert main(["predict", str(folder), str(tmp_path / "scan.nii.gz"), "-o", str(tmp_path / "out")]) == 0
+
+    image = SimpleITK.ReadImage(str(tmp_path / "scan.nii.gz"))
+    mask = SimpleITK.ReadImage(str(tmp_path / "out" / "scan_mask.nii.gz"))
+    assert mask.GetSize() == image.GetSize()
+    for name in ("GetSpacing", "GetOrigin", "GetDirection"):
+        np.testing.assert_allclose(getattr(mask, name)(), getattr(image, name)(), rtol=0, atol=1e-5)
+
+    model = SuperModel.load(folder)
+    cases = torch.from_numpy(values)[:, None]
+    if shape[1:] != (32, 32):
+        cases = functional.interpolate(cases, (32, 32), mode="bilinear")
+    with torch.no_grad():
+        output, (names, confidence) = model(cases), model.choose(cases)
+    if shape[1:] != (32, 32):
+        output = functional.interpolate(output, shape[1:], mode="bilinear")
+    expected = output.argmax(1).numpy()
+    assert 0.02 < expected.mean() < 0.98
+    found = read_mask(tmp_path / "out" / "scan_mask.nii.gz").values  # nibabel, turned to LPS
+    assert np.array_equal(found, expected)
+
+    (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())["cases"]
+    assert row["experts"] == {name: names.count(name) for name in set(names)}
+    assert row["expert"] == max(sorted(set(names)), key=names.count)
+    assert row["confidence"] == pytest.approx(float(confidence.mean()), abs=1e-6)
+    assert row["volume_ml_1"] == pytest.approx(expected.sum() * np.prod(spacing) / 1000, rel=1e-5)
+    (line,) = csv.DictReader((tmp_path / "out" / "predictions.csv").open())
+    assert line["mask"] == "scan_mask.nii.gz"
+    assert float(line["volume_ml_1"]) == row["volume_ml_1"]
+
+
+def test_several_experts_answer_one_volume(folder) -> None:
+    """Otherwise the tests above would show less than they say."""
+    names = SuperModel.load(folder).choose(torch.from_numpy(drawn((19, 32, 32)))[:, None])[0]
+    assert len(set(names)) > 1
+
+
+@pytest.mark.parametrize("suffix", [".mha", ".nrrd", ".nii"])
+def test_other_formats_give_the_same_mask(suffix, folder, tmp_path) -> None:
+    write_volume(tmp_path / "scan.nii.gz", Volume(drawn((6, 37, 41)), oblique((0.5, 0.7, 3.0))), "PIR")
+    image = SimpleITK.ReadImage(str(tmp_path / "scan.nii.gz"))
+    SimpleITK.WriteImage(image, str(tmp_path / f"same{suffix}"))
+    assert main(["predict", str(folder), *map(str, tmp_path.glob("s*.*")), "-o", str(tmp_path / "out")]) == 0
+    masks = [SimpleITK.ReadImage(str(tmp_path / "out" / name)) for name in ("scan_mask.nii.gz", f"same_mask{suffix}")]
+    assert np.array_equal(*map(SimpleITK.GetArrayFromImage, masks))
+    np.testing.assert_allclose(masks[1].GetDirection(), image.GetDirection(), atol=1e-6)
+
+
+def write_series(folder: Path, values: np.ndarray, without: int | None = None) -> None:
+    folder.mkdir()
+    for number, pixels in enumerate(values):
+        if number == without:
+            continue
+        image = SimpleITK.GetImageFromArray((pixels * 100).astype(np.int16)[None])
+        image.SetSpacing((0.5, 0.7, 3.0))
+        image.SetMetaData("0020|000e", "1.2.3.4")
+        image.SetMetaData("0020|0032", f"-10\\20\\{3.0 * number}")
+        image.SetMetaData("0020|0037", "1\\0\\0\\0\\1\\0")
+        image.SetMetaData("0020|0013", str(number))
+        image.SetMetaData("0008|0060", "MR")
+        writer = SimpleITK.ImageFileWriter()
+        writer.KeepOriginalImageUIDOn()
+        writer.SetFileName(str(folder / f"{number}.dcm"))
+        writer.Execute(image)
+
+
+def test_a_dicom_series_is_one_case_and_a_gap_in_it_is_refused(folder, tmp_path) -> None:
+    write_series(tmp_path / "series", drawn((5, 37, 41)))
+    write_series(tmp_path / "gap", drawn((5, 37, 41)), without=2)
+    cases = ["predict", str(folder), str(tmp_path / "series"), str(tmp_path / "gap"), "-o", str(tmp_path / "out")]
+    assert main(cases) == 1
+    whole, gap = json.loads((tmp_path / "out" / "predictions.json").read_text())["cases"]
+    assert "3 to 6 mm apart" in gap["error"]
+    mask = SimpleITK.ReadImage(str(tmp_path / "out" / whole["mask"]))
+    assert mask.GetSize() == (41, 37, 5)
+    np.testing.assert_allclose(mask.GetSpacing(), (0.5, 0.7, 3.0), atol=1e-6)
+    np.testing.assert_allclose(mask.GetOrigin(), (-10, 20, 0), atol=1e-6)
+
+
+def test_bad_files_stop_no_other_and_no_name_reaches_the_screen(folder, tmp_path, capfd) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    good = Volume(drawn((6, 32, 32)), oblique((0.6, 0.6, 3.0)))
+    for name in ("1", "7"):
+        write_volume(images / f"{SECRET}-{name}.nii", good)
+    whole = (images / f"{SECRET}-1.nii").read_bytes()
+    (images / f"{SECRET}-2.nii").write_bytes(whole[: len(whole) // 2])
+    (images / f"{SECRET}-3.nii.gz").write_text("no image")
+    (images / f"{SECRET}-4.txt").write_text("a letter")
+    colours = SimpleITK.GetImageFromArray(np.zeros((4, 32, 32, 3), np.float32), isVector=True)
+    SimpleITK.WriteImage(colours, str(images / f"{SECRET}-5.mha"))
+    holes = Volume(np.where(good.values > 3, np.nan, good.values).astype(np.float32), good.affine)
+    write_volume(images / f"{SECRET}-6.nii", holes)
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(np.zeros((32, 32), np.uint8)), str(images / f"{SECRET}-8.png"))
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(holes.values), str(images / f"{SECRET}-9.mha"))
+
+    assert main(["predict", str(folder), str(images), "-o", str(tmp_path / "out")]) == 1
+    rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
+    errors = [row["error"] for row in rows]
+    assert [bool(error) for error in errors] == [False, True, True, True, True, True, False, True, True]
+    assert all("damaged or no image" in error for error in errors[1:4])
+    assert "3 channels, the task reads 1" in errors[4]
+    assert "NaN or infinite" in errors[5] and "NaN or infinite" in errors[8]
+    assert "flat image" in errors[7]
+    masks = sorted(path.name for path in (tmp_path / "out").glob("*mask*"))
+    assert masks == [f"{SECRET}-1_mask.nii", f"{SECRET}-7_mask.nii"]
+    first, last = (nibabel.load(tmp_path / "out" / name).get_fdata() for name in masks)
+    assert np.array_equal(first, last)
+    screen = capfd.readouterr()
+    assert "5/9  FAILED: the image has 3 channels" in screen.out
+    assert "7 images failed" in screen.err
+    assert SECRET not in screen.out + screen.err
+
+
+def test_a_broken_image_is_refused_in_training_too(tmp_path) -> None:
+    """SimpleITK alone reads it as zeros."""
+    for name in ("cut.nii", "cut.nii.gz"):
+        write_volume(tmp_path / name, Volume(drawn((6, 32, 32)), np.eye(4)))
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content[: len(content) * 2 // 3])
+        assert SimpleITK.ReadImage(str(tmp_path / name)).GetSize() == (32, 32, 6)
+        with pytest.raises(DataError):
+            read_image(tmp_path / name)
+    write_volume(tmp_path / "holes.nii", Volume(np.full((6, 32, 32), np.nan, np.float32), np.eye(4)))
+    with pytest.raises(DataError, match="6144 values that are NaN"):
+        read_image(tmp_path / "holes.nii")
+
+
+@pytest.mark.parametrize(
+    ("spacing", "warnings"),
+    [((0.6, 0.6, 3.0), 0), ((0.3, 1.1, 5.9), 0), ((0.2, 0.6, 3.0), 1), ((0.6, 1.3, 8.0), 2)],
+)
+def test_a_spacing_far_from_training_is_warned_of(spacing, warnings, folder, tmp_path, capsys) -> None:
+    """The task's spacings are 0.4 to 0.8 mm in a slice and 2 to 4 mm between slices."""
+    write_volume(tmp_path / "scan.nii", Volume(drawn((3, 32, 32)), oblique(spacing)), "RAS")
+    assert main(["predict", str(folder), str(tmp_path / "scan.nii"), "-o", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.count("far from training") == warnings
+
+
+def test_what_training_saw_counts_before_what_the_task_says(tmp_path) -> None:
+    write_volume(tmp_path / "scan.nii", Volume(drawn((3, 32, 32)) + 9, oblique((0.6, 0.6, 3.0))))
+    model = make_super_model(spacing=((5, 6), (0.5, 0.7), (3, 3)), intensity=(-1, 1))
+    model.save(tmp_path / "supermodel")
+    source = open_source(tmp_path / "supermodel")
+    first, second = predict(source, read_scan(tmp_path / "scan.nii"), torch.device("cpu")).warnings
+    assert first == "spacing along x is 0.6 mm, far from training (5 to 6 mm)"
+    assert "outside training (-1 to 1)" in second
+
+
+# ---------------------------------------------------------------------------------------------------- single models
+def write_run(folder: Path, plan, file: str):
+    torch.manual_seed(8)
+    network = plan.algorithm.whole(plan.build_networks())
+    for parameter in network.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    save_tensors(folder / file, network.state_dict(), {"plan_hash": plan.hash})
+    write_text(folder / "plan.yaml", plan.to_yaml())
+    return network.eval()
+
+
+@pytest.mark.parametrize(
+    ("method", "file", "options"),
+    [
+        ("fedavg", "global/best.safetensors", []),
+        ("fedbn", "sites/hospital-b/best.safetensors", ["--site", "hospital-b"]),
+        ("harmofl", "global/best.safetensors", []),  # with its input layer
+        ("fedbn", "best.safetensors", []),  # a hospital's own folder, in its own kit
+    ],
+)
+def test_every_methods_model_predicts(method, file, options, tmp_path) -> None:
+    network = write_run(tmp_path / "run", small_plan(method), file)
+    values = drawn((6, 32, 32))
+    write_volume(tmp_path / "scan.nii", Volume(values, oblique((0.6, 0.6, 3.0))), "PIR")
+    out = tmp_path / "out"
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "scan.nii"), "-o", str(out), *options]) == 0
+    with torch.no_grad():
+        expected = network(torch.from_numpy(values)[:, None]).argmax(1)
+    assert np.array_equal(read_mask(out / "scan_mask.nii").values, expected)
+    (row,) = json.loads((out / "predictions.json").read_text())["cases"]
+    assert (row["expert"], row["confidence"]) == ("model", None)
+
+
+def test_a_flat_image_goes_through_the_tasks_own_preprocessing(tmp_path) -> None:
+    plan = make_plan("fedavg", "task.name=nuclei", "task.size=32", "network.name=unet", "network.features=[4,8]")
+    network = write_run(tmp_path / "run", plan, "global/best.safetensors")
+    pixels = np.random.default_rng(0).integers(0, 256, (41, 50, 3), np.uint8)
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(pixels, isVector=True), str(tmp_path / "tile.png"))
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "tile.png"), "-o", str(tmp_path / "out")]) == 0
+    cases = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255
+    cases = functional.interpolate(cases, (32, 32), mode="bilinear", antialias=True)
+    with torch.no_grad():
+        expected = functional.interpolate(network(cases), (41, 50), mode="bilinear").argmax(1)[0].numpy()
+    mask = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(tmp_path / "out" / "tile_mask.png")))
+    assert np.array_equal(mask, expected)
+    (row,) = json.loads((tmp_path / "out" / "predictions.json").read_text())["cases"]
+    assert row["pixels_1"] == expected.sum()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{folder}", "nowhere.nii"], "is not there"),
+        (["{tmp}", "{tmp}"], "no super model and no run there"),
+        (["{tmp}/run", "{tmp}"], "choose with --site: hospital-b"),
+        (["{tmp}/run", "{tmp}", "--site", "../x"], "no model of it"),
+        (["{folder}", "{tmp}", "--device", "tpu"], "not known"),
+        (["{folder}", "{tmp}/empty"], "there are no images"),
+        (["{folder}", "{tmp}/out/a.nii"], "the images lie in the output folder"),
+    ],
+)
+def test_what_can_not_begin_says_why(arguments, words, folder, tmp_path, capsys) -> None:
+    write_run(tmp_path / "run", small_plan("fedbn"), "sites/hospital-b/best.safetensors")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.nii").touch()
+    filled = [argument.format(folder=folder, tmp=tmp_path) for argument in arguments]
+    assert main(["predict", *filled, "-o", str(tmp_path / "out")]) == 1
+    message = capsys.readouterr().err
+    assert words in message
+    assert message.count("\n") == 1
+
+
+def test_a_model_of_another_plan_is_refused(tmp_path) -> None:
+    write_run(tmp_path, small_plan(), "global/best.safetensors")
+    write_text(tmp_path / "plan.yaml", small_plan("fedavg", "task.size=64").to_yaml())
+    with pytest.raises(MedsiloError, match="not made by the plan.yaml beside it"):
+        open_source(tmp_path)
+
+
+def test_a_task_without_images_is_refused_before_anything_is_read(tmp_path, capsys) -> None:
+    write_run(tmp_path / "run", make_plan(), "global/best.safetensors")
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path), "-o", str(tmp_path / "out")]) == 1
+    assert "reads no image files" in capsys.readouterr().err
+
+
+def test_images_of_one_name_get_their_folders_name() -> None:
+    paths = [Path("a/scan.nii.gz"), Path("b/scan.nii.gz"), Path("b/other.nii")]
+    assert [mask for _, mask in masks_for(paths)] == ["a_scan_mask.nii.gz", "b_scan_mask.nii.gz", "other_mask.nii"]
+    with pytest.raises(MedsiloError, match="the same mask"):
+        masks_for([Path("a/scan.nii"), Path("a/scan.nii")])
+
+
+class Classifier(torch.nn.Module):
+    def forward(self, x):
+        return x.flatten(1)[:, :2] * 3
+
+
+def test_a_classification_gives_label_and_probability(tmp_path) -> None:
+    plan = make_plan("fedavg", "task.name=nuclei", "task.size=32")
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    pixels[0, 1] = 255
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(pixels, isVector=True), str(tmp_path / "tile.png"))
+    found = predict(Source(Classifier(), plan, Seen(), {}), read_scan(tmp_path / "tile.png"), torch.device("cpu"))
+    assert found.labels is None
+    assert found.found["label"] == 1
+    assert found.found["probability"] == pytest.approx(1 / (1 + np.exp(-3)), abs=1e-6)
