@@ -2,13 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.errors import MedsiloError
@@ -109,10 +109,15 @@ def drawn(data: Dataset, most: int, seed: int, *purpose: str) -> Subset:
     return Subset(data, sorted(order[:most].tolist()))
 
 
+def as_evaluated(model: nn.Module, cases: Dataset, compute: Compute, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches as a round evaluates them: mixed where a batch norm takes each batch's own statistics, else in order."""
+    order = generator_for(seed, "evaluation") if judges_by_batch(model) else None
+    return batches(cases, EVALUATION_BATCH, compute, order, whole=True)
+
+
 def mean_loss(run: Finished, model: nn.Module, cases: Dataset, compute: Compute) -> float:
-    """The model's loss on these cases as it is evaluated in a round: batch norm as in tests."""
-    order = generator_for(run.plan.seed, "evaluation") if judges_by_batch(model) else None
-    data = batches(cases, EVALUATION_BATCH, compute, order, whole=True)
+    """The model's loss on these cases in evaluation mode."""
+    data = as_evaluated(model, cases, compute, run.plan.seed)
     return evaluate(model, data, run.plan.task.loss, run.plan.task.case_scores, compute)[0]
 
 

@@ -74,7 +74,7 @@ def drifts(runs: Sequence[Finished], asked: Question) -> Finding:
     found: list[dict[str, Any]] = []
     lines = []
     for run in runs:
-        network = asked.network or _travelling(run.plan)
+        network = _travelling(run.plan, asked.network)
         watched, summary = replay(run.plan, run.sites, asked.settings, network)
         same = all(
             summary["sites"][site][key] == run.summary["sites"][site][key]
@@ -110,13 +110,14 @@ def drifts(runs: Sequence[Finished], asked: Question) -> Finding:
     return Finding({"drifts": found}, {"drift": figure}, lines)
 
 
-def _travelling(plan: Plan) -> str:
-    """The network whose trained weights go to the server: "global" beside a site's own model, else "model"."""
+def _travelling(plan: Plan, asked: str | None) -> str:
+    """The network whose trained weights go to the server: by default "global" beside a site's own model, or "model"."""
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} has no rounds between sites, so nothing drifts; give another run")
     modules = plan.build_networks()
     memory = memory_of(plan.algorithm.shared(modules, plan.last_phase))
-    for name in ("global", "model"):
+    for name in [asked] if asked else ["global", "model"]:
         if name in modules and any(weight.data_ptr() in memory for weight in modules[name].parameters()):
             return name
-    raise MedsiloError(f"{plan.algorithm.name} sends no trained weights, so nothing drifts; give another run")
+    which = f" of {asked}" if asked else ""
+    raise MedsiloError(f"{plan.algorithm.name} sends no trained weights{which}, so nothing drifts; give another run")

@@ -8,10 +8,9 @@ from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 from medsilo.errors import MedsiloError
-from medsilo.federation.participant import EVALUATION_BATCH
 from medsilo.learning.layers import head_layers
-from medsilo.learning.loop import Compute, batches
-from medsilo.study.analyses.base import Finding, Finished, Question, drawn
+from medsilo.learning.loop import Compute
+from medsilo.study.analyses.base import Finding, Finished, Question, as_evaluated, drawn
 from medsilo.study.analyses.figures import COLOURS, MARKERS, panels
 
 CASES = 100
@@ -63,7 +62,7 @@ def maps(runs: Sequence[Finished], asked: Question) -> Finding:
         sites: list[str] = []
         for site in run.sites:
             cases = drawn(run.data(site, asked.settings).validation, asked.cases or CASES, asked.seed, site)
-            own, targets = features(network, batches(cases, EVALUATION_BATCH, compute))
+            own, targets = features(network, as_evaluated(network, cases, compute, run.plan.seed))
             values.append(own)
             classes += targets.tolist() if targets.ndim == 1 else [None] * len(own)
             sites += [site] * len(own)

@@ -23,7 +23,7 @@ from medsilo.study.analyses.base import Finding, Finished, Question, drawn
 from medsilo.study.analyses.figures import COLOURS, MARKERS, panels
 
 CASES = 2  # images of each site that are attacked
-OTHERS = 64  # images of the site that chance is taken from
+OTHERS = 32  # images of the site that chance is taken from
 STEP, SMOOTH = 0.1, 1e-2  # Geiping et al.: the step of the signed gradient; weight of total variation, in our units
 Mismatch = Callable[[Tensor], Tensor]
 
@@ -238,8 +238,8 @@ def _draw_images(attacks: Sequence[dict[str, Any]]) -> Figure:
     for attack, line in zip(attacks, axes, strict=True):
         low, high = attack["range"]
         for panel, (name, picture) in zip(line, attack["pictures"].items(), strict=True):
-            shown = ((picture.cpu() - low) / (high - low)).clamp(0, 1)
-            panel.imshow(shown.permute(1, 2, 0) if len(shown) == 3 else shown[0], cmap="gray", vmin=0, vmax=1)
+            shown = ((picture.cpu() - low) / (high - low)).clamp(0, 1).numpy()
+            panel.imshow(shown.transpose(1, 2, 0) if len(shown) == 3 else shown[0], cmap="gray", vmin=0, vmax=1)
             panel.set(xticks=[], yticks=[])
             panel.set_title(name.replace(", ", ",\n").replace(": ", ":\n").replace("site's ", "site's\n"), fontsize=7)
         line[0].set_ylabel(attack["site"], fontsize=7)

@@ -146,7 +146,7 @@ def _draw_surfaces(places: Sequence[float], found: Sequence[dict[str, Any]]) -> 
     levels = np.geomspace(low, max(high, 1.01 * low), LEVELS)  # one scale for all panels
     norm = LogNorm(levels[0], levels[-1])
     for (panel, one), height in zip(pairs, heights, strict=True):
-        panel.contourf(places, places, height, levels=levels, norm=norm, cmap="viridis")
+        panel.contourf(places, places, height, levels=levels, norm=norm, cmap="viridis", extend="min")
         panel.plot(0, 0, "+", color="white", markersize=9, label="the model")
         panel.plot(*one["lowest_at"], "x", color=COLOURS[1], markersize=7, label="lowest")
         panel.set_aspect("equal")
