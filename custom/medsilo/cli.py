@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     analyse.add_argument("-o", "--out", type=Path, required=True, help="the folder to write")
     analyse.add_argument("--seed", type=int, default=0, help="of directions, maps and attacks")
     analyse.add_argument("--cases", type=_positive, default=None, help="of each site")
-    analyse.add_argument("--reach", type=float, default=1.0, help="landscape, profile: how far they go")
+    analyse.add_argument("--reach", type=_length, default=1.0, help="landscape, profile: how far they go")
     analyse.add_argument("--steps", type=_positive, default=10, help="landscape, profile: from the centre to the edge")
     analyse.add_argument("--iterations", type=_positive, default=300, help="inversion: steps of the attacker")
     analyse.add_argument("--network", default=None, help="drift, tsne: one of the method's networks, e.g. selector")
@@ -138,6 +138,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def _length(text: str) -> float:
+    try:
+        length = float(text)
+    except ValueError:
+        length = 0.0
+    if not 0 < length < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a length above 0")
+    return length
 
 
 def _numbers(text: str) -> list[int]:

@@ -91,6 +91,10 @@ def drifts(runs: Sequence[Finished], asked: Question) -> Finding:
             for number in range(1, run.plan.rounds + 1)
             if (trained := [site for site in watched if number in site.rounds])
         ]
+        if not rounds:
+            raise MedsiloError(
+                f"{run.label}: no optimizer moves the weights that travel, so there are no steps to measure"
+            )
         found.append({"run": run.label, "network": network, "equals_the_run": same, "rounds": rounds})
         first, last = rounds[0], rounds[-1]
         ends = [f"{end['gamma']:.4g} at training loss {end['train_loss']:.3f}" for end in (first, last)]
