@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from medsilo import __version__
 from medsilo.errors import MedsiloError
+from medsilo.study.analyses import KINDS
 
 if TYPE_CHECKING:
     from medsilo.site.settings import SiteSettings
@@ -112,6 +113,21 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--site", default="", help="the run's model of this hospital instead of the shared one")
     export.set_defaults(command=_export)
 
+    analyse = commands.add_parser("analyse", help="draw a figure of the papers from finished runs, with its data")
+    analyse.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    analyse.add_argument("runs", type=Path, nargs="+", help="folders of runs")
+    analyse.add_argument("-o", "--out", type=Path, required=True, help="the folder to write")
+    analyse.add_argument("--seed", type=int, default=0, help="of directions, maps and attacks")
+    analyse.add_argument("--cases", type=_positive, default=None, help="of each site")
+    analyse.add_argument("--reach", type=_length, default=1.0, help="landscape, profile: how far they go")
+    analyse.add_argument("--steps", type=_positive, default=10, help="landscape, profile: from the centre to the edge")
+    analyse.add_argument("--iterations", type=_positive, default=300, help="inversion: steps of the attacker")
+    analyse.add_argument("--network", default=None, help="drift, tsne: one of the method's networks, e.g. selector")
+    analyse.add_argument("--pictures", action="store_true", help="inversion: draw images that are not synthetic, too")
+    analyse.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<n>")
+    analyse.add_argument("--data", type=Path, default=None, help="folder with the sites' data, for tasks that need one")
+    analyse.set_defaults(command=_analyse)
+
     leak = commands.add_parser("leak-report", help="say what leaves a site under a job, before anything runs")
     leak.add_argument("job", help="a job's folder, for example jobs/harmofl")
     _add_changes(leak)
@@ -144,6 +160,16 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _length(text: str) -> float:
+    try:
+        length = float(text)
+    except ValueError:
+        length = 0.0
+    if not 0 < length < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a length above 0")
+    return length
+
+
 def _numbers(text: str) -> list[int]:
     numbers = text.split(",")
     if not all(number.isdecimal() for number in numbers) or len(set(numbers)) < len(numbers):
@@ -151,12 +177,13 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _settings(options: argparse.Namespace) -> "SiteSettings":
+def _settings(options: argparse.Namespace, pictures: bool = True) -> "SiteSettings":
+    """Who runs the simulator owns the data, so pictures of them may lie beside the results."""
     from medsilo.site.settings import make_settings
 
     data = options.data.resolve() if options.data else None
     # Who runs the simulator owns all the data: pictures may lie beside the results, sites may exchange their models.
-    values = {"device": options.device, "data": data, "pictures": True, "share_personal_model": True}
+    values = {"device": options.device, "data": data, "pictures": pictures, "share_personal_model": True}
     return make_settings(values, "the command line")
 
 
@@ -294,6 +321,20 @@ def _report(options: argparse.Namespace) -> int:
 
     page = options.out or options.runs[0] / "report.html"
     _say(f"report: {write(options.runs, page, page.parent.resolve().name)}")
+    return 0
+
+
+def _analyse(options: argparse.Namespace) -> int:
+    from medsilo.study.analyses.base import Question
+    from medsilo.study.analyses.write import analyse
+
+    settings = _settings(options, options.pictures)
+    asked = Question(
+        settings, options.seed, options.cases, options.reach, options.steps, options.iterations, options.network
+    )
+    files, lines = analyse(options.kind, options.runs, asked, options.out)
+    for line in [*lines, *map(str, files)]:
+        _say(line)
     return 0
 
 

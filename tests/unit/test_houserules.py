@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "federation": LEAVES | {"algorithms", "learning", "mixing", "plan", "site", "supermodel", "tasks"},
     "flare": LEAVES | {"algorithms", "federation", "plan", "site"},
     "supermodel": LEAVES | {"learning", "models", "plan", "tasks"},
-    "study": LEAVES | {"algorithms", "federation", "flare", "plan", "site", "tasks"},
+    "study": LEAVES | {"algorithms", "federation", "flare", "learning", "plan", "site", "tasks"},
     "report": LEAVES,
     "cli": LEAVES | {"algorithms", "federation", "flare", "plan", "report", "site", "study", "supermodel", "tasks"},
 }
