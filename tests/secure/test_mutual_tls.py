@@ -18,8 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]  # one fe
 
 @pytest.fixture(scope="module")
 def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
-    consortium = Consortium(tmp_path_factory.mktemp("consortium"), SITES)
-    consortium.allow_medsilo()
+    consortium = Consortium(tmp_path_factory.mktemp("consortium"), dict.fromkeys(SITES, "teaching-hospital"))
     consortium.start()
     yield consortium
     consortium.stop()
