@@ -56,7 +56,8 @@ class Consortium:
         self.environment = {**os.environ, "HOME": str(root / "home"), "OMP_NUM_THREADS": "1"}
         self.processes: dict[str, subprocess.Popen] = {}
         (root / "home").mkdir()
-        write_consortium(root / "consortium.yaml", policies, free_port())
+        self.port = free_port()
+        write_consortium(root / "consortium.yaml", policies, self.port)
         assert cli.main(["provision", str(root / "consortium.yaml"), "-o", str(root / "kits")]) == 0
         for hospital in self.hospitals:
             self._settle(hospital)

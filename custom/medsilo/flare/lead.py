@@ -44,9 +44,7 @@ def connected(kit: Path) -> Iterator[Session]:
     except MedsiloError:
         raise
     except (api_spec.NoConnection, api_spec.SessionClosed) as error:
-        raise Unreachable(
-            f"the server at {address} does not answer {user}; is it started, and the way to it open?"
-        ) from error
+        raise Unreachable(f"the server at {address} does not answer; is it started, and the way to it open?") from error
     except api_spec.AuthorizationError as error:
         raise MedsiloError(f"{user} may not do this: {_line(error)}") from error
     except api_spec.AuthenticationError as error:
@@ -94,7 +92,8 @@ def status(kit: Path, job_id: str | None = None) -> list[str]:
     """Who is there and what runs, or one job, as lines."""
     with connected(kit) as session:
         if job_id:
-            return [_job_line(session.get_job_meta(job_id))]
+            job = session.get_job_meta(job_id)
+            return [_job_line(job), *_obstacles(job)]
         info = session.get_system_info()
         names = sorted(client.name for client in info.client_info)
         jobs = [_job_line(job) for job in session.list_jobs(reverse=True, limit=20)]
@@ -107,17 +106,29 @@ def _job_line(job: dict[str, Any]) -> str:
     return "  ".join(str(job[key]) for key in keys if job.get(key))
 
 
+def _obstacles(job: dict[str, Any]) -> list[str]:
+    """Why a job waits or could not start, as NVFlare's scheduler and the hospitals said."""
+    if job["status"] == "SUBMITTED":
+        return job.get("schedule_history", [])[-1:]
+    return [said for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
+
+
 def watch(job_id: str, kit: Path, on_round: Callable[[dict[str, Any], dict[str, Any]], None], say: Say) -> str:
     """Report rounds, from the server's own records, until the job ends; returns its final status.
 
     A lost connection is made anew; rounds that ended meanwhile are reported then.
     """
-    seen, heard = 0, time.monotonic()
+    seen, said, heard = 0, set[str](), time.monotonic()
     while True:
         try:
             with connected(kit) as session:
                 while True:
-                    status = str(session.get_job_status(job_id))
+                    job = session.get_job_meta(job_id)
+                    status = job["status"]
+                    for line in _obstacles(job):
+                        if line not in said:
+                            say(line)
+                            said.add(line)
                     study = _ended(session, job_id, seen) if _is_over(status) else _so_far(session, job_id, status)
                     for record in study.get("rounds", [])[seen:]:
                         on_round(record, study)
