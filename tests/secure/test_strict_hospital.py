@@ -32,11 +32,14 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
     """All at once: the server runs four jobs at a time."""
     sites = SITES[:2]
 
-    def job(name: str, method: str = "fedavg", **arguments: Any) -> Path:
-        write_job(tmp_path / name, make_plan(method, "training.rounds=1", sites=sites), study=name, **arguments)
+    def job(name: str, method: str = "fedavg") -> Path:
+        write_job(tmp_path / name, make_plan(method, "training.rounds=1", sites=sites), study=name)
+        change(tmp_path / name / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server", *sites]}))
         return tmp_path / name
 
-    code = pack(job("plain"), tmp_path / "code", with_code=True)
+    code = job("code")
+    pack(code, tmp_path / "packed", with_code=True)
+    (tmp_path / "packed/app/custom").rename(code / "app/custom")
     scope = job("scope")
     change(scope / "meta.json", lambda meta: meta.update(scope="public"))
     outside = job("outside")
