@@ -92,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     provision.add_argument("-o", "--out", type=Path, required=True, metavar="KITS", help="the folder for the kits")
     provision.add_argument("--renew", action="append", default=[], metavar="NAME", help="give NAME a new certificate")
     provision.add_argument(
+        "--requests", action="store_true", help="no kits, but what each party needs to make its own key and request"
+    )
+    provision.add_argument(
         "--skip-network-checks", action="store_true", help="the server's name and ports can't be seen from here"
     )
     provision.set_defaults(command=_provision)
@@ -286,11 +289,15 @@ def _pack(options: argparse.Namespace) -> int:
 
 def _provision(options: argparse.Namespace) -> int:
     from medsilo.flare.consortium import read_consortium
-    from medsilo.flare.provision import provision
+    from medsilo.flare.provision import provision, write_requests
 
     consortium = read_consortium(options.consortium)
     if not options.skip_network_checks and not (options.out / consortium.server.host).exists():
         consortium.check_network()
+    if options.requests:
+        write_requests(consortium, options.consortium.parent, options.out)
+        _say(f"requests: {options.out}; provisioning/README.md says how each party goes on")
+        return 0
     new = provision(consortium, options.consortium.parent, options.out, options.renew)
     for name in new:
         _say(f"kit: {options.out / name}")

@@ -89,7 +89,8 @@ class Consortium(Section):
     @model_validator(mode="after")
     def _each_name_once(self) -> "Consortium":
         seen = {PRIVATE}
-        for name in [self.server.host, *(party.name for party in [*self.hospitals, *self.people])]:
+        parties = [hospital.name for hospital in self.hospitals] + [person.name for person in self.people]
+        for name in [self.server.host, *parties]:
             if name.casefold() in seen:
                 why = "is medsilo's own folder" if name.casefold() == PRIVATE else "is given twice"
                 raise ValueError(f"the name {name!r} {why}; every hospital and person needs one of its own")

@@ -5,6 +5,7 @@ import copy
 import io
 import json
 import shutil
+import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,28 @@ def provision(consortium: Consortium, policies: Path, kits: Path, renew: Collect
         shutil.rmtree(fresh)
     write_text(root / "project.yml", yaml.safe_dump(project, sort_keys=False))
     return [*new, *sorted(set(renew) - set(new))]
+
+
+def write_requests(consortium: Consortium, policies: Path, folder: Path) -> None:
+    """For the way in which every party makes its own key: what NVFlare's 'cert' and 'package' commands read.
+
+    The lead keeps project_profile.yaml; each party gets the folder with its name.
+    """
+    server = consortium.server
+    ports = {"fed_learn_port": server.port, "admin_port": server.admin_port or server.port}
+    connection = {"scheme": server.scheme, "connection_security": "mtls"}
+    profile = {"name": consortium.name, **connection, "server": {"host": server.host, **ports}}
+    write_text(folder / "project_profile.yaml", yaml.safe_dump(profile, sort_keys=False))
+    for participant in consortium.participants():
+        if participant.get("role") == "project_admin":
+            raise MedsiloError(f"NVFlare signs no request of a project_admin; give {participant['name']} another role")
+        asked = {key: participant[key] for key in ("name", "type", "org", "role") if key in participant}
+        definition = {"name": consortium.name, "participants": [asked]}
+        place = folder / asked["name"]
+        write_text(place / f"{asked['name']}.yaml", yaml.safe_dump(definition, sort_keys=False))
+    with tempfile.TemporaryDirectory() as unused:  # kits of a root that nobody gets, for what is in their local/
+        for name in provision(consortium, policies, Path(unused) / "kits"):
+            shutil.copytree(Path(unused) / "kits" / name / "local", folder / name / "local", dirs_exist_ok=True)
 
 
 def _check_kept_promises(path: Path, project: dict[str, Any]) -> None:
