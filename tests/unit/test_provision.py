@@ -11,7 +11,7 @@ from cryptography.x509.oid import NameOID
 
 from medsilo.errors import MedsiloError
 from medsilo.flare.consortium import read_consortium
-from medsilo.flare.provision import provision
+from medsilo.flare.provision import provision, write_requests
 from tests.unit.test_consortium import put, write
 
 SOUTH = {"name": "south", "organisation": "south", "contact": "it@south.org", "policies": "policies"}
@@ -130,6 +130,21 @@ def test_what_kits_already_say_cannot_change(change: Any, words: str, tmp_path: 
     with pytest.raises(MedsiloError, match=words):
         kits_of(tmp_path, change)
     assert contents(tmp_path / "kits") == before
+
+
+def test_requests_hold_no_key_and_no_project_admin(tmp_path: Path) -> None:
+    consortium = read_consortium(write(tmp_path))
+    write_requests(consortium, tmp_path, tmp_path / "requests")
+    assert yaml.safe_load((tmp_path / "requests/north/north.yaml").read_text()) == {
+        "name": "trial",
+        "participants": [{"name": "north", "type": "client", "org": "north"}],
+    }
+    assert (tmp_path / "requests/north/local/medsilo.yaml").read_text() == "device: cpu\n"
+    assert not any(b"PRIVATE KEY" in content for content, _ in contents(tmp_path / "requests").values())
+    admin = read_consortium(write(tmp_path, put("people", 0, "role", "project_admin")))
+    with pytest.raises(MedsiloError, match="lead@clinic.org another role"):
+        write_requests(admin, tmp_path, tmp_path / "others")
+    assert not (tmp_path / "others").exists()
 
 
 def test_project_file_is_nvflares_own(tmp_path: Path) -> None:

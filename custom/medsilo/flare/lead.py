@@ -41,7 +41,7 @@ def connected(kit: Path) -> Iterator[Session]:
             yield session
         finally:
             session.close()
-    except MedsiloError:
+    except (MedsiloError, BrokenPipeError):
         raise
     except (api_spec.NoConnection, api_spec.SessionClosed) as error:
         raise Unreachable(f"the server at {address} does not answer; is it started, and the way to it open?") from error
@@ -109,7 +109,7 @@ def _job_line(job: dict[str, Any]) -> str:
 def _obstacles(job: dict[str, Any]) -> list[str]:
     """Why a job waits or could not start, as NVFlare's scheduler and the hospitals said."""
     if job["status"] == "SUBMITTED":
-        return job.get("schedule_history", [])[-1:]
+        return [said.partition(": ")[2] for said in job.get("schedule_history", [])[-1:]]  # without the time
     return [said for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
 
 
@@ -118,6 +118,7 @@ def watch(job_id: str, kit: Path, on_round: Callable[[dict[str, Any], dict[str, 
 
     A lost connection is made anew; rounds that ended meanwhile are reported then.
     """
+    study: dict[str, Any] = {}
     seen, said, heard = 0, set[str](), time.monotonic()
     while True:
         try:
@@ -129,7 +130,10 @@ def watch(job_id: str, kit: Path, on_round: Callable[[dict[str, Any], dict[str, 
                         if line not in said:
                             say(line)
                             said.add(line)
-                    study = _ended(session, job_id, seen) if _is_over(status) else _so_far(session, job_id, status)
+                    if status == "RUNNING":
+                        study = _so_far(session, job_id) or study
+                    elif _is_over(status) and seen != study.get("planned"):  # the last rounds were too quick to be told
+                        study = _ended(session, job_id)
                     for record in study.get("rounds", [])[seen:]:
                         on_round(record, study)
                         seen += 1
@@ -148,10 +152,8 @@ def _is_over(status: str) -> bool:
     return status.startswith("FINISHED")
 
 
-def _so_far(session: Session, job_id: str, status: str) -> dict[str, Any]:
+def _so_far(session: Session, job_id: str) -> dict[str, Any]:
     """What the controller tells while it runs; nothing when the job is starting or just ends."""
-    if status != "RUNNING":
-        return {}
     try:
         told = session.show_stats(job_id, api_spec.TargetType.SERVER)
     except (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError):
@@ -159,10 +161,13 @@ def _so_far(session: Session, job_id: str, status: str) -> dict[str, Any]:
     return told.get("server", {}).get(STATISTICS, {})
 
 
-def _ended(session: Session, job_id: str, seen: int) -> dict[str, Any]:
-    """The study of a job that has ended: its last rounds were too quick to be told."""
+def _ended(session: Session, job_id: str) -> dict[str, Any]:
+    """The same from what a job left; nothing for those who may look on but not download."""
     with tempfile.TemporaryDirectory() as folder:
-        run = _download(session, job_id, Path(folder))
+        try:
+            run = _download(session, job_id, Path(folder))
+        except api_spec.AuthorizationError:
+            return {}
         summary = Record(run).summary() if run else {}
         if not run or not summary:
             return {}

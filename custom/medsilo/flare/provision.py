@@ -73,18 +73,17 @@ def write_requests(consortium: Consortium, policies: Path, folder: Path) -> None
 
     The lead keeps project_profile.yaml; each party gets the folder with its name.
     """
+    if unsigned := [person.name for person in consortium.people if person.role == "project_admin"]:
+        raise MedsiloError(f"NVFlare signs no request of a project_admin; give {unsigned[0]} another role")
     server = consortium.server
     ports = {"fed_learn_port": server.port, "admin_port": server.admin_port or server.port}
     connection = {"scheme": server.scheme, "connection_security": "mtls"}
     profile = {"name": consortium.name, **connection, "server": {"host": server.host, **ports}}
     write_text(folder / "project_profile.yaml", yaml.safe_dump(profile, sort_keys=False))
     for participant in consortium.participants():
-        if participant.get("role") == "project_admin":
-            raise MedsiloError(f"NVFlare signs no request of a project_admin; give {participant['name']} another role")
         asked = {key: participant[key] for key in ("name", "type", "org", "role") if key in participant}
         definition = {"name": consortium.name, "participants": [asked]}
-        place = folder / asked["name"]
-        write_text(place / f"{asked['name']}.yaml", yaml.safe_dump(definition, sort_keys=False))
+        write_text(folder / asked["name"] / f"{asked['name']}.yaml", yaml.safe_dump(definition, sort_keys=False))
     with tempfile.TemporaryDirectory() as unused:  # kits of a root that nobody gets, for what is in their local/
         for name in provision(consortium, policies, Path(unused) / "kits"):
             shutil.copytree(Path(unused) / "kits" / name / "local", folder / name / "local", dirs_exist_ok=True)
@@ -95,10 +94,8 @@ def _check_kept_promises(path: Path, project: dict[str, Any]) -> None:
     if not path.exists():
         return
     old = load_yaml(path.read_text(encoding="utf-8"))
-    if (
-        any(old[key] != project[key] for key in ("name", "builders"))
-        or old["participants"][0] != project["participants"][0]
-    ):
+    was, now_is = ((kept["name"], kept["builders"], kept["participants"][0]) for kept in (old, project))
+    if was != now_is:
         raise MedsiloError(
             "the consortium's name, root_valid_days or server differ from those of the kits that are there; put them "
             "back, or make new kits for everybody in another folder"
