@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +88,37 @@ def _parser() -> argparse.ArgumentParser:
     _add_changes(pack)
     pack.set_defaults(command=_pack)
 
+    provision = commands.add_parser("provision", help="make signed kits for a consortium, or for who is new in it")
+    provision.add_argument("consortium", type=Path, help="the consortium's file, like provisioning/consortium.yaml")
+    provision.add_argument("-o", "--out", type=Path, required=True, metavar="KITS", help="the folder for the kits")
+    provision.add_argument("--renew", action="append", default=[], metavar="NAME", help="give NAME a new certificate")
+    provision.add_argument(
+        "--requests", action="store_true", help="no kits, but what each party needs to make its own key and request"
+    )
+    provision.add_argument(
+        "--skip-network-checks", action="store_true", help="the server's name and ports can't be seen from here"
+    )
+    provision.set_defaults(command=_provision)
+
+    submit = commands.add_parser("submit", help="submit a job to a consortium")
+    submit.add_argument("job", help="a job's folder, for example jobs/fedavg")
+    _add_changes(submit)
+    submit.add_argument("--with-code", action="store_true", help="put the package into the job, as pack does")
+    _add_kit(submit, _submit)
+    status = commands.add_parser("status", help="say who is connected and what runs")
+    status.add_argument("id", nargs="?", default=None, help="one job's id (default: all)")
+    _add_kit(status, _status)
+    watch = commands.add_parser("watch", help="show a job's rounds, one line per site, until it ends")
+    watch.add_argument("id", help="the job's id, as submit printed it")
+    _add_kit(watch, _watch)
+    abort = commands.add_parser("abort", help="end a job")
+    abort.add_argument("id", help="the job's id")
+    _add_kit(abort, _abort)
+    fetch = commands.add_parser("fetch", help="download a job's results and write the report")
+    fetch.add_argument("id", help="the job's id")
+    fetch.add_argument("--out", type=Path, default=Path("runs"), help="where runs are kept (default: runs)")
+    _add_kit(fetch, _fetch)
+
     report = commands.add_parser("report", help="write one HTML page about one or more runs")
     report.add_argument("runs", type=Path, nargs="+", help="folders of runs")
     report.add_argument("-o", "--out", type=Path, default=None, help="the page (default: report.html in the first run)")
@@ -144,6 +175,11 @@ def _add_changes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the plan: training.rounds=3"
     )
+
+
+def _add_kit(parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], int]) -> None:
+    parser.add_argument("--kit", type=Path, required=True, help="your own kit, from the consortium's lead")
+    parser.set_defaults(command=command)
 
 
 def _add_site_options(parser: argparse.ArgumentParser) -> None:
@@ -314,6 +350,66 @@ def _pack(options: argparse.Namespace) -> int:
     destination = pack(job, options.out or Path("dist") / job.resolve().name, options.set, options.with_code)
     _say(f"job: {destination}")
     return 0
+
+
+def _provision(options: argparse.Namespace) -> int:
+    from medsilo.flare.consortium import read_consortium
+    from medsilo.flare.provision import provision, write_requests
+
+    consortium = read_consortium(options.consortium)
+    if not options.skip_network_checks and not (options.out / consortium.server.host).exists():
+        consortium.check_network()
+    if options.requests:
+        write_requests(consortium, options.consortium.parent, options.out)
+        _say(f"requests: {options.out}; provisioning/README.md says how each party goes on")
+        return 0
+    new = provision(consortium, options.consortium.parent, options.out, options.renew)
+    for name in new:
+        _say(f"kit: {options.out / name}")
+    _say(f"{len(new)} kits are new; the others are as they were. Keep {options.out / 'private-root'} to yourself")
+    return 0
+
+
+def _submit(options: argparse.Namespace) -> int:
+    from medsilo.flare.jobs import find_job
+    from medsilo.flare.lead import submit
+
+    _say(submit(find_job(options.job), options.kit, options.set, options.with_code))
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from medsilo.flare.lead import status
+
+    for line in status(options.kit, options.id):
+        _say(line)
+    return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from medsilo.flare.lead import watch
+    from medsilo.study.progress import round_lines
+
+    def on_round(record: dict, study: dict) -> None:
+        for line in round_lines(record, study["planned"], study["metric"]):
+            _say(line)
+
+    ended = watch(options.id, options.kit, on_round, _say)
+    _say(f"{ended}; results: medsilo fetch {options.id} --kit {options.kit}")
+    return 0 if ended == "FINISHED:COMPLETED" else 1
+
+
+def _abort(options: argparse.Namespace) -> int:
+    from medsilo.flare.lead import abort
+
+    _say(abort(options.id, options.kit))
+    return 0
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    from medsilo.flare.lead import fetch
+
+    return _conclude(fetch(options.id, options.kit, options.out))
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -31,3 +31,7 @@ class ParticipationError(MedsiloError):
 
 class Aborted(MedsiloError):
     """The run was told to stop."""
+
+
+class Unreachable(MedsiloError):
+    """The server does not answer; it may later."""

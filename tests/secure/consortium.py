@@ -6,17 +6,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
-NAME = "consortium"
-SERVER = "server"
-LEAD = "lead@consortium.org"
+from medsilo import cli
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
+SERVER = "localhost"  # and so it listens on the loopback address only
+LEAD, MEMBER = "lead@consortium.org", "member@consortium.org"
 
 
 def free_port() -> int:
@@ -26,68 +27,51 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def project(hospitals: Sequence[str], port: int) -> dict[str, Any]:
-    """NVFlare's project file for one server, these hospitals and a lead."""
-    server = {
-        "name": SERVER,
-        "type": "server",
-        "org": "consortium",
-        "fed_learn_port": port,
-        "admin_port": port,
-        "default_host": "localhost",
-        "host_names": ["127.0.0.1"],
-    }
-    clients = [{"name": name, "type": "client", "org": name.replace("-", "_")} for name in hospitals]
-    lead = {"name": LEAD, "type": "admin", "org": "consortium", "role": "lead"}
-    builders = [
-        {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
+def write_consortium(path: Path, policies: Mapping[str, str], port: int) -> None:
+    """The consortium's file for one server, these hospitals with their policies, and a lead."""
+    hospitals = [
         {
-            "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
-            "args": {"config_folder": "config", "scheme": "tcp"},
-        },
-        {"path": "nvflare.lighter.impl.cert.CertBuilder"},
-        {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
+            "name": name,
+            "organisation": name.replace("-", "_"),
+            "contact": f"it@{name}.org",
+            "policies": str(EXAMPLES / example),
+        }
+        for name, example in policies.items()
     ]
-    return {"api_version": 3, "name": NAME, "participants": [server, *clients, lead], "builders": builders}
+    server = {"host": SERVER, "port": port, "organisation": "consortium", "storage": str(path.parent / "storage")}
+    people = [
+        {"name": LEAD, "organisation": "consortium", "role": "lead"},
+        {"name": MEMBER, "organisation": "consortium", "role": "member"},
+    ]
+    values = {"name": "consortium", "server": server, "hospitals": hospitals, "people": people}
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
 
 
 class Consortium:
     """Kits and the processes that run from them; ends only what it started."""
 
-    def __init__(self, root: Path, hospitals: Sequence[str]) -> None:
-        self.root, self.hospitals = root, list(hospitals)
+    def __init__(self, root: Path, policies: Mapping[str, str]) -> None:
+        """`policies`: for each hospital the folder in site_configs that it uses."""
+        self.root, self.hospitals = root, list(policies)
         self.environment = {**os.environ, "HOME": str(root / "home"), "OMP_NUM_THREADS": "1"}
         self.processes: dict[str, subprocess.Popen] = {}
         (root / "home").mkdir()
-        (root / "project.yml").write_text(yaml.safe_dump(project(self.hospitals, free_port()), sort_keys=False))
-        command = ["nvflare.cli", "provision", "-p", str(root / "project.yml"), "-w", str(root / "kits"), "--force"]
-        subprocess.run([sys.executable, "-m", *command], check=True, env=self.environment, stdout=subprocess.DEVNULL)
-        self._keep_storage_here()
+        self.port = free_port()
+        write_consortium(root / "consortium.yaml", policies, self.port)
+        assert cli.main(["provision", str(root / "consortium.yaml"), "-o", str(root / "kits")]) == 0
+        for hospital in self.hospitals:
+            self._settle(hospital)
 
     def kit(self, party: str) -> Path:
-        return self.root / "kits" / NAME / "prod_00" / party
+        return self.root / "kits" / party
 
-    def change_resources(self, party: str, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change a party's local/resources.json, as its administrator would."""
-        local = self.kit(party) / "local"
-        own, default = local / "resources.json", local / "resources.json.default"
-        resources = json.loads((own if own.exists() else default).read_text())
-        change(resources)
-        own.write_text(json.dumps(resources))
-
-    def allow_medsilo(self) -> None:
-        """The installed way: every party names our classes on its allow-list."""
-        for party in [SERVER, *self.hospitals]:
-            self.change_resources(party, lambda resources: resources["class_allow_list"].append("medsilo.flare."))
-
-    def _keep_storage_here(self) -> None:
-        def change(resources: dict[str, Any]) -> None:
-            resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self.root / "snapshots")
-            for component in resources["components"]:
-                if component["id"] == "job_manager":
-                    component["args"]["uri_root"] = str(self.root / "jobs")
-
-        self.change_resources(SERVER, change)
+    def _settle(self, hospital: str) -> None:
+        """What a hospital's administrator changes in the example: its folders, and that this machine has no GPU."""
+        local = self.kit(hospital) / "local"
+        (local / "medsilo.yaml").write_text("device: cpu\n")
+        resources = json.loads((local / "resources.json").read_text())
+        resources["components"][0]["args"]["num_of_gpus"] = 0
+        (local / "resources.json").write_text(json.dumps(resources))
 
     def start(self) -> None:
         """Start everybody and wait until the hospitals are there."""

@@ -126,7 +126,7 @@ def test_the_centre_is_the_models_own_loss(method: str, finished: Callable[..., 
     lines = landscape.profiles([run], asked).data["profiles"]
     for one, line in zip(found, lines, strict=True):
         site = one["site"]
-        model = run.plan.algorithm.whole(run.plan.build_networks())
+        model = run.plan.method.whole(run.plan.build_networks())
         model.load_state_dict(load_tensors(run.folder / "sites" / site / "best.safetensors")[0])
         cases = drawn(run.plan.task.load(site, SITES, run.plan.seed, None).train, 20, 0, site)
         inputs, targets = (torch.stack([cases[place][part] for place in range(20)]) for part in (0, 1))
@@ -217,7 +217,7 @@ def test_a_replay_is_the_run_and_measures_what_travels(method: str, finished: Ca
 def test_batch_norm_that_stays_is_no_drift(tmp_path: Path) -> None:
     plan = image_plan("fedbn")
     site = drift.Watched(plan, SITES[0], SITES, CPU, tmp_path, "model")
-    groups = plan.algorithm.shared(plan.build_networks(), "train")
+    groups = plan.method.shared(plan.build_networks(), "train")
     facts = {"task": "round", "round": 1, "study": "x"}
     before = {name: tensor.clone() for name, tensor in site.modules["model"].state_dict().items()}
     site.answer(Parcel(groups, facts=facts))
@@ -328,7 +328,7 @@ def test_what_an_amplitude_tells_by_itself() -> None:
 def test_the_amplitude_under_attack_is_the_one_that_leaves(changes: list[str], tmp_path: Path) -> None:
     plan = image_plan("harmofl", *changes)
     site = Participant(plan, SITES[1], SITES, CPU, tmp_path)
-    groups = plan.algorithm.given(plan.build_networks(), "harmonise")
+    groups = plan.method.given(plan.build_networks(), "harmonise")
     left = site.answer(Parcel(groups, facts={"task": "round", "round": 1, "study": "x"})).groups["amplitude"]
     run = Finished(tmp_path, "HarmoFL", plan, {"agreed": {"sites": SITES}})
     attacked = inversion.site_amplitude(run, SITES[1], site.data.train, Question(CPU))

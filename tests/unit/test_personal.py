@@ -217,7 +217,7 @@ class Site:
             return model
 
         self.algorithm = algorithm
-        self.modules = algorithm.networks(Blueprint(build, (4,)))
+        self.modules = algorithm.networks(Blueprint(build, (4,), 4, tuple(SIZES)))
         if "share" in self.modules:
             self.modules["share"].double()
         training = Training(local_epochs=EPOCHS, learning_rate=RATE, momentum=MOMENTUM, weight_decay=DECAY)

@@ -7,6 +7,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.widgets.info_collector import InfoCollector
 
 from medsilo.errors import Aborted, MedsiloError
 from medsilo.federation.coordinator import Coordinator
@@ -14,7 +15,8 @@ from medsilo.federation.record import Record, new_study
 from medsilo.files import is_safe_name
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import let_tensors_travel
-from medsilo.flare.workspace import output_folder, plan_of_job, settings_of_site
+from medsilo.flare.workspace import output_folder, plan_of_job, publish, settings_of_site
+from medsilo.plan import Plan
 
 
 class MedsiloController(Controller):
@@ -24,9 +26,19 @@ class MedsiloController(Controller):
         """`study` names the run's folder (by default method, task and time); `resume` goes on from its checkpoint."""
         super().__init__(task_check_period=0.05)
         self.study, self.resume, self.engine = study, resume, engine
+        self.running: tuple[Plan, Record] | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         let_tensors_travel()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Tell the rounds so far to who asks for the job's statistics, as 'medsilo watch' does."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self.running:
+            plan, record = self.running
+            facts = {"study": record.folder.name, "planned": plan.rounds, "metric": plan.task.metric}
+            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+            collector.set_info("medsilo", {**facts, "rounds": record.rounds()})
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
@@ -50,7 +62,12 @@ class MedsiloController(Controller):
         sites = [client.name for client in self._engine.get_clients()]
         transport = FlareTransport(self, fl_ctx, abort_signal)
         coordinator = Coordinator(plan, sites, transport, record, self.engine, self._tell(fl_ctx), settings)
-        return coordinator.run(self.resume)
+        self.running = plan, record
+        try:
+            return coordinator.run(self.resume)
+        finally:
+            if self.engine == "nvflare":
+                publish(record.folder, fl_ctx)
 
     def _tell(self, fl_ctx: FLContext) -> Callable[[dict], None]:
         def on_round(record: dict) -> None:

@@ -36,7 +36,9 @@ def to_parcel(shareable: Shareable) -> Parcel:
     """Unwrap what came over the wire; raises Refused for a refusal or for something that is no parcel."""
     code = shareable.get_return_code(ReturnCode.OK)
     if code != ReturnCode.OK:
-        raise Refused(shareable.get_header(REFUSAL) or f"the site answered {code}; its own log says why")
+        filtered = code == ReturnCode.TASK_RESULT_FILTER_ERROR
+        reason = "a privacy filter of the site held the answer back" if filtered else f"the site answered {code}"
+        raise Refused(shareable.get_header(REFUSAL) or f"{reason}; its own log says why")
     try:
         collection = from_shareable(shareable)
         if collection.data_kind != DataKind.COLLECTION:

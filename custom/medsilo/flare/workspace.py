@@ -1,5 +1,6 @@
 """Where things lie in NVFlare's workspace: the job's plan, the site's settings, the place for results."""
 
+import shutil
 from pathlib import Path
 
 from nvflare.apis.fl_constant import FLContextKey
@@ -8,6 +9,8 @@ from nvflare.apis.workspace import Workspace
 
 from medsilo.plan import Plan, load_plan
 from medsilo.site.settings import SiteSettings, read_settings
+
+PUBLISHED = ("plan.yaml", "provenance.json", "rounds.jsonl", "summary.json", "global", "figures")
 
 
 def _workspace(fl_ctx: FLContext) -> Workspace:
@@ -27,3 +30,17 @@ def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
 def output_folder(fl_ctx: FLContext, settings: SiteSettings) -> Path:
     """Where this party keeps its studies; outside NVFlare's run folder, which goes when a job ends."""
     return settings.output or Path(_workspace(fl_ctx).get_root_dir()) / "medsilo"
+
+
+def publish(run: Path, fl_ctx: FLContext) -> None:
+    """Copy into NVFlare's own run folder, which the lead can download, what no single hospital owns.
+
+    The server's checkpoints stay behind: they may hold hospitals' personal models.
+    """
+    destination = Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / "medsilo" / run.name
+    for name in PUBLISHED:
+        if (run / name).is_dir():
+            shutil.copytree(run / name, destination / name)
+        elif (run / name).exists():
+            destination.mkdir(parents=True, exist_ok=True)
+            shutil.copy(run / name, destination / name)

@@ -44,7 +44,7 @@ class Watched(Participant):
         self.optimizers[self.network].register_step_post_hook(self._measure)
 
     def _train(self, number: int, phase: str, stop: Stop) -> float:
-        travelling = memory_of(self.plan.algorithm.shared(self.modules, phase))
+        travelling = memory_of(self.plan.method.shared(self.modules, phase))
         weights = [w for w in self.modules[self.network].parameters() if w.data_ptr() in travelling]
         self.sent, self.squares = [(weight, weight.detach().clone()) for weight in weights], []
         loss = super()._train(number, phase, stop)
@@ -119,7 +119,7 @@ def _travelling(plan: Plan, asked: str | None) -> str:
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} has no rounds between sites, so nothing drifts; give another run")
     modules = plan.build_networks()
-    memory = memory_of(plan.algorithm.shared(modules, plan.last_phase))
+    memory = memory_of(plan.method.shared(modules, plan.last_phase))
     for name in [asked] if asked else ["global", "model"]:
         if name in modules and any(weight.data_ptr() in memory for weight in modules[name].parameters()):
             return name

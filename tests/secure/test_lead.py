@@ -1,0 +1,121 @@
+"""What the lead does from afar with medsilo's own commands, against a real server and real hospitals."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from medsilo import cli
+from medsilo.files import load_tensors
+from medsilo.flare import lead
+from medsilo.flare.jobs import write_job
+from medsilo.study import inprocess
+from tests.conftest import SITES, make_plan
+from tests.secure.consortium import LEAD, MEMBER, SERVER, Consortium, wait_until
+from tests.secure.relay import Relay
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
+
+
+def medsilo(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, list[str], list[str]]:
+    """Run a command; its exit code and the lines of both outputs."""
+    capsys.readouterr()
+    code = cli.main(list(map(str, arguments)))
+    out, err = capsys.readouterr()
+    return code, out.splitlines(), err.splitlines()
+
+
+def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    plan = make_plan("fedavg", sites=SITES[:2])
+    inprocess.run(plan, folder=tmp_path / "loop")
+    write_job(tmp_path / "job", plan)
+    kit = consortium.kit(LEAD)
+    code, out, err = medsilo(capsys, "submit", tmp_path / "job", "--kit", kit)
+    assert (code, err) == (0, []) and len(out) == 1
+    job = out[0]
+    code, _, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
+    assert code == 1 and len(err) == 1 and "medsilo watch" in err[0]
+
+    code, out, err = medsilo(capsys, "watch", job, "--kit", kit)
+    assert (code, err) == (0, [])
+    rounds = [line.split()[:3] for line in out if line.startswith("round ")]
+    assert rounds == [["round", f"{number}/2", site] for number in (1, 2) for site in SITES[:2]]
+    assert out[-1].startswith("FINISHED:COMPLETED; results: medsilo fetch")
+
+    code, out, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
+    assert (code, err) == (0, [])
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "report.html").exists() and json.loads((run / "summary.json").read_text())["status"] == "finished"
+    mine, theirs = (load_tensors(folder / "global/best.safetensors")[0] for folder in (run, tmp_path / "loop"))
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    left = {path.name for path in run.iterdir()}
+    assert left == {"plan.yaml", "provenance.json", "rounds.jsonl", "summary.json", "global", "report.html"}
+    assert not (consortium.kit(SITES[2]) / job).exists()  # a hospital that the plan does not name got nothing of it
+
+    code, _, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
+    assert code == 1 and "exists" in err[0]
+    code, out, _ = medsilo(capsys, "status", "--kit", consortium.kit(MEMBER))
+    assert code == 0 and out[1] == f"connected: {', '.join(SITES)}"
+    assert any(job in line and "FINISHED:COMPLETED" in line for line in out)
+
+
+def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_job(tmp_path / "job", make_plan("fedavg"))
+    kit, member = consortium.kit(LEAD), consortium.kit(MEMBER)
+    absent = "participation.sites=[hospital-a,hospital-z]"
+    for arguments, words in [
+        (("submit", tmp_path / "job", "--kit", kit, "--set", absent), "hospital-z, and connected are hospital-a"),
+        (("submit", tmp_path / "job", "--kit", member), "not authorized"),
+        (("submit", tmp_path / "job", "--kit", tmp_path), "no kit of a person"),
+        (("submit", tmp_path / "job", "--kit", kit, "--set", "training.rounds=x"), "training.rounds"),
+        (("watch", "no-such-job", "--kit", kit), "medsilo status"),
+        (("abort", "no-such-job", "--kit", kit), "no-such-job"),
+        (("fetch", "no-such-job", "--kit", kit), "no-such-job"),
+    ]:
+        code, out, err = medsilo(capsys, *arguments)
+        assert (code, out, len(err)) == (1, [], 1) and words in err[0], (arguments, err)
+
+
+def test_watching_survives_a_lost_connection_and_abort_ends_it(
+    consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A relay between the lead and the server goes away for a while; no round is left out, none is told twice."""
+    write_job(tmp_path / "job", make_plan("fedavg", "training.rounds=500", sites=[SITES[0]]))
+    monkeypatch.setattr(lead, "CONNECT", 2.0)
+    job = lead.submit(tmp_path / "job", consortium.kit(LEAD))
+    told: list[int] = []
+    said: list[str] = []
+    ended: list[str] = []
+    with Relay(consortium.port) as relay:
+        kit = relay.kit(consortium.kit(LEAD), tmp_path / "kit")
+
+        def watch() -> None:
+            ended.append(lead.watch(job, kit, lambda record, study: told.append(record["round"]), said.append))
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        wait_until(lambda: len(told) > 0, 60, "the first round")
+        relay.cut()
+        wait_until(lambda: any("does not answer" in line for line in said), 60, "the loss to be told")
+        before = len(told)
+        relay.mend()
+        wait_until(lambda: len(told) > before, 60, "the rounds after it")
+        assert medsilo(capsys, "abort", job, "--kit", kit)[0] == 0
+        watching.join(timeout=60)
+    assert ended == ["FINISHED:ABORTED"]
+    assert told == list(range(1, len(told) + 1)) and len(told) < 500
+
+
+def test_the_server_is_named_when_it_does_not_answer(
+    consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(lead, "CONNECT", 1.0)
+    with Relay(consortium.port) as relay:
+        kit = relay.kit(consortium.kit(LEAD), tmp_path / "kit")
+        relay.cut()
+        code, _, err = medsilo(capsys, "status", "--kit", kit)
+    assert code == 1 and err == [
+        f"medsilo: the server at {SERVER}:{relay.port} does not answer; is it started, and the way to it open?"
+    ]

@@ -1,0 +1,92 @@
+"""No job can loosen a strict hospital's policies: shown with jobs that try, each over the real server."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvflare.fuel.flare_api.api_spec import AuthorizationError
+
+from medsilo.flare.jobs import CONFIG, pack, write_job
+from tests.conftest import SITES, make_plan
+from tests.secure.consortium import SERVER, Consortium, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
+STRICT = SITES[1]
+COMPONENT = "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"
+
+
+def change(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    values = json.loads(path.read_text())
+    how(values)
+    path.write_text(json.dumps(values))
+
+
+def with_component(job: Path, path: str) -> None:
+    entry = {"id": "more", "path": path, "args": {"events_to_convert": ["x"]}}
+    change(job / CONFIG / "config_fed_client.json", lambda config: config["components"].append(entry))
+
+
+def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> None:
+    """All at once: the server runs four jobs at a time."""
+    sites = SITES[:2]
+
+    def job(name: str, method: str = "fedavg") -> Path:
+        write_job(tmp_path / name, make_plan(method, "training.rounds=1", sites=sites), study=name)
+        change(tmp_path / name / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server", *sites]}))
+        return tmp_path / name
+
+    code = job("code")
+    pack(code, tmp_path / "packed", with_code=True)
+    (tmp_path / "packed/app/custom").rename(code / "app/custom")
+    scope = job("scope")
+    change(scope / "meta.json", lambda meta: meta.update(scope="public"))
+    outside = job("outside")
+    with_component(outside, COMPONENT)
+    odd = job("odd")
+    with_component(odd, "medsilo.flare.executor.MedsiloExecutor; import os")
+    gpus = job("gpus")
+    wish = {STRICT: {"num_of_gpus": 1, "mem_per_gpu_in_GiB": 1}}
+    change(gpus / "meta.json", lambda meta: meta.update(resource_spec=wish))
+    amplitude = job("amplitude", "harmofl")
+    no_filters = {"task_result_filters": [], "task_data_filters": []}
+    change(amplitude / CONFIG / "config_fed_client.json", lambda config: config.update(no_filters))
+
+    session = consortium.session()
+    try:
+        ids = {path.name: session.submit_job(str(path)) for path in (code, scope, outside, odd, amplitude)}
+
+        def over() -> bool:
+            return all(str(session.get_job_status(job_id)).startswith("FINISHED") for job_id in ids.values())
+
+        wait_until(over, 120, "five jobs to fail")
+        metas = {name: session.get_job_meta(job_id) for name, job_id in ids.items()}
+        assert {name: meta["status"] for name, meta in metas.items()} == {
+            "code": "FINISHED:FAILED_TO_RUN",
+            "scope": "FINISHED:FAILED_TO_RUN",
+            "outside": "FINISHED:ABNORMAL",
+            "odd": "FINISHED:ABNORMAL",
+            "amplitude": "FINISHED:EXECUTION_EXCEPTION",
+        }
+        assert f"{STRICT}: NVFLARE_ERROR: BYOC not permitted" in metas["code"]["job_deploy_detail"]
+        assert f"{STRICT}: NVFLARE_ERROR: privacy scope 'public' is not allowed" in metas["scope"]["job_deploy_detail"]
+        log = (consortium.root / f"{STRICT}.log").read_text()
+        assert f"Component '{COMPONENT}'" in log and "is not in allow_list" in log
+        assert "must be a fully qualified dotted Python path" in log
+        assert COMPONENT not in (consortium.root / f"{SITES[0]}.log").read_text()  # the teaching hospital allows it
+
+        waiting = session.submit_job(str(gpus))
+        wait_until(lambda: bool(session.get_job_meta(waiting).get("schedule_history")), 30, "the scheduler")
+        assert "not enough sites have enough resources" in session.get_job_meta(waiting)["schedule_history"][0]
+        session.abort_job(waiting)
+        with pytest.raises(AuthorizationError):
+            session.ls_target(STRICT)
+    finally:
+        session.close()
+
+    summary = json.loads((consortium.kit(SERVER) / "medsilo/amplitude/summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert f"{STRICT} refused: a privacy filter of the site held the answer back" in summary["reason"]
+    assert "this hospital does not let amplitude out" in log
+    assert SITES[0] in json.loads((consortium.kit(SERVER) / "medsilo/amplitude/rounds.jsonl").read_text())["answered"]

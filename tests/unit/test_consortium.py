@@ -1,0 +1,112 @@
+"""The consortium's file: what is wrong in it is one line that names the key and the fix."""
+
+import copy
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from medsilo import cli
+from medsilo.errors import MedsiloError
+from medsilo.flare.consortium import Consortium, read_consortium
+
+GOOD: dict[str, Any] = {
+    "name": "trial",
+    "server": {"host": "localhost", "organisation": "clinic", "storage": "/var/lib/x"},
+    "hospitals": [
+        {"name": "st-anna", "organisation": "st_anna", "contact": "it@st-anna.org", "policies": "policies"},
+        {"name": "north", "organisation": "north", "contact": "it@north.org", "policies": "policies"},
+    ],
+    "people": [{"name": "lead@clinic.org", "organisation": "clinic", "role": "lead"}],
+}
+
+
+def write(folder: Path, change: Callable[[dict[str, Any]], None] = lambda values: None) -> Path:
+    (folder / "policies").mkdir(exist_ok=True)
+    (folder / "policies" / "medsilo.yaml").write_text("device: cpu\n")
+    values = copy.deepcopy(GOOD)
+    change(values)
+    (folder / "consortium.yaml").write_text(yaml.safe_dump(values))
+    return folder / "consortium.yaml"
+
+
+def put(*path: Any) -> Callable[[dict[str, Any]], None]:
+    """A change: the last of `path` is the value, the others lead to it."""
+
+    def change(values: Any) -> None:
+        for key in path[:-2]:
+            values = values[key]
+        values[path[-2]] = path[-1]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (put("hospitals", 1, "name", "st-anna"), ["'st-anna'", "twice"]),
+        (put("hospitals", 1, "name", "ST-Anna"), ["'ST-Anna'", "twice"]),
+        (put("hospitals", 1, "name", "localhost"), ["'localhost'", "twice"]),
+        (put("hospitals", 1, "name", "private-root"), ["private-root", "own folder"]),
+        (put("hospitals", 1, "name", "../north"), ["hospitals.1.name", "odd characters", "'../north'"]),
+        (put("hospitals", 1, "name", "north\n"), ["hospitals.1.name", "odd characters"]),
+        (put("hospitals", 1, "name", 7), ["hospitals.1.name", "string"]),
+        (put("hospitals", 1, "organisation", "north & co"), ["hospitals.1.organisation", "odd characters"]),
+        (put("hospitals", 1, "contact", "none"), ["hospitals.1.contact", "e-mail"]),
+        (put("hospitals", 1, "policies", "elsewhere"), ["north", "elsewhere", "medsilo.yaml"]),
+        (put("hospitals", []), ["hospitals", "at least 1"]),
+        (put("people", 0, "role", "boss"), ["people.0.role", "'lead'", "'org_admin'"]),
+        (put("people", 0, "name", "lead"), ["people.0.name", "e-mail"]),
+        (put("server", "host", "https://fl.org"), ["server.host", "without https://"]),
+        (put("server", "host", "a" * 64), ["server.host", "63"]),
+        (put("server", "port", 80000), ["server.port", "65535"]),
+        (put("server", "storage", "jobs"), ["server.storage", "absolute"]),
+        (put("server", "prot", 8002), ["server.prot", "Extra"]),
+        (put("root_valid_days", 0), ["root_valid_days"]),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    change: Callable, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert cli.main(["provision", str(write(tmp_path, change)), "-o", str(tmp_path / "kits")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("medsilo: consortium.yaml: ")
+    assert all(word in line for word in words), line
+    assert not (tmp_path / "kits").exists()
+
+
+@pytest.mark.parametrize("text", ["[", "name: a\nname: b\n", "\0", "- 1\n", ""])
+def test_what_is_no_such_file_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "consortium.yaml").write_text(text)
+    with pytest.raises(MedsiloError, match=r"^consortium\.yaml[^\n]+$"):
+        read_consortium(tmp_path / "consortium.yaml")
+
+
+def server_at(host: str, port: int) -> Consortium:
+    values = copy.deepcopy(GOOD)
+    values["server"] |= {"host": host, "port": port}
+    return Consortium.model_validate(values)
+
+
+def test_a_host_that_does_not_resolve() -> None:
+    with pytest.raises(MedsiloError, match="'no-such-host.invalid' does not resolve here"):
+        server_at("no-such-host.invalid", 8002).check_network()
+
+
+def test_ports_in_use_count_on_this_machine_only() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(MedsiloError, match=f"port {port} of localhost is in use"):
+            server_at("localhost", port).check_network()
+        server_at("192.0.2.1", port).check_network()  # an address for documentation: another machine's
+    server_at("localhost", port).check_network()
+
+
+def test_the_example_is_right(root: Path) -> None:
+    consortium = read_consortium(root / "provisioning" / "consortium.yaml")
+    assert {hospital.policies.name for hospital in consortium.hospitals} == {"strict-hospital", "teaching-hospital"}

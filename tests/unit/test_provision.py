@@ -1,0 +1,154 @@
+"""Kits: signed by one root, complete, private; a newcomer changes nobody else's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from medsilo.errors import MedsiloError
+from medsilo.flare.consortium import read_consortium
+from medsilo.flare.provision import provision, write_requests
+from tests.unit.test_consortium import put, write
+
+SOUTH = {"name": "south", "organisation": "south", "contact": "it@south.org", "policies": "policies"}
+
+
+def kits_of(folder: Path, *changes: Any, renew: tuple[str, ...] = ()) -> list[str]:
+    def change(values: dict[str, Any]) -> None:
+        for one in changes:
+            one(values)
+
+    return provision(read_consortium(write(folder, change)), folder, folder / "kits", renew)
+
+
+def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """Every file with its bytes and mode."""
+    return {path: (path.read_bytes(), path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
+
+
+def certificate(kit: Path) -> x509.Certificate:
+    name = "server.crt" if (kit / "startup/server.crt").exists() else "client.crt"
+    return x509.load_pem_x509_certificate((kit / "startup" / name).read_bytes())
+
+
+def root_of(kit: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate((kit / "startup/rootCA.pem").read_bytes())
+
+
+def test_everybody_gets_a_kit_signed_by_the_root(tmp_path: Path) -> None:
+    assert kits_of(tmp_path) == ["localhost", "st-anna", "north", "lead@clinic.org"]
+    kits = tmp_path / "kits"
+    for name in ["localhost", "st-anna", "north", "lead@clinic.org"]:
+        mine = certificate(kits / name)
+        assert mine.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == name
+        mine.verify_directly_issued_by(root_of(kits / name))
+    alternatives = certificate(kits / "localhost").extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    assert alternatives.value.get_values_for_type(x509.DNSName) == ["localhost"]
+    valid = root_of(kits / "north").not_valid_after_utc - root_of(kits / "north").not_valid_before_utc
+    assert valid.days == 1825
+    told = json.loads((kits / "north/startup/fed_client.json").read_text())
+    assert told["servers"][0]["service"]["target"] == "localhost:8002"
+    assert told["client"]["connection_security"] == "mtls" and told["require_signed_jobs"] is True
+
+
+def test_policies_and_storage_are_in_place(tmp_path: Path) -> None:
+    kits_of(tmp_path)
+    kits = tmp_path / "kits"
+    assert (kits / "st-anna/local/medsilo.yaml").read_text() == "device: cpu\n"
+    server = json.loads((kits / "localhost/local/resources.json").read_text())
+    default = json.loads((kits / "localhost/local/resources.json.default").read_text())
+    assert server["class_allow_list"] == [*default["class_allow_list"], "medsilo.flare."]
+    assert "/tmp" not in json.dumps(server) and json.dumps(server).count('"/var/lib/x/') == 2
+
+
+def test_keys_are_private_and_the_root_stays_with_the_lead(tmp_path: Path) -> None:
+    kits_of(tmp_path)
+    kits = tmp_path / "kits"
+    for folder in [kits, *kits.iterdir()]:
+        assert folder.stat().st_mode & 0o077 == 0, folder
+    secrets = [path for path in kits.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    assert len(secrets) == 5 and all(path.stat().st_mode & 0o077 == 0 for path in secrets)
+    root_key = json.loads((kits / "private-root/trial/state/cert.json").read_text())["root_pri_key"]
+    elsewhere = [path for path in contents(kits) if "private-root" not in path.parts]
+    assert not any(root_key.encode() in path.read_bytes() for path in elsewhere)
+
+
+def test_a_newcomer_leaves_the_others_kits_untouched(tmp_path: Path) -> None:
+    kits_of(tmp_path)
+    kits = tmp_path / "kits"
+    (kits / "north/local/medsilo.yaml").write_text("device: cpu\nthreads: 2\n")  # the hospital's own by now
+    before = {name: contents(kits / name) for name in ("localhost", "st-anna", "north", "lead@clinic.org")}
+    assert kits_of(tmp_path, lambda values: values["hospitals"].append(SOUTH)) == ["south"]
+    assert before == {name: contents(kits / name) for name in before}
+    certificate(kits / "south").verify_directly_issued_by(root_of(kits / "north"))
+    assert root_of(kits / "south") == root_of(kits / "north")
+    assert kits_of(tmp_path, lambda values: values["hospitals"].append(SOUTH)) == []
+
+
+def test_a_kit_that_was_sent_and_deleted_is_made_again_the_same(tmp_path: Path) -> None:
+    kits_of(tmp_path)
+    north = tmp_path / "kits/north"
+    before = contents(north)
+    north.rename(tmp_path / "sent")
+    assert kits_of(tmp_path) == ["north"]
+    assert contents(north) == before
+
+
+def test_renewal_gives_a_new_certificate_and_keeps_the_rest(tmp_path: Path) -> None:
+    kits_of(tmp_path)
+    kits = tmp_path / "kits"
+    (kits / "north/local/medsilo.yaml").write_text("device: auto\n")
+    old, other = certificate(kits / "north"), contents(kits / "st-anna")
+    assert kits_of(tmp_path, renew=("north",)) == ["north"]
+    new = certificate(kits / "north")
+    assert new.serial_number != old.serial_number and new.public_key() != old.public_key()
+    new.verify_directly_issued_by(root_of(kits / "st-anna"))
+    assert (kits / "north/local/medsilo.yaml").read_text() == "device: auto\n"
+    assert contents(kits / "st-anna") == other
+    with pytest.raises(MedsiloError, match="nobody in trial is called 'nort'; known: .*north"):
+        kits_of(tmp_path, renew=("nort",))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (put("server", "port", 9000), "in another folder"),
+        (put("server", "host", "127.0.0.1"), "in another folder"),
+        (put("name", "second"), "in another folder"),
+        (put("root_valid_days", 100), "in another folder"),
+        (put("people", 0, "role", "member"), "lead@clinic.org has a certificate as 'lead'"),
+        (put("hospitals", 0, "organisation", "anna"), "st-anna has a certificate as 'st_anna'"),
+    ],
+)
+def test_what_kits_already_say_cannot_change(change: Any, words: str, tmp_path: Path) -> None:
+    kits_of(tmp_path)
+    before = contents(tmp_path / "kits")
+    with pytest.raises(MedsiloError, match=words):
+        kits_of(tmp_path, change)
+    assert contents(tmp_path / "kits") == before
+
+
+def test_requests_hold_no_key_and_no_project_admin(tmp_path: Path) -> None:
+    consortium = read_consortium(write(tmp_path))
+    write_requests(consortium, tmp_path, tmp_path / "requests")
+    assert yaml.safe_load((tmp_path / "requests/north/north.yaml").read_text()) == {
+        "name": "trial",
+        "participants": [{"name": "north", "type": "client", "org": "north"}],
+    }
+    assert (tmp_path / "requests/north/local/medsilo.yaml").read_text() == "device: cpu\n"
+    assert not any(b"PRIVATE KEY" in content for content, _ in contents(tmp_path / "requests").values())
+    admin = read_consortium(write(tmp_path, put("people", 0, "role", "project_admin")))
+    with pytest.raises(MedsiloError, match="lead@clinic.org another role"):
+        write_requests(admin, tmp_path, tmp_path / "others")
+    assert not (tmp_path / "others").exists()
+
+
+def test_project_file_is_nvflares_own(tmp_path: Path) -> None:
+    kits_of(tmp_path)
+    project = yaml.safe_load((tmp_path / "kits/private-root/project.yml").read_text())
+    assert [participant["type"] for participant in project["participants"]] == ["server", "client", "client", "admin"]
+    assert project["participants"][1]["contact"] == "it@st-anna.org"

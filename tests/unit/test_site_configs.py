@@ -1,0 +1,135 @@
+"""The worked examples of a hospital's policies, held against NVFlare's own code that reads them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.resource_managers.gpu_resource_manager import GPUResourceManager
+from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
+from nvflare.fuel.sec.authz import AuthzContext, Person
+from nvflare.security.security import FLAuthorizer
+
+from medsilo.algorithms.base import Parcel
+from medsilo.errors import Refused
+from medsilo.flare.filters import OnlyTheseGroups
+from medsilo.flare.wire import refusal, to_parcel, to_shareable
+from medsilo.site.settings import read_settings
+
+EXAMPLES = ["strict-hospital", "teaching-hospital"]
+EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
+WIDGET = "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_file_is_read_and_explained(example: str, root: Path) -> None:
+    folder = root / "site_configs" / example
+    read_settings(folder)
+    explained = (folder / "README.md").read_text()
+    files = sorted(path.name for path in folder.iterdir() if path.suffix == ".json")
+    assert "resources.json" in files and "authorization.json" in files
+    for name in files:
+        assert f"**{name}**" in explained
+        for key in json.loads((folder / name).read_text()):
+            assert key in (
+                *explained.replace("`", " ").replace(":", " ").split(),
+                "format_version",
+                "permissions",
+                "scopes",
+            )
+
+
+@pytest.mark.parametrize(
+    ("path", "strict", "teaching"),
+    [
+        (EXECUTOR, True, True),
+        ("medsilo.flare.filters.OnlyTheseGroups", True, True),
+        ("medsilo.flare.controller.MedsiloController", False, True),
+        ("medsilo.flare.executor.MedsiloExecutorX", False, True),
+        (WIDGET, False, True),
+        ("nvflare.app_common.np.np_trainer.NPTrainer", False, False),
+        ("subprocess.Popen", False, False),
+        (f"{EXECUTOR};os", False, False),
+        ("../medsilo.flare.executor.MedsiloExecutor", False, False),
+    ],
+)
+def test_classes_that_a_job_may_name(path: str, strict: bool, teaching: bool, root: Path, tmp_path: Path) -> None:
+    for example, allowed in (("strict-hospital", strict), ("teaching-hospital", teaching)):
+        kit = tmp_path / example
+        shutil.copytree(root / "site_configs" / example, kit / "local")
+        (kit / "startup").mkdir()
+        authorizer = ComponentPathAuthorizer()
+        if allowed:
+            authorizer.authorize_component_config({"path": path}, workspace=Workspace(str(kit)))
+        else:
+            with pytest.raises(UnsafeComponentError):
+                authorizer.authorize_component_config({"path": path}, workspace=Workspace(str(kit)))
+
+
+@pytest.mark.parametrize(
+    ("example", "role", "right", "allowed"),
+    [
+        ("strict-hospital", "lead", "submit_job", True),
+        *[("strict-hospital", role, "byoc", False) for role in ("project_admin", "org_admin", "lead", "member")],
+        ("strict-hospital", "lead", "shell_commands", False),
+        ("strict-hospital", "project_admin", "shell_commands", False),
+        ("teaching-hospital", "lead", "byoc", True),
+        *[("teaching-hospital", role, "byoc", False) for role in ("project_admin", "org_admin", "member")],
+        *[(example, "member", "submit_job", False) for example in EXAMPLES],
+    ],
+)
+def test_rights_by_role(example: str, role: str, right: str, allowed: bool, root: Path) -> None:
+    policy = json.loads((root / "site_configs" / example / "authorization.json").read_text())
+    person = Person("somebody@clinic.org", "clinic", role)
+    asked = AuthzContext(user=person, submitter=person, right=right)
+    assert FLAuthorizer("hospital", policy).authorize(asked)[0] is allowed
+
+
+def test_a_strict_hospital_has_no_gpu_for_jobs(root: Path) -> None:
+    resources = json.loads((root / "site_configs/strict-hospital/resources.json").read_text())
+    manager = GPUResourceManager(**resources["components"][0]["args"])
+    assert manager.check_resources({}, FLContext())[0]
+    assert not manager.check_resources({"num_of_gpus": 1, "mem_per_gpu_in_GiB": 1}, FLContext())[0]
+
+
+def test_logs_stay_at_a_strict_hospital(root: Path) -> None:
+    resources = json.loads((root / "site_configs/strict-hospital/resources.json").read_text())
+    assert resources["allow_log_streaming"] is False
+    assert "LogStreamer" not in json.dumps(resources)
+
+
+def test_only_listed_groups_leave(root: Path) -> None:
+    policy = json.loads((root / "site_configs/strict-hospital/privacy.json").read_text())
+    (scope,) = policy["scopes"]
+    assert policy["default_scope"] == scope["name"]
+    (entry,) = scope["task_result_filters"]
+    assert entry["path"] == f"{OnlyTheseGroups.__module__}.{OnlyTheseGroups.__name__}"
+    keep = OnlyTheseGroups(**entry["args"])
+    weights = {"w": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)}
+
+    def passed(*groups: str) -> Parcel:
+        return to_parcel(keep.process(to_shareable(Parcel(dict.fromkeys(groups, weights), {}, 3, {})), FLContext()))
+
+    assert torch.equal(passed("model").groups["model"]["w"], weights["w"])
+    assert passed().groups == {}
+    for groups in (["amplitude"], ["model", "amplitude"], ["Model"]):
+        with pytest.raises(Refused, match="does not let"):
+            passed(*groups)
+    with pytest.raises(Refused, match="none of medsilo's"):
+        keep.process(DXO(DataKind.WEIGHTS, data=weights).to_shareable(), FLContext())
+    answer = refusal("no data")
+    assert keep.process(answer, FLContext()) is answer
+
+
+def test_the_server_learns_that_a_filter_held_an_answer_back() -> None:
+    answer = Shareable()
+    answer.set_return_code(ReturnCode.TASK_RESULT_FILTER_ERROR)
+    with pytest.raises(Refused, match="a privacy filter of the site held the answer back"):
+        to_parcel(answer)
