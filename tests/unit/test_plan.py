@@ -330,6 +330,7 @@ OTHERS = {
     "training.optimizer_state": "reset",
     "training.truncate": True,
     "participation.sites": "[hospital-a, hospital-b]",
+    "participation.unseen": "[hospital-z]",
     "participation.minimum": 2,
     "participation.when_missing": "wait",
     "participation.timeout": 121,

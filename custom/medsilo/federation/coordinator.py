@@ -65,6 +65,7 @@ class Transport(Protocol):
 class Exchange:
     """What came of asking all sites once."""
 
+    asked: list[str] = field(default_factory=list)
     replies: dict[str, Parcel] = field(default_factory=dict)  # without their tensors: those are in the mixers
     missing: dict[str, Missing] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
@@ -245,7 +246,7 @@ class Coordinator:
 
     def _exchange(self, task: str, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
         """Ask every site, as often as the plan allows."""
-        exchange = Exchange()
+        exchange = Exchange(self.sites if task == "round" else self.everyone)
         rules = self.plan.participation
         started = time.monotonic()
         facts = {
@@ -275,7 +276,7 @@ class Coordinator:
             if task == "round":
                 self.settled[site] = sorted(self._given(phase).keys() - self._shared(phase).keys())
 
-        asked = self.sites if task == "round" else self.everyone
+        asked = exchange.asked
         refused: dict[str, Missing] = {}  # are not asked again: they would be refused again
         while True:
             exchange.missing = {**refused, **self.transport.ask(asked, outgoing, receive, rules.timeout)}
@@ -291,18 +292,17 @@ class Coordinator:
 
     def _breach(self, exchange: Exchange, where: str) -> str | None:
         """How an exchange breaks what the plan agreed on; None when it doesn't."""
-        asked, required = set(self.sites), self.required
+        needed, required = self.sites, self.required
         if self.plan.participation.when_missing == "stop":
-            asked = exchange.replies.keys() | exchange.missing.keys()
-            required = len(asked)
-        replies = len(exchange.replies.keys() & asked)
+            needed, required = exchange.asked, len(exchange.asked)
+        replies = len(exchange.replies.keys() & set(needed))
         if replies >= required:
             return None
         causes: dict[str, list[str]] = {}
         for site, gone in sorted(exchange.missing.items()):
             causes.setdefault(f"{gone.kind}: {gone.reason}", []).append(site)
         reasons = "; ".join(f"{', '.join(sites)} {cause}" for cause, sites in causes.items())
-        answered = f"{replies} of {len(asked)} sites answered"
+        answered = f"{replies} of {len(needed)} sites answered"
         return f"{where}: {answered}, the plan needs {required}: {reasons}"
 
     def _payload(self, site: str, phase: str) -> Groups:
