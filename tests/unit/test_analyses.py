@@ -324,7 +324,7 @@ def test_what_an_amplitude_tells_by_itself() -> None:
     torch.testing.assert_close(flat, image.mean((1, 2), keepdim=True).expand(2, 8, 8))
 
 
-@pytest.mark.parametrize("changes", [[], ["algorithm.band=0.0", "training.local_epochs=2"]])
+@pytest.mark.parametrize("changes", [[], ["algorithm.amplitude.band=0.0", "training.local_epochs=2"]])
 def test_the_amplitude_under_attack_is_the_one_that_leaves(changes: list[str], tmp_path: Path) -> None:
     plan = image_plan("harmofl", *changes)
     site = Participant(plan, SITES[1], SITES, CPU, tmp_path)

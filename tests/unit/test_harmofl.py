@@ -23,7 +23,7 @@ from medsilo.site.leaks import describe
 from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
 from medsilo.tasks.base import Cases
-from tests.conftest import METHODS, SITES, make_plan
+from tests.conftest import FEDSM, METHODS, SITES, make_plan
 from tests.unit.test_algorithms import (
     CPU,
     SMALL,
@@ -162,7 +162,7 @@ def test_bands_differ_and_leave_every_site_with_the_same_model(band: str) -> Non
 
 # ---------------------------------------------------------------------------------------------------- composition
 HALVES = ["algorithm.amplitude={}", "algorithm.perturbation={}"]
-OTHERS = [method for method in METHODS if method != "harmofl"]
+OTHERS = [method for method in METHODS if method not in ("harmofl", *FEDSM)]
 
 
 def assert_same_models(one: inprocess.Run, other: inprocess.Run) -> None:
@@ -200,6 +200,19 @@ def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
 def test_a_composed_method_resumes_as_if_it_had_not_stopped(method: str, tmp_path: Path) -> None:
     changes = HALVES[: 1 if make_plan(method).algorithm.own_step else 2]
     assert_resumes(make_plan(method, *SMALL, "training.rounds=3", *changes), 2, tmp_path)
+
+
+@pytest.mark.parametrize("method", FEDSM)
+def test_a_super_model_takes_the_step_and_not_the_layer(method: str) -> None:
+    with pytest.raises(PlanError, match="super model has no input layer"):
+        make_plan(method, *SMALL, HALVES[0])
+    weights = [
+        inprocess.run(make_plan(method, *SMALL, "training.rounds=2", *half))
+        .models["hospital-b"]
+        .state_dict()["4.weight"]
+        for half in ([], HALVES[1:])
+    ]
+    assert not torch.equal(*weights)
 
 
 def test_statistics_are_measured_on_images_as_the_network_will_see_them(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def fill(
     cells: Sequence[Cell], engine: Engine, settings: SiteSettings, at_once: int, done: Callable[[Cell, str], None]
 ) -> None:
     """Run the cells that are not finished, so many at a time; one that fails does not stop the others."""
-    with ProcessPoolExecutor(at_once, get_context("spawn"), max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(at_once, get_context("spawn")) as pool:
         waiting = {pool.submit(run_cell, cell, engine, settings): cell for cell in cells if not cell.summary()}
         try:
             for future in as_completed(waiting):
