@@ -2,8 +2,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests run in two processes, one thread each: much of a federation's time is waiting.
-PARALLEL := -n 2 --dist loadgroup
+# Tests run in three processes, one thread each: half of a federation's time is waiting.
+PARALLEL := -n 3 --dist loadgroup
 test test-slow: export OMP_NUM_THREADS = 1
 
 .PHONY: demo test test-slow bench clean
