@@ -113,12 +113,12 @@ def test_going_on_without_a_site_that_diverged_and_taking_it_back(tmp_path: Path
 
 
 def test_a_site_that_hangs_costs_its_time_and_no_more(tmp_path: Path) -> None:
-    changes = ("participation.minimum=2", "participation.when_missing=continue", "participation.timeout=15")
+    changes = ("participation.minimum=2", "participation.when_missing=continue", "participation.timeout=30")
     with pytest.raises(MedsiloError, match="2 of 3 sites answered"):
         run_with_fault(tmp_path, "hang", *changes, "participation.minimum=3", "participation.when_missing=stop")
     line = Record(tmp_path / "run").rounds()[-1]
-    assert line["lost"]["hospital-b"] == "no answer within 15 s"
-    assert line["seconds"] < 25
+    assert line["lost"]["hospital-b"] == "no answer within 30 s"
+    assert line["seconds"] < 40
 
 
 def test_a_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from medsilo.study import inprocess
 from tests.conftest import METHODS, SITES, make_plan
 
 CPU = SiteSettings(device="cpu")
+# One method of each kind is tried at every change; the others' turn comes with the slow tests.
+KINDS = ["fedavg", "fedbn", "scaffold", "moon", "apfl", "pfedme", "harmofl", "adafed", "f-adafed", "fedsm-extra"]
+BY_KIND = [method if method in KINDS else pytest.param(method, marks=pytest.mark.slow) for method in METHODS]
 
 
 def assert_same_outcome(one: Path, other: Path) -> None:
@@ -35,7 +38,7 @@ def assert_same_outcome(one: Path, other: Path) -> None:
     assert simulator.Record(one).summary()["details"] == simulator.Record(other).summary()["details"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BY_KIND)
 def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
     plan = make_plan(method)
     inprocess.run(plan, folder=tmp_path / "loop")
