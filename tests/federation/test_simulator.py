@@ -9,7 +9,7 @@ from medsilo.files import load_tensors
 from medsilo.flare import simulator
 from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
-from tests.conftest import METHODS, SITES, make_plan
+from tests.conftest import METHODS, PLAIN, SITES, make_plan
 
 CPU = SiteSettings(device="cpu")
 # One method of each kind is tried at every change; the others' turn comes with the slow tests.
@@ -47,9 +47,12 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted({*KINDS, *PLAIN}))
 def test_one_thread_for_all_sites_equals_the_loop(method: str, tmp_path: Path) -> None:
-    """NVFlare then makes a new process for every task: a site's state must come from its disk."""
+    """NVFlare then makes a new process for every task: a site's state must come from its disk.
+
+    One method of each kind: that all of them live from what is on the disk, tests/unit/test_participant.py shows.
+    """
     plan = make_plan(method, sites=SITES[:2])
     inprocess.run(plan, folder=tmp_path / "loop")
     simulator.run(plan, tmp_path / "simulator", CPU, threads=1)
