@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"medsilo {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="run every method over three synthetic hospitals and write a report")
+    demo = commands.add_parser("demo", help="run nine methods over three synthetic hospitals and write a report")
     demo.add_argument("--rounds", type=int, default=6)
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--out", type=Path, default=Path("runs"), help="where runs are kept (default: runs)")

@@ -1,4 +1,4 @@
-"""The demo: the methods that exist, over three synthetic hospitals, and one report."""
+"""The demo: nine methods over three synthetic hospitals, and one report."""
 
 import time
 from collections.abc import Callable
