@@ -10,6 +10,7 @@ from medsilo.errors import DataError
 from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
 from medsilo.tasks.activity_windows import ActivityWindows
+from medsilo.tasks.sources import DataSource
 from tests.conftest import make_plan
 
 TASK = ActivityWindows(sensors=3, activities=4)
@@ -102,3 +103,10 @@ def test_real_windows_if_they_are_there(shared_data: Path) -> None:
         assert data.train.inputs.shape[1:] == (9, 128)
         assert data.train.targets.unique().tolist() == [0, 1, 2, 3, 4, 5]
         assert len(data.validation) == round(0.2 * (len(data.train) + len(data.validation)))
+
+
+def test_a_survey_does_not_mind_that_a_site_is_one_person(tmp_path: Path) -> None:
+    write(tmp_path, "person-a")
+    survey = TASK.survey("person-a", SITES, 0, DataSource(folder=tmp_path))
+    assert survey.usable and survey.parts["train"].patients == 1
+    assert [problem.severity for problem in survey.problems if "two parts" in problem.what] == ["note"]

@@ -116,7 +116,7 @@ def test_patients_and_source_images_are_told_by_the_names() -> None:
     assert part_of("1001_0") == part_of("1001_1")
 
 
-@pytest.mark.parametrize("spoil", ["index", "columns", "grey", "png", "shape", "absent"])
+@pytest.mark.parametrize("spoil", ["index", "columns", "outside", "grey", "png", "shape", "absent"])
 def test_unusable_data_are_refused_without_names_of_files(spoil: str, tmp_path: Path) -> None:
     folder = draw(tmp_path, ["tnbc"], images=3)
     tile = folder / "tnbc" / "images" / "1001_0.png"
@@ -124,6 +124,8 @@ def test_unusable_data_are_refused_without_names_of_files(spoil: str, tmp_path: 
         (folder / "index.csv").unlink()
     elif spoil == "columns":
         (folder / "index.csv").write_text("a,b\n1,2\n")
+    elif spoil == "outside":
+        (folder / "index.csv").write_text("set,name\ntnbc,../../1001_0\n")
     elif spoil == "grey":
         save(tile, np.zeros((32, 32), np.uint8))
     elif spoil == "png":
@@ -154,7 +156,7 @@ def test_harmofl_runs_on_drawn_tiles(folder: Path, tmp_path: Path) -> None:
     )  # these images are a hospital's, and it did not allow it
     allowed = settings.model_copy(update={"pictures": True})
     inprocess.run(plan, folder=tmp_path / "allowed", settings=allowed)
-    assert len(list((tmp_path / "allowed").glob("sites/*/pictures/*.png"))) == 3 * 2 * 3
+    assert len(list((tmp_path / "allowed").glob("sites/*/pictures/*.png"))) == 3 * 3 * 3
 
 
 @needs_data

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from medsilo.errors import PlanError
-from medsilo.tasks.partition import dirichlet, proportions
+from medsilo.errors import DataError, PlanError
+from medsilo.tasks.partition import Partition, by_column, dirichlet, iid, proportions
 
 COMBINATIONS = [
     (samples, sites, alpha, minimum)
@@ -87,3 +87,42 @@ def test_impossible_wishes_are_one_line_errors(sites, alpha, minimum, key):
         dirichlet(np.zeros(10, int), sites, alpha, seed=0, minimum=minimum)
     assert str(caught.value).startswith(key)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("samples", "sites"), [(1, 1), (7, 3), (60, 7), (1000, 50)])
+def test_iid_deals_everything_once_and_evenly(samples, sites):
+    parts = iid(samples, sites, seed=4)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(samples))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1 and all((np.diff(part) > 0).all() for part in parts)
+    if samples > 50:
+        assert not np.array_equal(parts[0], iid(samples, sites, seed=5)[0])
+        assert not np.array_equal(parts[0], np.arange(sizes[0]))
+    with pytest.raises(PlanError, match="minimum"):
+        iid(samples, sites, seed=4, minimum=samples + 1)
+
+
+def test_natural_sites_come_from_the_column():
+    column = ["b", "a", "", "b", "c", "a"]
+    assert [part.tolist() for part in by_column(column, ["a", "b"])] == [[1, 5], [0, 3]]
+    with pytest.raises(DataError, match="gives no case to d"):
+        by_column(column, ["a", "d"])
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet"])
+@pytest.mark.parametrize("alpha", [0.05, 100.0])
+def test_patients_stay_whole_whatever_the_partition(kind, alpha):
+    """And with a small alpha sites differ in their patients' classes."""
+    random = np.random.default_rng(1)
+    owner = random.integers(0, 120, 900)
+    patients = [f"p{number}" for number in owner]
+    main = random.integers(0, 3, 120)
+    classes = np.where(random.random(900) < 0.8, main[owner], random.integers(0, 3, 900)).tolist()
+    sites = ["a", "b", "c", "d"]
+    dealt = Partition(kind=kind, alpha=alpha, minimum=5).deal(patients, classes, [""] * 900, sites)
+    assert sorted(np.concatenate(dealt).tolist()) == list(range(900))
+    people = [{patients[case] for case in part} for part in dealt]
+    assert sum(map(len, people)) == len(set(patients)) and min(map(len, people)) >= 5
+    shares = np.array([np.bincount(np.array(classes)[part], minlength=3) / len(part) for part in dealt])
+    apart = np.abs(shares - shares.mean(0)).max()
+    assert apart > 0.3 if kind == "dirichlet" and alpha < 1 else apart < 0.2

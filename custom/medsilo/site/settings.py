@@ -2,23 +2,25 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from medsilo.errors import MedsiloError
 from medsilo.files import load_yaml
 from medsilo.learning.loop import Compute
-from medsilo.section import Section
+from medsilo.section import Section, in_words
+from medsilo.tasks.sources import DataSource
 
 FILE_NAME = "medsilo.yaml"
+SMALLEST_METRIC = 5  # by default, of real data
 
 
 class SiteSettings(Section):
     """`medsilo.yaml` in the `local/` folder of a hospital's kit (and of the server's, for its `output`)."""
 
-    data: Path | None = None  # the folder with this hospital's data
+    data: DataSource | None = None  # this hospital's data: their folder, or a section that describes them
     output: Path | None = None  # where results are kept; by default `medsilo/` in the kit
     device: str = "auto"
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -26,12 +28,22 @@ class SiteSettings(Section):
     # At the server: MiB that models which came before their turn may take, all together; others wait on the disk.
     waiting_memory: int = Field(512, ge=0, le=1_000_000)
     workers: int = Field(0, ge=0, le=256)  # processes that read data
+    isolation: bool = True  # train in a process of its own, whose death costs a round and not the study
+    memory_limit: int | None = Field(None, ge=256)  # MiB that process may take; by default what the machine has
     # What may leave, and what may be shown.
     # Whether the other hospitals that agree get this one's personal model, and this one theirs (FedSM's super model);
     # by default only where the data are synthetic.
     share_personal_model: bool | None = None
     smallest_average: int = Field(8, ge=1)  # images that an average must cover before it leaves this site
+    # Cases that a metric must cover, and a class must have to be counted by itself, before that leaves this site; by
+    # default 5, of synthetic data 1.
+    smallest_metric: int | None = Field(None, ge=1)
     pictures: bool = False  # whether pictures of this site's images are kept beside its results, for its own report
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _folder(cls, data: Any) -> Any:
+        return {"folder": data} if isinstance(data, str | Path) else data
 
     @field_validator("device")
     @classmethod
@@ -39,6 +51,16 @@ class SiteSettings(Section):
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
             raise ValueError(f"{device!r} is not known; use auto, cpu, cuda or cuda:<number>")
         return device
+
+    @model_validator(mode="after")
+    def _limits_a_process_of_its_own(self) -> Self:
+        if self.memory_limit and not self.isolation:
+            raise ValueError("memory_limit holds for the training process of its own: set isolation: true")
+        return self
+
+    def least(self, synthetic: bool) -> int:
+        """The cases that a metric, or the count of a class, must cover before it leaves this site."""
+        return self.smallest_metric or (1 if synthetic else SMALLEST_METRIC)
 
     def compute(self) -> Compute:
         """The device and precision to train with; an error when the device is not there."""
@@ -50,10 +72,7 @@ def make_settings(values: Any, origin: str) -> SiteSettings:
     try:
         return SiteSettings.model_validate({} if values is None else values)
     except ValidationError as error:
-        detail = error.errors()[0]
-        key = ".".join(map(str, detail["loc"])) or "file"
-        known = ", ".join(SiteSettings.model_fields)
-        raise MedsiloError(f"{origin}: {key}: {detail['msg']}; known keys: {known}") from error
+        raise MedsiloError(f"{origin}: {in_words(error, SiteSettings, tells_values=False)}") from error
 
 
 def read_settings(folder: Path) -> SiteSettings:

@@ -9,18 +9,18 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from medsilo.errors import DataError
 from medsilo.learning.seeds import generator_for
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.base import Network
-from medsilo.tasks.base import Cases, SiteData, Task, accuracy_per_case
+from medsilo.tasks.base import Cases, SiteData
+from medsilo.tasks.classification import Classification
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
-class ActivityWindows(Task):
+class ActivityWindows(Classification):
     """Windows of sensor channels, [sensors, steps], from `<site>.npz` in the site's data folder.
 
     The file holds x_train [n, sensors, steps] (any floating type), y_train [n] (0, 1, ...), x_test and y_test. A site
@@ -29,12 +29,15 @@ class ActivityWindows(Task):
     """
 
     title: ClassVar[str] = "Activity recognition from recorded sensor windows"
-    metric: ClassVar[str] = "accuracy"
 
     name: Literal["activity-windows"] = "activity-windows"
     sensors: int = Field(default=9, ge=1, le=4096, description="channels of a window")
     activities: int = Field(default=6, ge=2, le=4096, description="classes; labels are 0 to this less one")
     validation: float = Field(default=0.2, gt=0, lt=1, description="share of the training windows kept for validation")
+
+    @property
+    def mixes_patients(self) -> bool:
+        return True
 
     @property
     def channels(self) -> int:  # type: ignore[override]
@@ -64,12 +67,6 @@ class ActivityWindows(Task):
         parts = [order[kept:].sort().values, order[:kept].sort().values]
         train, validation = (Cases(inputs[part], targets[part], [site] * len(part)) for part in parts)
         return SiteData(train, validation, Cases(test_inputs, test_targets, [site] * len(test_inputs)))
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return functional.cross_entropy(output, target)
-
-    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return accuracy_per_case(output, target)
 
     def _checked(self, part: str, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
         """Windows [n, sensors, steps] in float32 and labels [n]; an error that says what is wrong with them."""

@@ -1,20 +1,38 @@
 """What a task is: data, network, loss and metric of one medical question. It knows nothing of federations."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from medsilo.errors import DataError
+from medsilo.learning.loop import Drawn
 from medsilo.models.base import Network
 from medsilo.section import Section
+from medsilo.tasks.listing import links_out
+from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
+from medsilo.tasks.ready import Lazy, Memory
+from medsilo.tasks.scans import Scan
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survey import (
+    PARTS,
+    Part,
+    Problem,
+    Severity,
+    Survey,
+    digest,
+    in_two_parts,
+    labels_in,
+    ranges_of,
+    repeated,
+)
 
 
 class Cases(TensorDataset):
@@ -42,6 +60,9 @@ class SiteData:
     train: Dataset
     validation: Dataset
     test: Dataset
+    # Of the training images, millimetres along x, y (and z), where images have a spacing.
+    spacings: Sequence[Sequence[float]] = field(default=(), kw_only=True)
+    survey: Survey | None = field(default=None, kw_only=True)  # what was found on the way, where the task looks for it
 
 
 class Task(Section):
@@ -60,6 +81,11 @@ class Task(Section):
         """The shape of one case's input; None when cases differ."""
         return None
 
+    @property
+    def mixes_patients(self) -> bool:
+        """Whether a patient's cases may be in several parts: a site is a person, or the plan asks for such a split."""
+        return getattr(self, "split", None) == "paper"
+
     @abstractmethod
     def default_network(self) -> Network:
         """The network that this task uses when the plan names none."""
@@ -68,12 +94,42 @@ class Task(Section):
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         """One site's data. `sites` are all the study's sites in sorted order; `folder` is the site's data folder."""
 
+    def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
+        """One site's data as its settings say where they lie: how all who need data come by them."""
+        if source is None:
+            return self.load(site, sites, seed, None)
+        source.check_folder()
+        if source.is_described or source.cache == "disk":
+            what = "give nothing but folder, cache (memory or none) and cache_memory under 'data'"
+            raise DataError(f"task {self.name} has a layout of its own; {what}")  # type: ignore[attr-defined]
+        if links := links_out(source.folder):
+            what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
+            raise DataError(what, private=", ".join(links))
+        data, memory = self.load(site, sites, seed, source.folder), Memory(source)
+        for part in PARTS:
+            cases = getattr(data, part)
+            if isinstance(cases, Lazy):
+                cases.keep(memory)
+        return data
+
+    def survey(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> Survey:
+        """What is found when the data are read as training reads them; it raises nothing that data can cause."""
+        try:
+            data = self.read(site, sites, seed, source and source.once())
+        except DataError as error:
+            return Survey.stopped(str(error), error.private)
+        return surveyed({part: getattr(data, part) for part in PARTS}, self.mixes_patients)
+
     def inputs_of(self, values: np.ndarray) -> Tensor:
         """What the network reads of one image file, [cases, *shape]: for training and prediction alike.
 
         values: a volume [channels, D, H, W] or a flat image [channels, H, W], as tasks.scans reads them.
         """
         raise DataError(f"task {self.name} reads no image files")  # type: ignore[attr-defined]
+
+    def inputs_of_scan(self, scan: Scan) -> Tensor:
+        """The same of an image that knows its spacing."""
+        return self.inputs_of(scan.values)
 
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
         """The label of each place of that image, from the network's output for its cases: [*grid]."""
@@ -97,17 +153,124 @@ class Task(Section):
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         """The metric of every case of a batch: [batch], float32."""
 
+    augments: ClassVar[bool] = False  # whether `augmented` changes anything
 
-def dice_per_case(output: Tensor, target: Tensor) -> Tensor:
-    """Dice of class 1 in every case of two-class logits [batch, 2, ...]; a mask that is empty and found empty is 1."""
-    from monai.metrics import compute_dice
+    def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+        """What training makes of one case: an augmented image, a patch of a volume; drawn from the seed alone."""
+        return case
 
-    found = functional.one_hot(output.argmax(1), 2).movedim(-1, 1)
-    right = functional.one_hot(target, 2).movedim(-1, 1)
-    # ignore_empty=False: an empty mask found empty is 1, not NaN.
-    return compute_dice(found, right, include_background=False, ignore_empty=False)[:, 0].float()
+    crops: ClassVar[bool] = False  # whether cases have sizes of their own, and networks learn from pieces of them
+
+    def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+        """A piece of a case, of the task's shape; drawn from the seed alone. `augmented` begins with it."""
+        return case
+
+    def pieces(self, data: Dataset, seed: int) -> Dataset:
+        """The cases in the task's shape, without augmentation; always the same for a seed."""
+        return Drawn(data, self.cropped, seed) if self.crops else data
+
+    evaluation_batch: ClassVar[int] = 64  # cases that are evaluated together
+
+    def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """The network's output for whole cases, when it is evaluated or used."""
+        return network(inputs)
+
+    # ------------------------------------------------------------------ the test
+    def measures(self, output: Tensor, target: Tensor) -> Measures:
+        """What is kept of every test case at its site, [batch] each; the metric is among it."""
+        return {self.metric: self.case_scores(output, target)}
+
+    def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
+        """What a site tells of its test cases: counts that add up, none over fewer cases than `least` (but 0)."""
+        counts = means(measures, least)
+        if self.metric in counts:
+            counts |= means({self.metric + BY_PATIENT: by_patient(measures[self.metric], patients)}, 0)
+        return counts
+
+    @property
+    def classifies(self) -> bool:
+        """Whether every case has one class."""
+        return CONFUSION in self.layout
+
+    def class_counts(self, data: Dataset) -> list[int] | None:
+        """The cases of each class in one part; None where cases have no class, or a data set does not know them."""
+        labels = labels_of(data) if self.classifies else None
+        return None if labels is None else torch.bincount(labels, minlength=self.classes).tolist()
+
+    @property
+    def layout(self) -> dict[str, int]:
+        """The names of all counts and how many numbers each has."""
+        return {self.metric: 2, self.metric + BY_PATIENT: 2}
+
+    def figures(self, counts: Counts) -> Figures:
+        """What is reported, from one site's counts or from those of several added up."""
+        pairs = {name: counts[name] for name, length in self.layout.items() if length == 2 and name in counts}
+        return {name: total / number if number else None for name, (total, number) in pairs.items()}
 
 
-def accuracy_per_case(output: Tensor, target: Tensor) -> Tensor:
-    """1 where the class with the highest score is the right one: [batch]."""
-    return (output.argmax(1) == target).to(torch.float32)
+def patients_of(data: Dataset) -> Sequence[str]:
+    """The patient of every case; where a data set knows none, each case is its own."""
+    if isinstance(data, ConcatDataset):
+        return [patient for part in data.datasets for patient in patients_of(part)]
+    known: Sequence[str] | None = getattr(data, "patients", None)
+    return [str(case) for case in range(len(data))] if known is None else known  # type: ignore[arg-type]
+
+
+def labels_of(data: Dataset) -> Tensor | None:
+    """The class of every case, where the data set knows them without reading its images."""
+    if isinstance(data, ConcatDataset):
+        several = [labels_of(part) for part in data.datasets]
+        return None if any(one is None for one in several) else torch.cat(several)  # type: ignore[arg-type]
+    return data.targets if isinstance(data, Cases) else getattr(data, "labels", None)
+
+
+def surveyed(parts: dict[str, Dataset], mixes_patients: bool = False) -> Survey:
+    """What can be told of any data set: by looking at every case once."""
+    found, digests, shapes, lows, highs, broken = {}, [], [], [], [], 0
+    unreadable: dict[str, list[str]] = {}  # why -> files
+    values: Counter[int] = Counter()
+    for name, data in parts.items():
+        classes: Counter[int] = Counter()
+        for number in range(len(data)):  # type: ignore[arg-type]
+            try:
+                inputs, target = data[number]
+            except DataError as error:
+                unreadable.setdefault(str(error), []).append(error.private)
+                continue
+            digests.append(digest(inputs))
+            shapes.append(inputs.shape[:0:-1])
+            low, high = torch.aminmax(inputs)
+            broken += not (low.isfinite() and high.isfinite())
+            lows.append(float(low))
+            highs.append(float(high))
+            classes.update(labels_in(target))
+        values += classes
+        told = {str(label): classes[label] for label in sorted(classes)}
+        found[name] = Part(len(data), len(set(patients_of(data))), told)  # type: ignore[arg-type]
+    shared = in_two_parts({name: patients_of(data) for name, data in parts.items()})
+    problems = [
+        Problem("stops", f"the {name} part has no cases; check its split")
+        for name, part in found.items()
+        if not part.cases
+    ]
+    problems += [Problem("stops", why, len(files), tuple(files)) for why, files in unreadable.items()]
+    if broken:
+        problems.append(Problem("stops", "cases have values that are NaN or infinite; correct or remove them", broken))
+    if shared:
+        what = "patients are in two parts, so that the test would be of known patients; "
+        what += "this task or its split has it so" if mixes_patients else "give each one part"
+        severity: Severity = "note" if mixes_patients else "stops"
+        problems.append(Problem(severity, what, len(shared), tuple(sorted(shared))))
+    if twice := repeated(digests):
+        problems.append(Problem("note", "images are there twice; remove the copies", twice))
+    intensity = None if broken or not lows else (min(lows), max(highs))
+    return Survey(
+        found,
+        {str(label): values[label] for label in sorted(values)},
+        unreadable=sum(map(len, unreadable.values())),
+        patients_in_two_parts=len(shared),
+        duplicates=twice,
+        size=ranges_of(shapes),
+        intensity=intensity,
+        problems=tuple(problems),
+    )

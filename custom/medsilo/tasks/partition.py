@@ -1,14 +1,63 @@
 """How a pool of samples is dealt to sites so that their labels differ."""
 
 import math
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from pydantic import Field
 
-from medsilo.errors import PlanError
+from medsilo.errors import DataError, PlanError
 from medsilo.learning.seeds import seed_for
+from medsilo.section import Section
 
 DRAWS = 20
+
+
+class Partition(Section):
+    """How one folder is dealt to simulated sites. A patient's cases go to one site, whole.
+
+    iid: at random, as evenly as can be. dirichlet: by the patients' classes, in shares drawn from Dirichlet(alpha).
+    column: the table's `site` column says whose a case is.
+    """
+
+    kind: Literal["iid", "dirichlet", "column"] = "iid"
+    alpha: float = Field(0.5, gt=0)
+    minimum: int = Field(3, ge=1)  # patients that every site gets
+    seed: int = Field(0, ge=0, lt=2**32)
+
+    def deal(
+        self, patients: Sequence[str], classes: Sequence[int], natural: Sequence[str], sites: Sequence[str]
+    ) -> list[np.ndarray]:
+        """The cases of every site, [sites] sorted arrays. For each case: its patient, class and natural site."""
+        if self.kind == "column":
+            return by_column(natural, sites)
+        names, owner = np.unique(np.asarray(patients), return_inverse=True)
+        if self.kind == "iid":
+            dealt = iid(len(names), len(sites), self.seed, self.minimum)
+        else:
+            table = np.zeros((len(names), max(classes, default=0) + 1), np.int64)
+            np.add.at(table, (owner, np.asarray(classes, np.int64)), 1)
+            dealt = dirichlet(table.argmax(1), len(sites), self.alpha, self.seed, self.minimum)
+        return [np.flatnonzero(np.isin(owner, chosen)) for chosen in dealt]
+
+
+def iid(samples: int, sites: int, seed: int, minimum: int = 1) -> list[np.ndarray]:
+    """Deals samples to sites at random; sizes differ by at most one. One sorted array of indices per site."""
+    check(samples, sites, 1.0, minimum)
+    order = np.random.default_rng(seed_for(seed, "iid")).permutation(samples)
+    return [np.sort(order[site::sites]) for site in range(sites)]
+
+
+def by_column(natural: Sequence[str], sites: Sequence[str]) -> list[np.ndarray]:
+    """The samples that a column gives to each site; every site has some. Those of no site are left out."""
+    column = np.asarray(natural, dtype=object)
+    dealt = [np.flatnonzero(column == site) for site in sites]
+    without = [site for site, chosen in zip(sites, dealt, strict=True) if not len(chosen)]
+    if without:
+        raise DataError(f"the table's site column gives no case to {', '.join(without)}; name sites as it does")
+    return dealt
 
 
 def dirichlet(labels: ArrayLike, sites: int, alpha: float, seed: int, minimum: int = 1) -> list[np.ndarray]:

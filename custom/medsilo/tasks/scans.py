@@ -1,6 +1,7 @@
 """Image files of any kind that SimpleITK reads: their values as tasks want them, and labels back on their own grid."""
 
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from medsilo.errors import DataError
+from medsilo.png import SIGNATURE
 
+PALETTE = 3  # kind of colours in a PNG file
 ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count
 
 
@@ -49,7 +52,9 @@ def read_scan(path: Path) -> Scan:
         _refuse_broken_nifti(path)
         image = SimpleITK.ReadImage(series_of(path) if path.is_dir() else str(path))
     except (RuntimeError, OSError, EOFError, ValueError, zlib.error, ImageFileError) as error:
-        raise DataError("an image can't be read: it is damaged or no image", str(error).strip()) from error
+        raise DataError(
+            "an image can't be read: it is damaged or no image; copy or export it again", str(error).strip()
+        ) from error
     axes, channels = image.GetDimension(), image.GetNumberOfComponentsPerPixel()
     if axes not in (2, 3):
         raise DataError(f"an image has {axes} axes; give volumes or flat images", str(path))
@@ -66,6 +71,14 @@ def read_scan(path: Path) -> Scan:
     affine[:axes, :axes] = np.array(image.GetDirection()).reshape(axes, axes) * np.array(image.GetSpacing())
     affine[:axes, 3] = image.GetOrigin()
     return Scan(values, affine, image.GetSpacing(), header, turn)
+
+
+def refuse_palette(path: Path) -> None:
+    """SimpleITK turns a palette's numbers into colours without a word; labels would be lost and greys become RGB."""
+    with suppress(OSError), path.open("rb") as file:
+        start = file.read(26)
+        if start.startswith(SIGNATURE) and start[25] == PALETTE:
+            raise DataError("PNG files have a palette; save them as grey or RGB", str(path))
 
 
 def series_of(folder: Path) -> list[str]:

@@ -7,13 +7,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor
-from torch.nn import functional
 
 from medsilo.learning.seeds import seed_for
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.base import Network
-from medsilo.tasks.base import SiteData, Task, accuracy_per_case
+from medsilo.tasks.base import SiteData
+from medsilo.tasks.classification import Classification
 from medsilo.tasks.partition import dirichlet
 from medsilo.tasks.synthetic import numbers_for, parts_in_turn, position_of, split_by_patient
 
@@ -51,7 +50,7 @@ class Motions:
     phase: np.ndarray
 
 
-class SyntheticActivity(Task):
+class SyntheticActivity(Classification):
     """SYNTHETIC windows of nine sensor channels, [9, steps], six activities, any number of sites.
 
     A patient is a person, who shows one activity in most windows and has a tempo and a strength of their own. `persons`
@@ -63,7 +62,6 @@ class SyntheticActivity(Task):
     """
 
     title: ClassVar[str] = "SYNTHETIC activity recognition from wearable sensors"
-    metric: ClassVar[str] = "accuracy"
     synthetic: ClassVar[bool] = True
     channels: ClassVar[int] = CHANNELS
     classes: ClassVar[int] = CLASSES
@@ -95,12 +93,6 @@ class SyntheticActivity(Task):
         persons = np.repeat(np.arange(len(own)), self.windows)
         names = [f"synthetic-person-{person + 1:04d}" for person in own]
         return split_by_patient(inputs, labels, persons, names, parts_in_turn(len(own)))
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return functional.cross_entropy(output, target)
-
-    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return accuracy_per_case(output, target)
 
     def record(
         self, seed: int, person: int, habit: int, motions: Motions, sensor: Sensor

@@ -7,12 +7,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor
-from torch.nn import functional
 
 from medsilo.models.base import Network
 from medsilo.models.small_cnn import SmallCnn
-from medsilo.tasks.base import SiteData, Task, accuracy_per_case
+from medsilo.tasks.base import SiteData
+from medsilo.tasks.classification import Classification
 from medsilo.tasks.synthetic import (
     blur,
     numbers_for,
@@ -66,7 +65,7 @@ SITES = (
 )
 
 
-class SyntheticHistology(Task):
+class SyntheticHistology(Classification):
     """SYNTHETIC cells in RGB patches, [3, size, size] in 0 to 1, two classes, up to eight sites of different looks.
 
     coding "phase" is the design `polarH` of the benchmarks: the nucleus lies above or below the centre of its cell, so
@@ -78,7 +77,6 @@ class SyntheticHistology(Task):
     """
 
     title: ClassVar[str] = "SYNTHETIC histology: where or how large the nuclei of drawn cells are"
-    metric: ClassVar[str] = "accuracy"
     synthetic: ClassVar[bool] = True
     channels: ClassVar[int] = 3
     classes: ClassVar[int] = 2
@@ -108,12 +106,6 @@ class SyntheticHistology(Task):
         images = develop(tissue, nuclei, staining, appearance, random)
         names = patient_names(position, self.patients)
         return split_by_patient(images, labels, patients, names, parts_in_turn(self.patients))
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return functional.cross_entropy(output, target)
-
-    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return accuracy_per_case(output, target)
 
     def draw(self, labels: np.ndarray, patients: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, ...]:
         """Amounts of tissue and of nuclei, [cases, size, size] each, before any site looks at them."""

@@ -1,7 +1,7 @@
 """SYNTHETIC hospitals with small volumes: segment an ellipsoid beside another one of opposite contrast."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from medsilo.models.base import Network
 from medsilo.models.unet import UNet
-from medsilo.tasks.base import SiteData, Task, dice_per_case
+from medsilo.tasks.base import SiteData
+from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.synthetic import (
     numbers_for,
     parts_in_turn,
@@ -57,7 +58,7 @@ SITES = (
 )
 
 
-class SyntheticProstate(Task):
+class SyntheticProstate(Segmentation):
     """SYNTHETIC volumes cut into slices, [1, size, size]; the mask [size, size] is 1 in the organ; up to eight sites.
 
     Two ellipsoids of opposite contrast lie on a striped background under a bias field, and one of them is the organ.
@@ -69,8 +70,7 @@ class SyntheticProstate(Task):
     network returns two logits per pixel. The design had single slices; here a patient's slices are cases.
     """
 
-    title: ClassVar[str] = "SYNTHETIC prostate segmentation: which of two ellipsoids is the organ, and where"
-    metric: ClassVar[str] = "dice"
+    title: ClassVar[str] = "SYNTHETIC prostate: which of two ellipsoids is the organ, and where"
     synthetic: ClassVar[bool] = True
     channels: ClassVar[int] = 1
     classes: ClassVar[int] = 2
@@ -96,11 +96,13 @@ class SyntheticProstate(Task):
         random = numbers_for(seed, self.name, position)
         bright = self.similarity == "high" or position not in DARK_ORGANS
         images, masks = self.draw(count, scanner, bright, random)
-        images, masks = through_files(images, masks, scanner)
+        images, masks, spacings = through_files(images, masks, scanner)
         patients, slices = np.nonzero(masks.any((2, 3)))
         inputs = np.stack([self.inputs_of(image[None]).numpy() for image in images])[patients, slices]
         targets = masks[patients, slices]
-        return split_by_patient(inputs, targets, patients, patient_names(position, count), parts_in_turn(count))
+        parts = parts_in_turn(count)
+        data = split_by_patient(inputs, targets, patients, patient_names(position, count), parts)
+        return replace(data, spacings=[spacings[patient] for patient in np.flatnonzero(parts == 0)])
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         return slices_of(values, self.shape)
@@ -118,9 +120,6 @@ class SyntheticProstate(Task):
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return dice_and_cross_entropy()(output, target[:, None])
-
-    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return dice_per_case(output, target)
 
     def draw(
         self, count: int, scanner: Scanner, bright: bool, random: np.random.Generator
@@ -171,8 +170,10 @@ def background(shape: tuple[int, ...], scanner: Scanner, random: np.random.Gener
     return scanner.brightness + stripes + bias + 0.1 * smooth_noise(shape, 2.0, random)
 
 
-def through_files(images: np.ndarray, masks: np.ndarray, scanner: Scanner) -> tuple[np.ndarray, np.ndarray]:
-    """Writes every patient's image and mask as NIfTI files and reads them back."""
+def through_files(
+    images: np.ndarray, masks: np.ndarray, scanner: Scanner
+) -> tuple[np.ndarray, np.ndarray, list[tuple[float, float, float]]]:
+    """Writes every patient's image and mask as NIfTI files and reads them back, with each image's spacing."""
     affine = tilted(scanner)
     pairs = []
     with TemporaryDirectory(prefix="medsilo-synthetic-") as folder:
@@ -181,7 +182,8 @@ def through_files(images: np.ndarray, masks: np.ndarray, scanner: Scanner) -> tu
             write_volume(image_path, Volume(image, affine), scanner.stored_as)
             write_volume(mask_path, Volume(mask.astype(np.uint8), affine), scanner.stored_as)
             pairs.append(read_pair(image_path, mask_path))
-    return np.stack([image.values for image, _ in pairs]), np.stack([mask.values for _, mask in pairs])
+    images, masks = (np.stack([volume.values for volume in volumes]) for volumes in zip(*pairs, strict=True))
+    return images, masks, [image.spacing for image, _ in pairs]
 
 
 def tilted(scanner: Scanner) -> np.ndarray:

@@ -79,10 +79,13 @@ def resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def read_mask(path: Path) -> Volume:
-    """Reads a mask with nibabel, int64, turned so that its axes come nearest to LPS."""
+    """Reads a mask, int64, turned so that its axes come nearest to LPS: NIfTI with nibabel, others with SimpleITK."""
     import nibabel
     from nibabel import orientations
 
+    if not path.name.lower().endswith((".nii", ".nii.gz")):
+        other = read_image(path)
+        return Volume(other.values.round().astype(np.int64), other.affine)
     try:
         mask: Any = nibabel.load(path)
         values = np.asanyarray(mask.dataobj)

@@ -1,0 +1,117 @@
+"""Reading through a folder task's cache against the same cases as tensors in memory; and the memory of the cache.
+
+    python benchmarks/data.py
+
+Volumes and photographs are made here and written as a hospital's files. An epoch of the training loop (MONAI's U-Net,
+Adam) takes a new piece of each volume, or each photograph, through the task's cache; then the same network learns from
+pieces of the same size that are tensors already. The first epoch, which has no cache yet, is told apart.
+Times are the processor's, on one thread, so that what else the machine does counts little.
+Goal: from the second epoch on at least 0.8 of the tensors' samples per second.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import SimpleITK
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from medsilo.learning.loop import Compute, Drawn, batches, lesson, objective_of, train_epoch
+from medsilo.models.unet import UNet
+from medsilo.tasks.folder import Folder
+from medsilo.tasks.image_folder import ImageFolder
+from medsilo.tasks.nifti_folder import NiftiFolder
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.volumes import Volume, write_volume
+
+PATIENTS, EPOCHS, LEAST = 14, 5, 0.8
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """The processor's time for one call."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def volumes(folder: Path) -> tuple[Folder, DataSource]:
+    """CT-like volumes of 96 x 96 x 40 with a ball."""
+    random = np.random.default_rng(0)
+    affine = np.diag([1.5, 1.5, 3.0, 1.0])
+    z, y, x = np.ogrid[:40, :96, :96]
+    for number in range(PATIENTS):
+        centre = random.uniform(30, 60, 2)
+        mask = (z - 20) ** 2 * 4 + (y - centre[0]) ** 2 + (x - centre[1]) ** 2 < 400
+        values = (random.normal(0, 30, mask.shape) + 120 * mask).astype(np.float32)
+        for kind, content in (("images", values), ("labels", mask.astype(np.uint8))):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            write_volume(folder / kind / f"{number}.nii.gz", Volume(content, affine))
+    task = NiftiFolder(labels=("ball",), size=(64, 64, 32), target_spacing=(1.5, 1.5, 3.0))
+    return task, DataSource(folder=folder)
+
+
+def photographs(folder: Path) -> tuple[Folder, DataSource]:
+    """RGB images of 320 x 240 with a square."""
+    random = np.random.default_rng(0)
+    for number in range(4 * PATIENTS):
+        mask = np.zeros((240, 320), np.uint8)
+        down, across = random.integers(10, 150, 2)
+        mask[down : down + 60, across : across + 60] = 255
+        pixels = (random.integers(0, 80, (240, 320, 3)) + mask[..., None] // 2).astype(np.uint8)
+        for kind, content in (("images", pixels), ("labels", mask)):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            image = SimpleITK.GetImageFromArray(content, isVector=content.ndim == 3)
+            SimpleITK.WriteImage(image, str(folder / kind / f"{number}.png"))
+    return ImageFolder(labels=("square",), size=(128, 128)), DataSource(folder=folder)
+
+
+def epoch_of(task: Folder, cases: Dataset, axes: int) -> Callable[[], object]:
+    """One pass of the training loop over these cases, which learns on."""
+    torch.manual_seed(0)
+    compute = Compute()
+    network = UNet(dimensions=3 if axes == 3 else 2, features=(16, 32, 64)).build(task.channels, task.classes)
+    learn = lesson(network, objective_of(task.loss), torch.optim.Adam(network.parameters(), 1e-3), compute)
+    return lambda: train_epoch(batches(cases, 4, compute, torch.Generator().manual_seed(0)), [learn], compute)
+
+
+def compare(name: str, task: Folder, source: DataSource) -> bool:
+    """One line per cache; whether memory and disk keep up."""
+    fine = True
+    for cache in ("memory", "disk", "none"):
+        own = source.model_copy(update={"cache": cache, "cache_folder": source.folder / "cache"})
+        found: list = []
+        first = seconds(lambda own=own, found=found: found.append(task.read("a", ["a"], 0, own)))
+        train = found[0].train
+        drawn = Drawn(train, task.augmented, 1)
+        pieces = [drawn[number] for number in range(len(drawn))]
+        ready = TensorDataset(*(torch.stack(column) for column in zip(*pieces, strict=True)))
+        works = epoch_of(task, drawn, task.axes), epoch_of(task, ready, task.axes)
+        times = [[seconds(work) for work in works] for _ in range(EPOCHS + 1)][1:]
+        through, plain = map(min, zip(*times, strict=True))
+        held = sum(one.made.inputs.nbytes + one.made.targets.nbytes for one in train.held if one.made) / 2**20
+        ratio = plain / through
+        fine &= ratio >= LEAST or cache == "none"
+        rates = (len(train) / taken for taken in (first + through, through, plain))
+        print(f"{name:<12} {cache:<7}", *(f"{rate:>9.1f}" for rate in rates), f"{ratio:>6.2f} {held:>8.1f}")
+    return fine
+
+
+def main() -> int:
+    """Zero when the goals are met."""
+    torch.set_num_threads(1)
+    print(f"samples per second of training, one thread, processor time, fastest of {EPOCHS} epochs")
+    print(f"{'':<12} {'cache':<7} {'1st epoch':>9} {'later':>9} {'tensors':>9} {'ratio':>6} {'MiB held':>8}")
+    with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as place:
+        results = [
+            compare("volumes", *volumes(Path(place, "volumes"))),
+            compare("photographs", *photographs(Path(place, "photographs"))),
+        ]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""How the values of images become numbers for a network: the same at all sites, by MONAI."""
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from medsilo.errors import DataError
+from medsilo.section import Section
+
+
+class ZScore(Section):
+    """Mean 0 and standard deviation 1 of every image and channel: for MRI."""
+
+    kind: Literal["z-score"] = "z-score"
+
+    def apply(self, image: Tensor) -> Tensor:
+        """[C, ...] to the same shape."""
+        from monai.transforms import NormalizeIntensity
+
+        return _plain(NormalizeIntensity(channel_wise=True)(image))
+
+
+class Percentiles(Section):
+    """Two percentiles of every image and channel become 0 and 1; what lies beyond is cut off."""
+
+    kind: Literal["percentiles"] = "percentiles"
+    low: float = Field(0.5, ge=0, lt=100)
+    high: float = Field(99.5, gt=0, le=100)
+
+    def apply(self, image: Tensor) -> Tensor:
+        """[C, ...] to the same shape."""
+        from monai.transforms import ScaleIntensityRangePercentiles
+
+        scale = ScaleIntensityRangePercentiles(self.low, self.high, 0.0, 1.0, clip=True, channel_wise=True)
+        return _plain(scale(image))
+
+
+class Window(Section):
+    """Two values become 0 and 1, the same at all sites; what lies beyond is cut off: for CT, in Hounsfield units."""
+
+    kind: Literal["window"] = "window"
+    low: float = -160.0
+    high: float = 240.0
+
+    def apply(self, image: Tensor) -> Tensor:
+        """[C, ...] to the same shape."""
+        from monai.transforms import ScaleIntensityRange
+
+        return _plain(ScaleIntensityRange(self.low, self.high, 0.0, 1.0, clip=True)(image))
+
+
+class Bytes(Section):
+    """0 to 255 becomes 0 to 1; images with other numbers are refused: for photographs."""
+
+    kind: Literal["bytes"] = "bytes"
+
+    def apply(self, image: Tensor) -> Tensor:
+        """[C, ...] to the same shape."""
+        return image / 255.0
+
+
+class AsStored(Section):
+    """Values stay as they are in the files."""
+
+    kind: Literal["none"] = "none"
+
+    def apply(self, image: Tensor) -> Tensor:
+        """[C, ...] to the same shape."""
+        return image
+
+
+Intensity = Annotated[ZScore | Percentiles | Window | Bytes | AsStored, Field(discriminator="kind")]
+
+
+def check_kind(values: np.ndarray, intensity: Section) -> None:
+    """Raises DataError where 0 to 255 is asked for and a file holds other numbers."""
+    if isinstance(intensity, Bytes) and values.dtype != np.uint8:
+        raise DataError(
+            f"images have {8 * values.dtype.itemsize} bits per value where the plan reads 8; save them with 8 bits, or "
+            "agree on another task.intensity"
+        )
+
+
+def _plain(image: Any) -> Tensor:
+    return torch.as_tensor(image.as_tensor() if hasattr(image, "as_tensor") else image, dtype=torch.float32)

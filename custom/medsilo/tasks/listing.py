@@ -1,0 +1,277 @@
+"""Which cases a hospital's folder holds: told by patterns of file names, or by a table. No image is opened here."""
+
+import csv
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from io import StringIO
+from os import walk
+from pathlib import Path
+
+from medsilo.errors import DataError
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survey import PARTS, Problem, in_two_parts
+
+TABLE = "cases.csv"  # is read where the settings name neither a table nor patterns
+IMAGES, LABELS = "images/*", "labels/*"  # and these where there is no such table,
+OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
+SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One case: the files of its channels, and its label as the site says it, a mask's file or a class."""
+
+    name: str
+    images: tuple[Path, ...]
+    label: Path | str
+    patient: str
+    part: str = ""  # empty: the plan's split decides
+    site: str = ""  # whose it is in a simulation
+
+
+@dataclass
+class Listing:
+    """The cases of a folder, sorted by name, and what is wrong with others."""
+
+    entries: list[Entry] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, severity: str, what: str, names: Sequence[str]) -> None:
+        """Notes a problem if there are such cases, beside those that already have it."""
+        if not names:
+            return
+        same = [problem for problem in self.problems if (problem.severity, problem.what) == (severity, what)]
+        several = sorted([*names, *(name for problem in same for name in problem.private)])
+        self.problems = [problem for problem in self.problems if problem not in same]
+        self.problems.append(Problem(severity, what, len(several), tuple(several)))  # type: ignore[arg-type]
+
+    def drop(self, what: str, bad: Sequence[Entry]) -> None:
+        """These are left out."""
+        self.add("left out", what, [entry.name for entry in bad])
+        names = {entry.name for entry in bad}
+        self.entries = [entry for entry in self.entries if entry.name not in names]
+
+
+def find(source: DataSource, folder: Path, masks: bool) -> Listing:
+    """The cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
+    names, links = files_in(folder)
+    patterns = source.images or source.labels
+    if source.table and patterns:
+        raise DataError("data: has a table and patterns for images or labels; give one of the two")
+    by_table = source.table or (None if patterns or TABLE not in names else TABLE)
+    listing = _by_table(source, folder, by_table, names, masks) if by_table else _by_pattern(source, names, masks)
+    listing.entries.sort(key=lambda entry: entry.name)
+    listing.add("left out", "folders are links, which are not followed; copy them into the data folder", links)
+    _refuse_links(listing, source.folder)
+    _check_patients(listing)
+    return listing
+
+
+def files_in(folder: Path) -> tuple[dict[str, Path], list[str]]:
+    """All files below a folder by their path from there, without hidden ones; and the folders that are links."""
+    found, links = {}, []
+    for place, folders, files in walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links += [name for name in folders if Path(place, name).is_symlink()]
+        for path in (Path(place, name) for name in files if not name.startswith(".")):
+            found[_plain(path.relative_to(folder).as_posix())] = path
+    return dict(sorted(found.items())), links
+
+
+def links_out(folder: Path) -> list[str]:
+    """The files and folders below a folder that are links out of it, by their path from there; no hidden ones."""
+    inside, found = folder.resolve(), []
+    for place, folders, files in walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(place, name) for name in (*folders, *files) if not name.startswith(".")):
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                found.append(path.relative_to(folder).as_posix())
+    return sorted(found)
+
+
+def _plain(text: str) -> str:
+    """Letters with marks are written in two ways, which look the same and are not equal."""
+    return unicodedata.normalize("NFC", text)
+
+
+# ------------------------------------------------------------------------------------------------ patterns
+def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> Listing:
+    listing = Listing()
+    usual = IMAGES if masks else OF_CLASSES
+    patterns = (source.images,) if isinstance(source.images, str) else source.images or (usual,)
+    channels = [_matching(pattern, names, listing) for pattern in patterns]
+    labels = _matching(source.labels or LABELS, names, listing) if masks else {}
+    cases = dict.fromkeys(name for channel in channels for name in channel)
+    if not cases:
+        place = "there" if masks else "into folders named after their classes"
+        hint = (
+            "correct it in the site's medsilo.yaml"
+            if source.images
+            else f"it is {usual}; put them {place}, or write {TABLE}"
+        )
+        raise DataError(f"no file in the data folder fits data.images; {hint}", private=" ".join(patterns))
+    whole = [name for name in cases if all(name in channel for channel in channels)]
+    listing.add("left out", "cases lack a channel's image", [name for name in cases if name not in set(whole)])
+    unlabelled = [name for name in whole if masks and name not in labels]
+    listing.add("left out", "images have no label; add the labels' files or correct 'labels'", unlabelled)
+    alone = [name for name in labels if name not in cases]
+    listing.add("note", "labels have no image", alone)
+    for name in whole:
+        if name not in set(unlabelled):
+            images = tuple(channel[name] for channel in channels)
+            listing.entries.append(Entry(name, images, labels[name] if masks else images[0].parent.name, name))
+    _tell_patients(source, listing)
+    return listing
+
+
+def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[str, Path]:
+    """The files that fit a pattern, by what its stars stand for: so an image and its label find each other."""
+    expression = re.compile(_expression(_plain(pattern)))
+    found: dict[str, Path] = {}
+    doubled = []
+    for name, path in names.items():
+        match = expression.fullmatch(name)
+        if match is None:
+            continue
+        case = "/".join(part for part in map(_without_suffix, match.groups()) if part) or _without_suffix(path.name)
+        if case in found:
+            doubled.append(case)
+        found[case] = path
+    what = "files have one and the same name but for its ending; remove one, or let data.images name one ending"
+    listing.add("stops", what, doubled)
+    return found
+
+
+def _expression(pattern: str) -> str:
+    """A pattern as a regular expression: * and ? stay within a folder, ** goes through several."""
+    parts = {"**/": "((?:.*/)?)", "*": "([^/]*)", "?": "([^/])"}
+    return "".join(parts.get(piece) or re.escape(piece) for piece in re.split(r"(\*\*/|\*|\?)", pattern))
+
+
+def _without_suffix(name: str) -> str:
+    stripped = name.rstrip("/")
+    if stripped.lower() in ("", ".gz"):  # what the star of *.nii* stands for
+        return ""
+    suffix = next((suffix for suffix in SUFFIXES if stripped.lower().endswith(suffix)), "")
+    return stripped[: len(stripped) - len(suffix)]
+
+
+def _tell_patients(source: DataSource, listing: Listing) -> None:
+    """Each case is a patient's own unless the settings say how its name tells the patient."""
+    if source.patient is None:
+        if listing.entries:
+            what = (
+                "every case counts as a patient of its own; if a patient has several, say how names tell the patient "
+                "(data.patient), or use a table"
+            )
+            listing.problems.append(Problem("note", what, len(listing.entries)))
+        return
+    try:
+        expression = re.compile(_plain(source.patient))
+    except re.error as error:
+        raise DataError(f"data.patient is no regular expression ({error}); correct it") from error
+    found = {entry.name: expression.search(entry.name) for entry in listing.entries}
+    strangers = [name for name, match in found.items() if match is None]
+    listing.add("stops", "names of cases don't fit data.patient; correct it", strangers)
+    listing.entries = [
+        replace(entry, patient=(match.group(1) if expression.groups else match.group()) or "")
+        for entry in listing.entries
+        if (match := found[entry.name])
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ a table
+def _by_table(source: DataSource, folder: Path, table: str, names: dict[str, Path], masks: bool) -> Listing:
+    path = folder / table if (folder / table).is_file() else source.folder / table
+    listing, columns = Listing(), source.columns
+    images = (columns.image,) if isinstance(columns.image, str) else columns.image
+    lines = list(_lines(path, [*images, columns.label, columns.patient]))
+    counted: Counter[str] = Counter()
+    empty: defaultdict[str, list[str]] = defaultdict(list)
+    absent = []
+    for number, line in enumerate(lines, 2):
+        given = {column: _plain((line.get(column) or "").strip()) for column in line if column is not None}
+        place = f"line {number}"
+        lacking = [column for column in (*images, columns.label, columns.patient) if not given[column]]
+        for column in lacking:
+            empty[column].append(place)
+        if lacking:
+            continue
+        files = [_file(given[column], folder, names) for column in (*images, *([columns.label] if masks else []))]
+        name = given[images[0]]
+        if any(file is None for file in files):
+            absent.append(name)
+            continue
+        counted[name] += 1
+        label = files[-1] if masks else given[columns.label]
+        part, site = given.get(columns.part, "").lower(), given.get(columns.site, "")
+        known = tuple(file for file in files[: len(images)] if file)
+        listing.entries.append(
+            Entry(name, known, label or "", given[columns.patient], OTHER_NAMES.get(part, part), site)
+        )
+    for column, places in empty.items():
+        listing.add("left out", f"lines of the table have an empty {column}; fill it in", places)
+    listing.add("left out", "lines of the table name a file that is not in the data folder", absent)
+    doubled = [name for name, count in counted.items() if count > 1]
+    listing.add("stops", "images stand in several lines of the table; give each one line", doubled)
+    _check_parts(listing)
+    return listing
+
+
+def _file(given: str, folder: Path, names: dict[str, Path]) -> Path | None:
+    """A file that the table names, from the data folder or from the root of the disk."""
+    found = names.get(given.removeprefix("./"))
+    if found is None and (folder / given).is_file():
+        found = folder / given
+    return found
+
+
+def _lines(path: Path, needed: Sequence[str]) -> Iterator[dict[str, str]]:
+    """The lines of a CSV file, whatever its separator is, by their columns."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError("the table is not in UTF-8; save it as 'CSV UTF-8'", private=str(path)) from error
+    except OSError as error:
+        message = f"the table can't be read ({type(error).__name__}); correct 'table' in the site's medsilo.yaml"
+        raise DataError(message, private=str(path)) from error
+    first = text.partition("\n")[0]
+    separator = max(",;\t", key=first.count)
+    reader = csv.DictReader(StringIO(text, newline=""), delimiter=separator)
+    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+    missing = [column for column in needed if column not in reader.fieldnames]
+    if missing:
+        known = "name yours under data.columns in the site's medsilo.yaml, or add it"
+        raise DataError(f"the table has no column {', '.join(missing)}; {known}", private=f"{path}: {first}")
+    return reader
+
+
+def _check_parts(listing: Listing) -> None:
+    """Either the table gives every case its part, or none."""
+    parts = [entry.part for entry in listing.entries]
+    if any(parts):
+        wrong = [entry.name for entry in listing.entries if entry.part not in PARTS]
+        listing.add("stops", "lines of the table have a part that is not train, validation or test", wrong)
+
+
+# ------------------------------------------------------------------------------------------------ what all need
+def _refuse_links(listing: Listing, root: Path) -> None:
+    """Only files that really lie in the data folder are read."""
+    inside = root.resolve()
+
+    def leads_out(entry: Entry) -> bool:
+        files = (*entry.images, *([entry.label] if isinstance(entry.label, Path) else []))
+        return not all(file.resolve().is_relative_to(inside) for file in files)
+
+    what = "files are not in the data folder but lead out of it; copy them there, or make 'folder' the one they are in"
+    listing.drop(what, [entry for entry in listing.entries if leads_out(entry)])
+
+
+def _check_patients(listing: Listing) -> None:
+    fixed = {part: [entry.patient for entry in listing.entries if entry.part == part] for part in PARTS}
+    what = "patients are in two parts by the table, so that the test would be of known patients; give each one part"
+    listing.add("stops", what, sorted(in_two_parts(fixed)))

@@ -1,0 +1,74 @@
+"""What is measured on test cases. Measures of single cases stay at the site; counts leave it and add up over sites."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+Measures = dict[str, Tensor]  # of every case, [cases] float64; NaN where a case has none
+Counts = dict[str, list[float]]  # of one site, or of several added up
+Figures = dict[str, float | None]  # None where there is nothing to measure
+
+BY_PATIENT = "_by_patient"
+CONFUSION, CHANCES = "confusion", "chances"
+BINS = 200  # of the classes' probabilities: the area under the curve is then right to about 1/200
+
+
+def means(measures: Measures, least: int) -> Counts:
+    """The sum and number of each measure; what has a value in fewer cases than `least` (and in some) is left out."""
+    counts = {}
+    for name, values in measures.items():
+        known = values[~values.isnan()]
+        if len(known) == 0 or len(known) >= least:
+            counts[name] = [float(known.sum()), float(len(known))]
+    return counts
+
+
+def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
+    """The mean of each patient's cases, [patients]; NaN where none has a value."""
+    numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
+    place = torch.tensor([numbers[patient] for patient in patients])
+    known = ~values.isnan()
+    totals = torch.zeros(len(numbers), dtype=values.dtype).index_add_(0, place[known], values[known])
+    return totals / torch.bincount(place[known], minlength=len(numbers))
+
+
+def confusion(labels: Tensor, found: Tensor, classes: int) -> list[float]:
+    """How often each class (rows) was found to be each class (columns), row by row."""
+    return torch.bincount(labels * classes + found, minlength=classes**2).double().tolist()
+
+
+def chances(labels: Tensor, probabilities: Tensor) -> list[float]:
+    """For each class, histograms of its probability over cases that are not of it and that are: [classes, 2, BINS]."""
+    classes = probabilities.shape[1]
+    own = torch.nn.functional.one_hot(labels, classes)
+    bins = (probabilities * BINS).long().clamp(0, BINS - 1)
+    places = (torch.arange(classes) * 2 + own) * BINS + bins
+    return torch.bincount(places.flatten(), minlength=classes * 2 * BINS).double().tolist()
+
+
+def balanced_accuracy(table: Sequence[float], classes: int) -> float | None:
+    """The mean over classes that occur of the share that is found; None when fewer than two occur."""
+    counts = torch.tensor(table, dtype=torch.float64).reshape(classes, classes)
+    totals = counts.sum(1)
+    occurs = totals > 0
+    return float((counts.diagonal()[occurs] / totals[occurs]).mean()) if occurs.sum() > 1 else None
+
+
+def area_under_curve(histograms: Sequence[float], classes: int) -> float | None:
+    """The mean over classes of P(a case of the class gets a higher probability of it than another), ties half."""
+    counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BINS)
+    others, own = counts[:, 0], counts[:, 1]
+    pairs = others.sum(1) * own.sum(1)
+    below = others.cumsum(1) - others / 2
+    known = pairs > 0
+    return float(((own * below).sum(1)[known] / pairs[known]).mean()) if known.any() else None
+
+
+def added(several: Iterable[Counts]) -> Counts:
+    """Sites' counts together; what a site left out is that of the others."""
+    total: Counts = {}
+    for counts in several:
+        for name, values in counts.items():
+            total[name] = [a + b for a, b in zip(total[name], values, strict=True)] if name in total else values
+    return total

@@ -1,0 +1,134 @@
+"""Pieces of images for training, and whole images from pieces; augmentation. All chance comes from a seed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
+WINDOWS = 4  # pieces that go through the network together
+
+
+def resized(images: Tensor, size: Sequence[int], labels: bool = False) -> Tensor:
+    """Images [B, C, *grid] on another grid over the same place: (tri)linear, labels by the nearest."""
+    if tuple(images.shape[2:]) == tuple(size):
+        return images
+    if labels:
+        return functional.interpolate(images, tuple(size), mode="nearest-exact")
+    mode = "trilinear" if len(size) == 3 else "bilinear"
+    return functional.interpolate(images, tuple(size), mode=mode, align_corners=False)
+
+
+def fitted(image: Tensor, size: Sequence[int]) -> Tensor:
+    """The middle of an image [..., *grid], with its least value around it where it is smaller."""
+    starts = [(own - wanted) // 2 for own, wanted in zip(image.shape[-len(size) :], size, strict=True)]
+    return _cut(image, [max(start, 0) for start in starts], size, float(image.min()), middle=True)
+
+
+def patch(case: tuple[Tensor, Tensor], size: Sequence[int], foreground: float, seed: int) -> tuple[Tensor, Tensor]:
+    """One piece of an image [C, *grid] and its labels [*grid], both filled up where they are smaller.
+
+    With probability `foreground` a voxel of a structure, drawn from all of them, lies in its middle (or as near to it
+    as the image's edge allows); else the place is drawn from all.
+    """
+    image, labels = case
+    random = np.random.default_rng(seed)
+    grid = labels.shape
+    inside, place = random.random() < foreground, random.random(len(grid) + 1)
+    centre = _one_of(labels > 0, place[0]) if inside else None
+    starts = []
+    for axis, (own, wanted) in enumerate(zip(grid, size, strict=True)):
+        last = max(own - wanted, 0)
+        start = int(place[axis + 1] * (last + 1)) if centre is None else centre[axis] - wanted // 2
+        starts.append(min(max(start, 0), last))
+    return _cut(image, starts, size, float(image.min())), _cut(labels, starts, size, 0)
+
+
+def _one_of(mask: Tensor, place: float) -> list[int] | None:
+    """One voxel of a mask; every one is as likely. Plane by plane, since a list of all of them would be long."""
+    chosen: list[int] = []
+    while mask.ndim:
+        counts = mask.flatten(1).sum(1) if mask.ndim > 1 else mask.long()
+        ends = counts.cumsum(0)
+        total = int(ends[-1])
+        if not total:
+            return None
+        rank = min(int(place * total), total - 1)
+        index = int(torch.searchsorted(ends, rank, right=True))
+        place = (rank - int(ends[index] - counts[index]) + 0.5) / int(counts[index])
+        chosen.append(index)
+        mask = mask[index]
+    return chosen
+
+
+def _cut(image: Tensor, starts: Sequence[int], size: Sequence[int], fill: float, middle: bool = False) -> Tensor:
+    """A box of an image, whole in memory of its own; filled up behind, or all around."""
+    box = image
+    for axis, (start, wanted) in enumerate(zip(starts, size, strict=True), image.ndim - len(size)):
+        box = box.narrow(axis, start, min(wanted, image.shape[axis] - start))
+    lacking = [wanted - own for own, wanted in zip(box.shape[-len(size) :], size, strict=True)]
+    if not any(lacking):
+        return box.clone(memory_format=torch.contiguous_format)
+    sides = [(lack // 2, lack - lack // 2) if middle else (0, lack) for lack in lacking]
+    return functional.pad(box, [width for pair in reversed(sides) for width in pair], value=fill)
+
+
+def from_windows(network: Callable[[Tensor], Tensor], images: Tensor, size: Sequence[int], overlap: float) -> Tensor:
+    """The network's output for whole images [B, C, *grid] from windows of one size that overlap, by MONAI."""
+    if tuple(images.shape[2:]) == tuple(size):
+        return network(images)
+    from monai.inferers import sliding_window_inference
+
+    fill = float(images.min())
+    output: Any = sliding_window_inference(
+        images, tuple(size), WINDOWS, network, overlap=overlap, mode="gaussian", cval=fill
+    )
+    return output
+
+
+def augmented(
+    case: tuple[Tensor, Tensor], kinds: Sequence[Augmentation], masks: bool, seed: int
+) -> tuple[Tensor, Tensor]:
+    """A case as MONAI's transforms change it. masks: the labels lie on the image's grid and move with it."""
+    from monai.transforms import Compose
+
+    image, target = case
+    keys = ["image", "label"] if masks else ["image"]
+    changes = Compose([_transform(kind, keys, image.ndim - 1) for kind in kinds]).set_random_state(seed % 2**32)
+    changed = changes({"image": image, **({"label": target[None]} if masks else {})})
+    labels = torch.as_tensor(changed["label"])[0].to(target.dtype) if masks else target
+    return _plain(changed["image"]).to(image.dtype), _plain(labels)
+
+
+def _transform(kind: Augmentation, keys: list[str], axes: int) -> Any:
+    from monai import transforms
+
+    if kind.startswith("flip-"):
+        return transforms.RandFlipd(keys, prob=0.5, spatial_axis=axes - 1 - "xyz".index(kind[-1]))
+    if kind == "rotate90":
+        return transforms.RandRotate90d(keys, prob=0.75, max_k=3, spatial_axes=(axes - 2, axes - 1))
+    if kind == "affine":
+        turn = [0.26] if axes == 2 else [0.26, 0.0, 0.0]  # 15 degrees within a slice
+        return transforms.RandAffined(
+            keys,
+            prob=0.5,
+            rotate_range=turn,
+            scale_range=[0.1] * axes,
+            mode=["bilinear", "nearest"][: len(keys)],
+            padding_mode="border",
+        )
+    if kind == "intensity":
+        return transforms.Compose(
+            [
+                transforms.RandScaleIntensityd("image", factors=0.1, prob=1),
+                transforms.RandStdShiftIntensityd("image", factors=0.1, prob=1),
+            ]
+        )
+    return transforms.RandGaussianNoised("image", prob=0.5, std=0.05)
+
+
+def _plain(image: Any) -> Tensor:
+    return image.as_tensor() if hasattr(image, "as_tensor") else image

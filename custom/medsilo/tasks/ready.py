@@ -1,0 +1,186 @@
+"""Cases that are ready for the network: kept in memory or in files, or made again from the hospital's own.
+
+MONAI's cache data sets do the same with a number of cases as their bound and, on the disk, with pickle; here the bound
+is memory, files are safetensors, and one reading serves both the survey and the cache.
+"""
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from medsilo.errors import DataError, MedsiloError
+from medsilo.files import load_tensors, save_tensors
+from medsilo.learning.loop import Case
+from medsilo.package import package_facts
+from medsilo.tasks.listing import Entry
+from medsilo.tasks.sources import DataSource
+
+NAMES = ("inputs", "targets")  # of the tensors in a file
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a survey wants to know of one entry's files."""
+
+    cases: int
+    digest: str
+    size: tuple[int, ...]  # voxels along x, y (and z)
+    spacing: tuple[float, ...]
+    intensity: tuple[float, float]
+    values: tuple[int, ...]  # a mask's values in the file
+    shown: tuple[tuple[int, ...], ...]  # the plan's labels that each case shows
+
+
+@dataclass(frozen=True)
+class Made:
+    """An entry as the network takes it: inputs [cases, C, *grid]; targets [cases, *grid] as bytes, or [cases]."""
+
+    inputs: Tensor
+    targets: Tensor
+    facts: Facts
+
+
+class Memory:
+    """What a site may keep in memory. Those that come first take their share first."""
+
+    def __init__(self, source: DataSource) -> None:
+        self.left = source.cache_memory << 20 if source.cache == "memory" else 0  # bytes
+
+    def takes(self, *tensors: Tensor) -> bool:
+        """Whether these have a place, which is theirs then."""
+        size = sum(tensor.nbytes for tensor in tensors)
+        keeps = size <= self.left
+        self.left -= size if keeps else 0
+        return keeps
+
+
+@dataclass
+class Cache:
+    """Where a site keeps what is ready."""
+
+    source: DataSource
+    make: Callable[[Entry], Made]
+    settings: str  # what else `make` depends on
+
+    def __post_init__(self) -> None:
+        self.memory = Memory(self.source)
+        if self.source.cache == "disk" and self.source.cache_folder is None:
+            raise DataError("data: cache is disk, but cache_folder is not given; name a folder for prepared images")
+
+    def hold(self, entry: Entry) -> "Held":
+        """The entry, read once."""
+        if self.source.cache == "disk":
+            return self._on_disk(entry)
+        made = self.make(entry)
+        keeps = self.memory.takes(made.inputs, made.targets)
+        return Held(entry, made.facts, made if keeps else None, None, self.make)
+
+    def _on_disk(self, entry: Entry) -> "Held":
+        assert self.source.cache_folder is not None
+        path = self.source.cache_folder / f"{self._key(entry)}.safetensors"
+        try:
+            facts = _facts(load_tensors(path)[1]) if path.exists() else None
+        except MedsiloError:
+            facts = None  # was cut off: made again
+        if facts is None:
+            made = self.make(entry)
+            facts = made.facts
+            save_tensors(path, dict(zip(NAMES, (made.inputs, made.targets), strict=True)), asdict(facts))
+        return Held(entry, facts, None, path, self.make)
+
+    def _key(self, entry: Entry) -> str:
+        """Changes with the files, with what is made of them, and with the code that makes it."""
+        files = [*entry.images, *([entry.label] if isinstance(entry.label, Path) else [])]
+        try:
+            known = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        except OSError as error:
+            raise DataError("a file can't be read; is it a link to nowhere?", str(error)) from error
+        code = package_facts()["hash"]
+        return hashlib.sha256(json.dumps([known, str(entry.label), self.settings, code]).encode()).hexdigest()
+
+
+def _facts(values: dict[str, Any]) -> Facts:
+    """JSON has lists where these have tuples."""
+    shown = tuple(tuple(labels) for labels in values.pop("shown"))
+    others: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+    return Facts(shown=shown, **others)
+
+
+@dataclass(frozen=True)
+class Held:
+    """One entry's cases, wherever they are."""
+
+    entry: Entry
+    facts: Facts
+    made: Made | None
+    file: Path | None
+    make: Callable[[Entry], Made] = field(repr=False)
+
+    def case(self, number: int) -> tuple[Tensor, Tensor]:
+        """Inputs [C, *grid] and target of one case."""
+        if self.file is not None:
+            with safetensors.safe_open(self.file, framework="pt") as file:
+                # Copies: what the file maps into memory goes with the file.
+                inputs, targets = (file.get_slice(name)[number : number + 1][0].clone() for name in NAMES)
+            return inputs, targets.long()
+        made = self.made or self.make(self.entry)
+        return made.inputs[number], made.targets[number].long()
+
+
+class Ready(Dataset):
+    """The cases of one part; several of one entry, as the slices of a volume, follow each other."""
+
+    def __init__(self, held: Sequence[Held], chosen: Sequence[Sequence[int]]) -> None:
+        self.held, self.chosen = held, chosen
+        self.ends = list(accumulate(map(len, chosen)))
+        self.patients = tuple(one.entry.patient for one, cases in zip(held, chosen, strict=True) for _ in cases)
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def labels(self) -> Tensor:
+        """The class of every case of a classification, [cases]."""
+        pairs = zip(self.held, self.chosen, strict=True)
+        return torch.tensor([one.facts.shown[case][0] for one, cases in pairs for case in cases])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        place = bisect_right(self.ends, index)
+        return self.held[place].case(self.chosen[place][index - (self.ends[place - 1] if place else 0)])
+
+
+class Lazy(Dataset):
+    """Files with their classes, read when they are asked for: for sets that may be too large for the memory."""
+
+    def __init__(self, items: Sequence[tuple[Path, int]], patients: Sequence[str], read: Callable[..., Case]) -> None:
+        self.items, self.patients, self.read = tuple(items), tuple(patients), read
+        self.kept: list[Case] = []  # the first cases
+
+    def keep(self, memory: Memory) -> None:
+        """Reads as many of the cases as have a place in memory, once for all passes."""
+        while memory.left and len(self.kept) < len(self):
+            case = self.read(self.items[len(self.kept)])
+            if not memory.takes(*case):
+                break
+            self.kept.append(case)
+
+    @property
+    def labels(self) -> Tensor:
+        """The class of every case, [cases]."""
+        return torch.tensor([label for _, label in self.items])
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Case:
+        return self.kept[index] if index < len(self.kept) else self.read(self.items[index])

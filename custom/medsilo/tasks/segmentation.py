@@ -1,0 +1,80 @@
+"""Tasks that find structures in images: masks."""
+
+import warnings
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from medsilo.tasks.base import Task
+from medsilo.tasks.metrics import Measures
+
+SURFACE = ("hd95", "surface_dice")
+
+
+class Segmentation(Task):
+    """Dice of every structure and their mean; of test cases the distances of surfaces too, all by MONAI.
+
+    Targets are labels [batch, *grid]; output is [batch, classes, *grid]. A structure is one label or several.
+    """
+
+    metric: ClassVar[str] = "dice"
+    # The labels of each structure; the retina's disc, for example, holds its cup.
+    structures: ClassVar[dict[str, tuple[int, ...]]] = {"structure": (1,)}
+
+    @property
+    def voxel(self) -> tuple[float, ...] | None:
+        """Millimetres between the target's places along each axis; None where they are pixels of unknown size."""
+        return None
+
+    @property
+    def tolerance(self) -> float:
+        """How far a surface may lie from the right one and still count in surface Dice, in millimetres or pixels."""
+        return 2.0
+
+    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._dice(output, target).mean(1)
+
+    def measures(self, output: Tensor, target: Tensor) -> Measures:
+        """Beside the metric, Dice of every structure where there are several; surfaces, in voxels or millimetres."""
+        from monai.metrics import compute_hausdorff_distance, compute_surface_dice
+
+        warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI warns of its own call
+        found, right = (self.masks(labels).cpu() for labels in (output.argmax(1), target))
+        there, found_there = (masks.flatten(2).any(2) for masks in (right, found))
+        both = there & found_there
+        # No surface, no distance; but a structure that is missed, or found where none is, has surface Dice 0.
+        distances = torch.full(both.shape, torch.nan)
+        near = torch.where(there | found_there, 0.0, torch.nan)
+        if both.any():
+            pair = found[both][:, None], right[both][:, None]
+            far = compute_hausdorff_distance(*pair, include_background=True, percentile=95, spacing=self.voxel)
+            close = compute_surface_dice(*pair, [self.tolerance], include_background=True, spacing=self.voxel)
+            distances[both], near[both] = far[:, 0].float(), close[:, 0].float()
+        columns = {SURFACE[0]: distances, SURFACE[1]: near}
+        if len(self.structures) > 1:
+            columns["dice"] = self._dice(output, target).cpu()
+        measures = super().measures(output, target)
+        for name, values in columns.items():
+            for structure, column in zip(self.structures, values.unbind(1), strict=True):
+                measures[self._name(name, structure)] = column
+        return measures
+
+    @property
+    def layout(self) -> dict[str, int]:
+        several = ("dice", *SURFACE) if len(self.structures) > 1 else SURFACE
+        return {**super().layout, **{self._name(name, part): 2 for name in several for part in self.structures}}
+
+    def masks(self, labels: Tensor) -> Tensor:
+        """Where each structure is, [batch, structures, *grid]."""
+        return torch.stack([torch.isin(labels, labels.new_tensor(part)) for part in self.structures.values()], 1)
+
+    def _dice(self, output: Tensor, target: Tensor) -> Tensor:
+        """Dice of every case and structure; a structure that is missing and not found has 1."""
+        from monai.metrics import compute_dice
+
+        found, right = self.masks(output.argmax(1)), self.masks(target)
+        return compute_dice(found, right, include_background=True, ignore_empty=False).float()
+
+    def _name(self, name: str, structure: str) -> str:
+        return f"{name}_{structure}" if len(self.structures) > 1 else name

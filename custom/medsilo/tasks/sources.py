@@ -1,0 +1,51 @@
+"""What a site says of its own data: where they lie, and how its files and labels are to be read."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from medsilo.errors import DataError
+from medsilo.section import Section
+
+Pattern = Annotated[str, Field(min_length=1, max_length=500)]
+
+
+class Columns(Section):
+    """What the columns of a site's table are called."""
+
+    image: tuple[str, ...] | str = "image"  # several for several channels, in the plan's order
+    label: str = "label"
+    patient: str = "patient"
+    part: str = "part"
+    site: str = "site"
+
+
+class DataSource(Section):
+    """`data` in a site's medsilo.yaml. Tasks with a layout of their own read the folder and nothing else of it."""
+
+    folder: Path
+    images: tuple[Pattern, ...] | Pattern | None = None  # patterns with *, below the folder; one per channel
+    labels: Pattern | None = None
+    patient: Pattern | None = None  # a regular expression that finds the patient in the name of a case
+    table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
+    columns: Columns = Columns()
+    label_map: dict[str | int, str | int] = {}  # this site's labels to the plan's
+    cache: Literal["memory", "disk", "none"] = "memory"  # where images that are ready for the network are kept
+    cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again
+    cache_folder: Path | None = None  # where they are kept with `cache: disk`
+
+    @property
+    def is_described(self) -> bool:
+        """Whether more is said than where the folder is and what is kept of it."""
+        return self != DataSource(**{key: getattr(self, key) for key in ("folder", "cache", "cache_memory")})
+
+    def once(self) -> Self:
+        """The same for a single look at the data: nothing is kept in memory."""
+        return self if self.cache == "disk" else self.model_copy(update={"cache": "none"})
+
+    def check_folder(self) -> None:
+        """Raises DataError when there is no such folder."""
+        if not self.folder.is_dir():
+            message = "the data folder does not exist; correct 'data' in this site's medsilo.yaml, or --data"
+            raise DataError(message, private=str(self.folder))

@@ -1,0 +1,106 @@
+"""What is found when a site's data are read: counts and ranges, and nothing that names a patient or a file."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+Range = tuple[float, float]  # the least and the greatest
+Severity = Literal["stops", "left out", "note"]
+SEVERITIES: tuple[Severity, ...] = ("stops", "left out", "note")
+PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One kind of problem. `what` says what is wrong and what to do, and is safe to show anywhere.
+
+    stops: training refuses these data. left out: training refuses these cases and goes on with the others. note: it
+    goes on with all. `private` names the files or patients, for the hospital's own eyes.
+    """
+
+    severity: Severity
+    what: str
+    count: int = 1  # how many files, cases or patients have it
+    private: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a site's data. `classes`: the cases of each class, or those that show each structure."""
+
+    cases: int
+    patients: int
+    classes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A site's data in counts. What a task can't tell is None or empty."""
+
+    parts: dict[str, Part]  # of train, validation and test
+    label_values: dict[str, int] = field(default_factory=dict)  # value in the site's files -> cases that have it
+    unreadable: int = 0  # files
+    unlabelled: int = 0  # images without a label
+    patients_in_two_parts: int = 0
+    duplicates: int = 0  # cases whose image is exactly that of another
+    size: tuple[Range, ...] | None = None  # voxels along x, y (and z), as the files have them
+    spacing: tuple[Range, ...] | None = None  # millimetres along x, y (and z)
+    intensity: Range | None = None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        """Whether training would begin with these data."""
+        return not any(problem.severity == "stops" for problem in self.problems)
+
+    def facts(self) -> dict[str, Any]:
+        """All of it for JSON, without what is private."""
+        facts = asdict(self)
+        for problem in facts["problems"]:
+            del problem["private"]
+        return facts
+
+    @classmethod
+    def stopped(cls, what: str, private: str = "") -> Self:
+        """Nothing could be read, for one reason."""
+        return cls({}, problems=(Problem("stops", what, private=(private,) if private else ()),))
+
+
+def range_of(values: Iterable[float]) -> Range | None:
+    """The least and the greatest; None of nothing."""
+    known = list(values)
+    return (float(min(known)), float(max(known))) if known else None
+
+
+def ranges_of(several: Iterable[Sequence[float]]) -> tuple[Range, ...] | None:
+    """The ranges along each axis, over images with equally many axes; None where these differ."""
+    known = list(several)
+    if not known or len({len(values) for values in known}) > 1:
+        return None
+    return tuple((float(min(axis)), float(max(axis))) for axis in zip(*known, strict=True))
+
+
+def digest(values: Tensor) -> str:
+    """What only equal images have in common."""
+    return hashlib.sha256(repr(tuple(values.shape)).encode() + values.contiguous().numpy().tobytes()).hexdigest()
+
+
+def repeated(digests: Iterable[str]) -> int:
+    """How many are there again."""
+    return sum(count - 1 for count in Counter(digests).values())
+
+
+def in_two_parts(patients: Mapping[str, Iterable[str]]) -> set[str]:
+    """The patients that more than one part has."""
+    places = Counter(patient for part in patients.values() for patient in set(part))
+    return {patient for patient, count in places.items() if count > 1}
+
+
+def labels_in(target: Tensor) -> list[int]:
+    """The labels of one case: its class, or those that its mask shows."""
+    return [int(label) for label in torch.unique(target)]

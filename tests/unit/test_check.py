@@ -1,0 +1,760 @@
+"""medsilo check: every planted fault is found, a good site may go, and what may be mailed names nobody."""
+
+import json
+import shutil
+import socket
+import ssl
+import threading
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from medsilo import cli
+from medsilo.errors import MedsiloError
+from medsilo.federation.rehearsal import rehearse
+from medsilo.flare.jobs import write_job
+from medsilo.package import package_facts
+from medsilo.plan import parse_plan
+from medsilo.site.check import Visit, check
+from medsilo.site.check_data import NOT_TOLD, shown_counts
+from medsilo.site.check_kit import check_certificates, check_network, check_seal, read_kit
+from medsilo.site.check_machine import check_environment, kept, required_versions
+from medsilo.site.check_rehearsal import Rehearsal, rehearsal_findings, round_seconds
+from medsilo.site.check_report import Finding, Report
+from medsilo.site.settings import SiteSettings
+from medsilo.study import inprocess
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.volumes import Volume, write_volume
+from tests.conftest import METHODS, SITES, make_plan
+from tests.hospital import affine_of, ball, write_balls, write_table
+from tests.unit.test_nuclei import draw
+from tests.unit.test_provision import kits_of
+
+SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8", "training.rounds=4"]
+PLAN = make_plan("fedavg", *SMALL)
+CPU = SiteSettings(device="cpu")
+GB = 1 << 30
+NOW = datetime.now(UTC)
+
+
+def visit(**changes: object) -> Visit:
+    """A good site, unless changed."""
+    good = Visit(
+        SITES[0],
+        PLAN,
+        required={"psutil": psutil.__version__},
+        free_disk=lambda path: 100 * GB,
+        free_memory=lambda compute: 100 * GB,
+    )
+    return replace(good, **changes)
+
+
+def found(report: Report, where: str, severity: str) -> list[Finding]:
+    return [finding for finding in report.findings if (finding.where, finding.severity) == (where, severity)]
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """The local/ folder of a good site."""
+    folder = tmp_path / "kit/local"
+    folder.mkdir(parents=True)
+    (folder / "medsilo.yaml").write_text("device: cpu\n")
+    return folder
+
+
+def job_of(folder: Path, *changes: str, task: dict | None = None, sites: list[str] | None = None) -> Path:
+    plan = make_plan("fedavg", *SMALL, *changes)
+    if task:
+        values = {"algorithm": {"name": "fedavg"}, "task": task, "participation": {"sites": sites}}
+        plan = parse_plan({**values, "training": {"rounds": 2, "batch_size": 8}})
+    write_job(folder, plan)
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+def test_a_good_site_may_go(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
+    files = {kind: tmp_path / f"check.{kind}" for kind in ("json", "html", "txt")}
+    arguments = ["check", "--job", str(job_of(tmp_path / "job")), "--site", SITES[0], "--site-config", str(local)]
+    arguments += ["--json", str(files["json"]), "--html", str(files["html"]), "--private", str(files["txt"])]
+    assert cli.main(arguments) == 0
+    told = json.loads(files["json"].read_text())
+    assert told["go"] is True and told["schema"] == 1 and told["site"] == SITES[0]
+    assert {finding["severity"] for finding in told["findings"]} <= {"ok", "note"}
+    places = [finding["where"] for finding in told["findings"]]
+    assert {"settings", "environment", "package", "disk", "device", "data", "memory", "time"} <= set(places)
+    tables = {table["title"]: table["rows"] for table in told["tables"]}
+    data = PLAN.task.load(SITES[0], SITES, PLAN.seed, None)
+    assert [row["cases"] for row in tables["Cases"]] == [len(data.train), len(data.validation), len(data.test)]
+    assert [row["patients"] for row in tables["Cases"]] == [len(set(part.patients)) for part in parts(data)]
+    counts = {int(row["class"]): row["train"] for row in tables["Cases of each class"]}
+    labels = data.train.targets.tolist()
+    assert counts == {label: labels.count(label) for label in counts} and sum(counts.values()) == len(labels)
+    assert not files["txt"].exists()
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1].startswith("GO: nothing stops this site")
+    assert "hospital-a" in text and str(tmp_path) not in text
+
+
+def parts(data: object) -> list:
+    return [getattr(data, part) for part in ("train", "validation", "test")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--job", "nowhere"],
+        ["--job", "JOB"],  # which site?
+        ["--job", "JOB", "--site", "a/b"],
+        ["--job", "JOB", "--site", "hospital-a", "--kit", "EMPTY"],
+        ["--job", "JOB", "--site", "hospital-a", "--site-config", "nowhere"],
+        ["--job", "JOB", "--site", "hospital-a", "--set", "training.rounds=0"],
+        ["--set", "training.rounds=2"],  # of which plan?
+        ["--plan", "nowhere.yaml", "--site", "hospital-a"],
+        ["--unknown"],
+        ["--kit", "EMPTY", "--site-config", "EMPTY"],
+    ],
+)
+def test_wrong_use_is_2(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    places = {"JOB": str(job_of(tmp_path / "job")), "EMPTY": str(tmp_path)}
+    try:
+        code = cli.main(["check", *(places.get(argument, argument) for argument in arguments)])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) >= 1
+
+
+def test_a_site_that_must_not_go_ends_with_1(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
+    (local / "medsilo.yaml").write_text("device: cuda:7\n")
+    arguments = ["check", "--job", str(job_of(tmp_path / "job")), "--site", SITES[0], "--site-config", str(local)]
+    assert cli.main([*arguments, "--private", str(tmp_path / "p.txt")]) == 1
+    text = capsys.readouterr().out
+    assert "STOPS  device" in text and "cuda:7 was asked for" in text
+    assert text.splitlines()[-1].startswith("NO-GO: 1 finding must be settled first")
+
+
+def test_without_a_job_the_machine_is_looked_at(local: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["check", "--site-config", str(local)]) == 0
+    assert "no job was given" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------------------------- the machine
+def test_packages_that_are_missing_or_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = list(check_environment({"no-such-package": "1.0"}))
+    assert [f.severity for f in missing] == ["stops", "ok"] and "no-such-package is missing" in missing[0].what
+    assert missing[0].remedy == "pip install no-such-package==1.0"
+    other = list(check_environment({"numpy": "0.1", "PyYAML": "0.2"}))
+    assert [f.severity for f in other] == ["note", "ok"]
+    assert f"numpy {np.__version__} (0.1)" in other[0].what and "PyYAML" in other[0].what
+    assert [f.severity for f in check_environment({"nvflare": "9.8.7"})] == ["stops", "ok"]
+    assert [f.severity for f in check_environment({"torch": torch.__version__.partition("+")[0]})] == ["ok"]
+    monkeypatch.setattr("importlib.import_module", lambda name: (_ for _ in ()).throw(OSError("/secret/libcuda.so")))
+    (broken, _) = check_environment({"numpy": np.__version__})
+    assert broken.severity == "stops" and "can't be imported (OSError)" in broken.what
+    assert broken.private == ("/secret/libcuda.so",) and "secret" not in broken.what
+
+
+def test_the_required_versions_are_those_of_the_requirements(root: Path) -> None:
+    lines = (root / "requirements.txt").read_text().splitlines()
+    assert required_versions() == dict(line.split("==") for line in lines if "==" in line)
+
+
+def test_a_full_disk_stops(tmp_path: Path) -> None:
+    need = kept(PLAN)
+    for free, severity in ((need - 1, "stops"), (need + 1, "note"), (need + 2 * GB, "ok")):
+        report = check(visit(local=tmp_path, free_disk=lambda path, free=free: free), rehearse)
+        assert len(found(report, "disk", severity)) == 1, free
+    assert not check(visit(free_disk=lambda path: 10), rehearse).go
+
+
+def test_what_a_run_keeps_is_no_more_than_foretold(tmp_path: Path) -> None:
+    plan = make_plan("fedsm", *SMALL)
+    inprocess.run(plan, folder=tmp_path, settings=CPU)
+    files = list((tmp_path / "sites" / SITES[0]).rglob("*.safetensors"))
+    assert len(files) >= 8
+    heads = sum(int.from_bytes(path.read_bytes()[:8], "little") + 8 for path in files)  # names and facts
+    assert 0.2 * kept(plan) < sum(path.stat().st_size for path in files) - heads <= kept(plan)
+
+
+def test_too_little_memory_stops_before_anything_is_tried() -> None:
+    report = check(visit(free_memory=lambda compute: 1000), lambda *_: pytest.fail("it was tried"))
+    (finding,) = found(report, "memory", "stops")
+    assert "1.0 kB are free" in finding.what and not report.go
+
+
+def test_the_sites_own_limit_counts_this_process(local: Path) -> None:
+    for limit, go in ((256, False), (100_000, True)):  # MiB; torch alone takes more than the first
+        (local / "medsilo.yaml").write_text(f"device: cpu\nmemory_limit: {limit}\n")
+        report = check(visit(local=local), rehearse)
+        assert report.go is go and bool(found(report, "memory", "stops")) is not go
+
+
+def test_memory_that_ends_in_the_middle_is_a_finding() -> None:
+    def bursts(*_: object) -> list:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB at /secret")
+
+    report = check(visit(), bursts)
+    (finding,) = found(report, "memory", "stops")
+    assert "batch_size" in finding.remedy and "secret" not in json.dumps(report.as_json())
+
+
+@pytest.mark.parametrize(
+    ("stated", "severity"),
+    [
+        ({}, "ok"),
+        (package_facts(), "ok"),
+        ({**package_facts(), "hash": "0" * 64}, "stops"),
+        ({"version": "9"}, "stops"),
+    ],
+)
+def test_the_version_that_the_job_states(stated: dict, severity: str) -> None:
+    assert len(found(check(visit(stated=stated), rehearse), "package", severity)) == 1
+
+
+def test_a_packed_job_states_its_version(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
+    job = job_of(tmp_path / "job")
+    assert cli.main(["pack", str(job), "--with-code", "-o", str(tmp_path / "packed")]) == 0
+    arguments = ["check", "--job", str(tmp_path / "packed"), "--site", SITES[0], "--site-config", str(local)]
+    assert cli.main(arguments) == 0
+    assert "as the job states" in capsys.readouterr().out
+    meta = json.loads((tmp_path / "packed/meta.json").read_text())
+    meta["custom_props"]["medsilo"]["hash"] = "f" * 64
+    (tmp_path / "packed/meta.json").write_text(json.dumps(meta))
+    assert cli.main(arguments) == 1
+
+
+def test_a_plan_without_a_job_is_looked_at_too(tmp_path: Path, local: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN.to_yaml())
+    arguments = ["check", "--plan", str(tmp_path / "plan.yaml"), "--site", SITES[0], "--site-config", str(local)]
+    assert cli.main(arguments) == 0
+    assert f"plan {PLAN.hash[:12]}" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------------------------- settings, policy
+def test_settings_that_are_wrong_stop_and_the_rest_is_still_looked_at(local: Path) -> None:
+    (local / "medsilo.yaml").write_text("device: gpu\n")
+    report = check(visit(local=local), rehearse)
+    (finding,) = found(report, "settings", "stops")
+    assert "device" in finding.what and found(report, "data", "ok") and finding.private == ()
+
+
+def test_what_the_plan_and_the_policy_say_of_the_site(local: Path, root: Path) -> None:
+    shutil.copytree(root / "site_configs/strict-hospital", local, dirs_exist_ok=True)
+    (local / "medsilo.yaml").write_text("device: cpu\n")
+    assert not found(check(visit(local=local), rehearse), "policy", "stops")
+    harmofl = make_plan("harmofl", *SMALL)
+    (held,) = found(check(visit(plan=harmofl, local=local), rehearse), "policy", "stops")
+    assert "holds back amplitude" in held.what
+    few = [{"path": "medsilo.flare.filters.EnoughCases", "args": {"groups": ["model"], "least": 1000}}]
+    privacy = {"scopes": [{"name": "s", "task_result_filters": few}], "default_scope": "s"}
+    (local / "privacy.json").write_text(json.dumps(privacy))
+    (held,) = found(check(visit(local=local), rehearse), "policy", "stops")
+    assert "holds back model over " in held.what
+    (local / "privacy.json").unlink()
+    (local / "resources.json").write_text('{"class_allow_list": ["nvflare."]}')
+    (list_,) = found(check(visit(local=local), rehearse), "policy", "stops")
+    assert "class_allow_list" in list_.what
+    assert not found(check(visit(local=local, carries_code=True), rehearse), "policy", "stops")
+    resources = json.loads((root / "site_configs/teaching-hospital/resources.json").read_text())
+    (promised,) = (one["args"] for one in resources["components"] if "num_of_gpus" in one["args"])
+    for number, ignored in ((99, False), (99, True), (0, False)):
+        promised |= {"num_of_gpus": number, "ignore_host": ignored}
+        (local / "resources.json").write_text(json.dumps(resources))
+        stops = found(check(visit(local=local), rehearse), "policy", "stops")
+        assert ["promises 99 GPUs" in one.what for one in stops] == [True] * (number == 99 and not ignored)
+    (stranger,) = found(check(visit(site="hospital-x"), rehearse), "job", "stops")
+    assert "not hospital-x" in stranger.what
+
+
+def test_an_average_of_too_few_images_stops(local: Path) -> None:
+    (local / "medsilo.yaml").write_text("device: cpu\nsmallest_average: 500\n")
+    report = check(visit(plan=make_plan("harmofl", *SMALL), local=local), rehearse)
+    (finding,) = found(report, "rehearsal", "stops")
+    assert "smallest_average" in finding.what
+
+
+# ---------------------------------------------------------------------------------------------------- kits
+class Root:
+    """A consortium's root that signs what a test needs."""
+
+    def __init__(self) -> None:
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.certificate = self.sign("root", self.key, authority=True)
+
+    def sign(
+        self,
+        name: str,
+        key: ec.EllipticCurvePrivateKey,
+        start: datetime = NOW - timedelta(days=10),
+        end: datetime = NOW + timedelta(days=350),
+        authority: bool = False,
+    ) -> x509.Certificate:
+        subject, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in (name, "root"))
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(start).not_valid_after(end)
+        builder = builder.add_extension(x509.BasicConstraints(authority, None), critical=True)
+        return builder.sign(self.key, hashes.SHA256())
+
+
+ROOT = Root()
+
+
+def pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:
+    if isinstance(thing, x509.Certificate):
+        return thing.public_bytes(serialization.Encoding.PEM)
+    form = serialization.PrivateFormat.PKCS8
+    return thing.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def kit_of(folder: Path, name: str = SITES[0], port: int = 1, root: Root = ROOT, **dates: datetime) -> Path:
+    """A hospital's kit as NVFlare lays it out."""
+    (folder / "startup").mkdir(parents=True)
+    (folder / "local").mkdir()
+    (folder / "local/medsilo.yaml").write_text("device: cpu\n")
+    key = ec.generate_private_key(ec.SECP256R1())
+    content = {
+        "client.key": pem(key),
+        "client.crt": pem(root.sign(name, key, **dates)),
+        "rootCA.pem": pem(root.certificate),
+    }
+    for file, text in content.items():
+        (folder / "startup" / file).write_bytes(text)
+    (folder / "startup/client.key").chmod(0o600)
+    client = {"ssl_private_key": "client.key", "ssl_cert": "client.crt", "ssl_root_cert": "rootCA.pem", "fqsn": name}
+    start = {"servers": [{"service": {"target": f"127.0.0.1:{port}", "scheme": "tcp"}}], "client": client}
+    (folder / "startup/fed_client.json").write_text(json.dumps(start))
+    return folder
+
+
+def severities(kit: Path) -> dict[str, str]:
+    return {finding.what: finding.severity for finding in check_certificates(read_kit(kit), NOW)}
+
+
+def test_certificates_that_are_right(tmp_path: Path) -> None:
+    assert set(severities(kit_of(tmp_path / "kit")).values()) == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("dates", "severity", "words"),
+    [
+        ({"end": NOW - timedelta(days=1)}, "stops", "the kit's certificate ended on"),
+        ({"end": NOW + timedelta(days=12, hours=1)}, "note", "12 days"),
+        ({"start": NOW + timedelta(days=2)}, "stops", "is valid from"),
+    ],
+)
+def test_certificates_that_end(dates: dict, severity: str, words: str, tmp_path: Path) -> None:
+    told = severities(kit_of(tmp_path / "kit", **dates))
+    assert [what for what, kind in told.items() if kind == severity and words in what]
+
+
+def test_certificates_of_others(tmp_path: Path) -> None:
+    kit = kit_of(tmp_path / "kit")
+    others = kit_of(tmp_path / "other", root=Root())
+    shutil.copy(others / "startup/rootCA.pem", kit / "startup/rootCA.pem")
+    assert severities(kit)["the certificate is not of the kit's root"] == "stops"
+    kit = kit_of(tmp_path / "keys")
+    shutil.copy(others / "startup/client.key", kit / "startup/client.key")
+    (kit / "startup/client.key").chmod(0o644)
+    told = severities(kit)
+    assert told["the private key is not the certificate's"] == "stops"
+    assert told["other accounts of this machine may read the private key"] == "note"
+    kit = kit_of(tmp_path / "name")
+    start = json.loads((kit / "startup/fed_client.json").read_text())
+    start["client"]["fqsn"] = "hospital-b"
+    (kit / "startup/fed_client.json").write_text(json.dumps(start))
+    assert severities(kit)["the certificate is another party's than the kit"] == "stops"
+    (kit / "startup/client.crt").write_text("no certificate")
+    assert "stops" in severities(kit).values()
+
+
+def test_a_kit_that_was_edited_is_found_before_nvflare_does(tmp_path: Path) -> None:
+    kits_of(tmp_path)
+    kit = tmp_path / "kits/north"
+    (sealed,) = check_seal(read_kit(kit))
+    assert sealed.severity == "ok"
+    start = kit / "startup/fed_client.json"
+    start.write_text(start.read_text().replace("localhost:8002", "localhost:8003"))
+    (kit / "startup/stop_fl.sh").unlink()
+    (broken,) = check_seal(read_kit(kit))
+    assert broken.severity == "stops" and "fed_client.json, stop_fl.sh in startup/ changed" in broken.what
+    assert not list(check_seal(read_kit(kit_of(tmp_path / "unsigned"))))
+
+
+def test_what_is_no_kit(tmp_path: Path) -> None:
+    with pytest.raises(MedsiloError, match="is no kit"):
+        read_kit(tmp_path)
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup/fed_client.json").write_text('{"servers": []}')
+    with pytest.raises(MedsiloError, match="damaged"):
+        read_kit(tmp_path)
+
+
+@contextmanager
+def serving(root: Root | None) -> Iterator[int]:
+    """A server on a free port: with a certificate of this root, or one that knows no TLS."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        context = None
+        if root:
+            key = ec.generate_private_key(ec.SECP256R1())
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            with _files(root.sign("server", key), key) as (certificate, private):
+                context.load_cert_chain(certificate, private)
+            context.verify_mode = ssl.CERT_REQUIRED
+            with _files(root.certificate, key) as (authority, _):
+                context.load_verify_locations(authority)
+
+        def serve() -> None:
+            try:
+                plain, _ = listener.accept()
+                with plain:
+                    if context:
+                        context.wrap_socket(plain, server_side=True).close()
+                    else:
+                        plain.recv(10)
+                        plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            except OSError:
+                pass
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+    thread.join(60)
+
+
+@contextmanager
+def _files(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Iterator[tuple[Path, Path]]:
+    with TemporaryDirectory() as folder:
+        paths = Path(folder) / "c.pem", Path(folder) / "k.pem"
+        for path, thing in zip(paths, (certificate, key), strict=True):
+            path.write_bytes(pem(thing))
+        yield paths
+
+
+def test_the_server_at_the_other_end(tmp_path: Path) -> None:
+    with serving(ROOT) as port:
+        finding = check_network(read_kit(kit_of(tmp_path / "good", port=port)))
+        assert finding.severity == "ok" and f"127.0.0.1:{port}" in finding.what
+    closed = check_network(read_kit(kit_of(tmp_path / "closed", port=port)))
+    assert closed.severity == "stops" and "does not answer" in closed.what
+    with serving(Root()) as port:
+        other = check_network(read_kit(kit_of(tmp_path / "other", port=port)))
+        assert other.severity == "stops" and "another root" in other.what
+    with serving(None) as port:
+        plain = check_network(read_kit(kit_of(tmp_path / "plain", port=port)))
+        assert plain.severity == "stops" and "makes no TLS connection" in plain.what
+
+
+def test_the_servers_own_port(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        kit = replace(read_kit(kit_of(tmp_path / "kit", port=port)), serves=True)
+        assert check_network(kit).severity == "stops"
+    assert check_network(kit).severity == "ok"
+
+
+def test_the_whole_check_with_a_kit(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    job = job_of(tmp_path / "job")
+    with serving(ROOT) as port:
+        kit = kit_of(tmp_path / "kit", port=port)
+        assert cli.main(["check", "--job", str(job), "--kit", str(kit)]) == 0
+    with serving(ROOT) as port:
+        kit = kit_of(tmp_path / "old", port=port, end=NOW - timedelta(days=3))
+        assert cli.main(["check", "--job", str(job), "--kit", str(kit)]) == 1
+    assert "STOPS  certificates  the kit's certificate ended on" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------------------------- a few batches
+KINDS = ["fedavg", "scaffold", "per-fedavg", "harmofl", "f-adafed", "fedsm-extra"]  # the others before a release
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in KINDS else pytest.mark.long) for m in METHODS])
+def test_every_method_can_be_rehearsed(method: str, tmp_path: Path) -> None:
+    plan = make_plan(method, *SMALL)
+    data = plan.task.load(SITES[0], SITES, plan.seed, None)
+    before = torch.get_rng_state()
+    tried = rehearse(plan, SITES[0], SITES, CPU, data, tmp_path)
+    assert [one.phase for one in tried] == list(
+        dict.fromkeys(phase.name for phase in plan.method.phases(plan.training) if phase.trains and phase.rounds)
+    )
+    assert sum(one.rounds for one in tried) <= plan.rounds
+    for one in tried:
+        assert one.first > 0 and one.batch > 0 and one.evaluation > 0
+        assert one.peak >= one.weights + one.gradients + one.optimizer
+    assert not list(tmp_path.iterdir())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_memory_is_counted_by_what_takes_it(tmp_path: Path) -> None:
+    data = PLAN.task.load(SITES[0], SITES, PLAN.seed, None)
+    (one,) = rehearse(PLAN, SITES[0], SITES, CPU, data, tmp_path)
+    model = PLAN.build_networks()["model"]
+    parameters = sum(parameter.nbytes for parameter in model.parameters())
+    assert one.weights == sum(tensor.nbytes for tensor in model.state_dict().values())
+    assert one.gradients == parameters and one.optimizer == parameters  # momentum
+
+
+def test_the_time_and_memory_of_a_round_by_hand() -> None:
+    plan = make_plan("fedavg", "training.local_epochs=3", "training.batch_size=16", "training.rounds=5")
+    one = Rehearsal("train", 5, 9.0, 0.5, 0.1, 100, 100, 200, 1000)
+    cases = {"train": 40, "validation": 20, "test": 7}
+    assert round_seconds(one, plan, cases) == pytest.approx(3 * 3 * 0.5 + 20 * 0.1)  # 16 + 16 + 8 cases
+    assert one.activations == 600
+    memory, time = rehearsal_findings([one], plan, cases, 10_000)
+    assert (memory.severity, time.severity) == ("ok", "ok") and "about 6.5 s" in time.what and "32 s" in time.what
+    assert [f.severity for f in rehearsal_findings([one], plan, cases, 1100)] == ["note", "ok"]
+    assert [f.severity for f in rehearsal_findings([one], plan, cases, 999)] == ["stops", "ok"]
+    for timeout, severity in ((6, "stops"), (8, "note"), (14, "ok")):
+        hurried = plan.with_changes([f"participation.timeout={timeout}"])
+        assert (
+            next(f for f in rehearsal_findings([one], hurried, cases, 10_000) if f.where == "time").severity == severity
+        )
+
+
+# ---------------------------------------------------------------------------------------------------- data
+def test_small_counts_are_not_told() -> None:
+    assert shown_counts([10, 4, 3, 0], 5, exclusive=True) == [10, "fewer than 5", "fewer than 5", 0]
+    # One alone could be reckoned from the part's cases, so the next smallest goes with it.
+    assert shown_counts([10, 7, 3, 0], 5, exclusive=True) == [10, NOT_TOLD, "fewer than 5", 0]
+    assert shown_counts([10, 7, 3], 5, exclusive=False) == [10, 7, "fewer than 5"]
+    assert shown_counts([3], 5, exclusive=True) == ["fewer than 5"]
+    assert shown_counts([2, 1], 1, exclusive=True) == [2, 1]
+
+
+def windows(folder: Path, **changes: np.ndarray) -> Path:
+    """A person's windows; the synthetic-looking numbers are not looked at."""
+    random = np.random.default_rng(0)
+    content = {
+        "x_train": random.normal(size=(60, 9, 16)).astype(np.float32),
+        "y_train": np.arange(60) % 6,
+        "x_test": random.normal(size=(30, 9, 16)).astype(np.float32),
+        "y_test": np.arange(30) % 6,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "hospital-a.npz", **{**content, **changes})
+    return folder
+
+
+WINDOWS = {"name": "activity-windows"}
+
+
+def look(folder: Path, task: dict, site: str, least: int = 1) -> Report:
+    values = {"algorithm": {"name": "fedavg"}, "task": task, "participation": {"sites": [site]}}
+    plan = parse_plan({**values, "training": {"rounds": 1, "batch_size": 8}})
+    settings = folder.parent / "local"
+    settings.mkdir(exist_ok=True)
+    (settings / "medsilo.yaml").write_text(f"device: cpu\nsmallest_metric: {least}\n")
+    return check(visit(site=site, plan=plan, source=DataSource(folder=folder), local=settings), rehearse)
+
+
+def test_good_windows_go(tmp_path: Path) -> None:
+    report = look(windows(tmp_path / "d"), WINDOWS, "hospital-a")
+    assert report.go, [finding for finding in report.findings if finding.severity == "stops"]
+    (finding,) = found(report, "data", "note")
+    assert "patients are in two parts" in finding.what and "has it so" in finding.remedy  # a site is a person
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "words"),
+    [
+        ({"y_train": np.full(60, 9)}, "stops", "labels outside 0 to 5"),
+        ({"x_train": np.full((60, 9, 16), np.nan, np.float32)}, "stops", "NaN"),
+        ({"y_train": np.zeros(60, int)}, "note", "one class only"),
+        ({"y_train": np.arange(60) % 3}, "note", "3 of the task's 6 classes"),
+        ({"y_train": np.r_[np.zeros(54, int), np.arange(6)]}, "note", "times the cases of its smallest"),
+        ({"x_test": np.ones((30, 9, 16), np.float32)}, "note", "there twice"),
+    ],
+)
+def test_faults_of_windows(changes: dict, severity: str, words: str, tmp_path: Path) -> None:
+    report = look(windows(tmp_path / "d", **changes), WINDOWS, "hospital-a")
+    assert [f for f in found(report, "data", severity) if words in f.what], report.findings
+    assert report.go is (severity != "stops")
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    report = look(tmp_path / "mueller-johann", WINDOWS, "hospital-a")
+    assert found(report, "data", "stops") and "mueller" not in json.dumps(report.as_json())
+
+
+def test_few_test_cases_are_said_to_be_few(tmp_path: Path) -> None:
+    few = {"x_test": np.random.default_rng(1).normal(size=(3, 9, 16)).astype(np.float32), "y_test": np.arange(3)}
+    report = look(windows(tmp_path / "d", **few), WINDOWS, "hospital-a", least=5)
+    assert [f for f in found(report, "data", "note") if "test: fewer than 5 cases" in f.what]
+    (table,) = [table for table in report.tables if table.title == "Cases of each class"]
+    assert [row[3] for row in table.rows] == ["fewer than 5"] * 3 + [0] * 3
+
+
+# ---------------------------------------------------------------------------------------------------- volumes
+BALLS = {"name": "nifti-folder", "labels": ["ball"], "size": [16, 16, 8], "target_spacing": [2, 2, 3]}
+SECRETS = [f"Müller Johann {number}" for number in range(12)]
+
+
+@pytest.fixture
+def balls(tmp_path: Path) -> Path:
+    """Twelve patients whose names are in their files'."""
+    return write_balls(tmp_path / "Klinik Dr. Geheim", SECRETS)
+
+
+def spoil(folder: Path) -> None:
+    """One patient after another gets a fault."""
+    images, labels = ([folder / kind / f"{name}.nii.gz" for name in SECRETS] for kind in ("images", "labels"))
+    images[0].write_bytes(images[0].read_bytes()[:900])
+    volume, mask = ball((12, 24, 20), (1.5, 1.5, 2.5), 1)
+    write_volume(labels[1], Volume(mask[:, :20], affine_of((1.5, 1.5, 2.5))), "RAS")
+    volume[3, 4, 5] = np.nan
+    write_volume(images[2], Volume(volume, affine_of((1.5, 1.5, 2.5))), "RAS")
+    write_volume(labels[3], Volume(0 * mask, affine_of((1.5, 1.5, 2.5))), "RAS")
+    labels[4].unlink()
+    shutil.copy(images[6], images[5])
+    images[7].unlink()
+    (folder.parent / "outside").mkdir()
+    shutil.copy(images[8], folder.parent / "outside/x.nii.gz")
+    images[7].symlink_to(folder.parent / "outside/x.nii.gz")
+
+
+def test_every_fault_of_a_folder_is_in_the_table_without_a_name(balls: Path, tmp_path: Path) -> None:
+    spoil(balls)
+    report = look(balls, BALLS, "hospital-a")
+    notes = " | ".join(finding.what for finding in report.findings if finding.severity == "note")
+    for words in ("damaged", "NaN", "masks are empty", "no label", "there twice", "lead out of it", "different sizes"):
+        assert words in notes, (words, notes)
+    assert report.go  # seven are good
+    mailed = json.dumps(report.as_json(), ensure_ascii=False) + report.as_text() + report.as_html()
+    for name in ("Müller", "M\u00fcller", "Johann", "Geheim", "outside", str(tmp_path), ".nii"):
+        assert name not in mailed, name
+    private = "\n".join(name for finding in report.findings for name in finding.private)
+    assert all(SECRETS[number] in private for number in (0, 1, 2, 3, 4, 7))
+    (cases,) = [table for table in report.tables if table.title == "Cases"]
+    assert sum(int(row[1]) for row in cases.rows) == 7
+    (ranges,) = [table for table in report.tables if table.title == "Ranges"]
+    told = {row[0]: row[1:] for row in ranges.rows}
+    assert told["spacing z, mm"] == [2.5, 2.5] and told["size x, voxels"] == [20, 20]
+
+
+def test_label_values_that_the_plan_does_not_know_stop(balls: Path) -> None:
+    _, mask = ball((12, 24, 20), (1.5, 1.5, 2.5), 0)
+    write_volume(balls / f"labels/{SECRETS[0]}.nii.gz", Volume(7 * mask, affine_of((1.5, 1.5, 2.5))), "RAS")
+    report = look(balls, BALLS, "hospital-a")
+    (finding,) = found(report, "data", "stops")
+    assert "no label of the plan stands for the masks' values 7" in finding.what + finding.remedy
+    (values,) = [table for table in report.tables if table.title == "Label values"]
+    assert values.rows == [["0, 1, 7"]] and not report.go
+
+
+def test_a_patient_in_two_parts_stops_and_is_not_named(balls: Path) -> None:
+    parts = ("train", "validation", "test")
+    rows = [
+        {
+            "image": f"images/{name}.nii.gz",
+            "label": f"labels/{name}.nii.gz",
+            "patient": SECRETS[0] if place < 2 else name,
+            "part": parts[place % 3],
+        }
+        for place, name in enumerate(SECRETS)
+    ]
+    write_table(balls / "cases.csv", rows)
+    report = look(balls, BALLS, "hospital-a")
+    (finding,) = found(report, "data", "stops")
+    assert "two parts" in finding.what and SECRETS[0] in finding.private
+    assert "ller" not in json.dumps(report.as_json())
+
+
+# ---------------------------------------------------------------------------------------------------- nobody is named
+class Links(HTMLParser):
+    """What a page loads or runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag in ("script", "img", "iframe", "object", "form", "base"):
+            self.found.append(tag)
+        self.found += [name for name, _ in attributes if name in ("src", "href") or name.startswith("on")]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = draw(tmp_path / "MUELLER Johann 1958-03-02", ["tnbc"], images=8)
+    planted = "4711_0"
+    for kind in ("images", "masks"):
+        path = folder / "tnbc" / kind
+        (path / "1001_0.png").rename(path / f"{planted}.png")
+    index = (folder / "index.csv").read_text().replace("1001_0", planted)
+    (folder / "index.csv").write_text(index)
+    if broken:
+        (folder / f"tnbc/masks/{planted}.png").write_bytes(b"cut off")
+    task = {"name": "nuclei", "size": 32}
+    job = job_of(tmp_path / "job", task=task, sites=["tnbc"])
+    local = tmp_path / "local-of-Dr-Schmidt"
+    local.mkdir()
+    (local / "medsilo.yaml").write_text(f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\n")
+    files = {kind: tmp_path / f"check.{kind}" for kind in ("json", "html", "txt")}
+    arguments = ["check", "--job", str(job), "--site", "tnbc", "--site-config", str(local)]
+    arguments += ["--json", str(files["json"]), "--html", str(files["html"]), "--private", str(files["txt"])]
+    assert cli.main(arguments) == int(broken)
+    mailed = [files["json"].read_text(), files["html"].read_text(), capsys.readouterr().out]
+    for text in mailed:
+        for name in ("MUELLER", "Johann", "1958", planted, "4711", "Schmidt", str(tmp_path), "/tmp/"):
+            assert name not in text, name
+    links = Links()
+    links.feed(files["html"].read_text())
+    assert links.found == []
+    assert "default-src 'none'" in files["html"].read_text()
+    assert files["txt"].exists() is broken
+    if broken:
+        assert planted in files["txt"].read_text() and files["txt"].stat().st_mode & 0o077 == 0
+
+
+def test_an_unexpected_error_tells_its_kind_alone() -> None:
+    def bursts(*_: object) -> list:
+        raise KeyError("/data/mueller/4711.nii.gz")
+
+    report = check(visit(), bursts)
+    (finding,) = found(report, "rehearsal", "stops")
+    assert finding.what == "it failed with KeyError"
+    assert "mueller" not in json.dumps(report.as_json()) + report.as_text() + report.as_html()
+    assert any("4711" in line for line in finding.private)
+
+
+def test_the_page_is_in_the_installed_package(root: Path) -> None:
+    shipped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["medsilo"]
+    package = root / "custom/medsilo"
+    pages = set(package.rglob("*.html"))
+    assert pages == {path for pattern in shipped for path in package.glob(pattern) if path.suffix == ".html"}
+
+
+def test_the_page_shows_what_was_found_and_escapes_it() -> None:
+    report = Report({"site": "<b>x</b>"}, [Finding("data", "stops", "a < b & c", "do & don't")], [])
+    page = report.as_html()
+    assert "&lt;b&gt;x&lt;/b&gt;" in page and "a &lt; b &amp; c" in page and "<b>" not in page
+    assert "NO-GO: 1 finding must" in page
+
+
+def test_the_real_tiles_may_go(shared_data: Path, tmp_path: Path) -> None:
+    if not (shared_data / "nuclei_he/index.csv").is_file():
+        pytest.skip("the nuclei tiles are absent")
+    values = {"algorithm": {"name": "fedavg"}, "task": {"name": "nuclei", "size": 16}}
+    plan = parse_plan({**values, "participation": {"sites": ["tnbc"]}, "training": {"rounds": 1, "batch_size": 8}})
+    report = check(visit(site="tnbc", plan=plan, source=DataSource(folder=shared_data / "nuclei_he")), rehearse)
+    assert report.go
+    (cases,) = [table for table in report.tables if table.title == "Cases"]
+    assert sum(int(row[1]) for row in cases.rows) == 68
+    assert "TCGA" not in json.dumps(report.as_json())

@@ -1,0 +1,840 @@
+"""A hospital's own folder: which cases it holds, how they are split, what the network reads, what is refused."""
+
+import json
+import shutil
+import struct
+import unicodedata
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import SimpleITK
+import torch
+import yaml
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from medsilo.errors import DataError, MedsiloError, PlanError
+from medsilo.learning.loop import Drawn
+from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.site.settings import make_settings
+from medsilo.tasks import TASKS
+from medsilo.tasks.folder import Folder, parts_by_patient
+from medsilo.tasks.listing import find
+from medsilo.tasks.patches import from_windows, patch
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survey import PARTS
+from medsilo.tasks.volumes import Volume, write_volume
+from tests.hospital import affine_of, ball, photograph, write_balls, write_pixels, write_table
+
+SECRET = "jane-doe"
+BALL = {"labels": ["ball"], "size": [16, 16, 8], "target_spacing": [2, 2, 3]}
+PHOTO = {"labels": ["square"], "size": [32, 32]}
+PATIENTS = [f"p{number}" for number in range(9)]
+
+
+def volumes(**numbers) -> Folder:
+    return TASKS["nifti-folder"].model_validate({**BALL, **numbers})
+
+
+def photos(**numbers) -> Folder:
+    return TASKS["image-folder"].model_validate({**PHOTO, **numbers})
+
+
+def write_photos(folder: Path, patients=PATIENTS, images: int = 2) -> Path:
+    """images/<patient>/<number>.png and labels/<patient>/<number>.png."""
+    for place, patient in enumerate(patients):
+        for number in range(images):
+            pixels, mask = photograph(100 * place + number)
+            write_pixels(folder / "images" / patient / f"{number}.png", pixels)
+            write_pixels(folder / "labels" / patient / f"{number}.png", mask)
+    return folder
+
+
+def source(folder: Path, **others) -> DataSource:
+    return DataSource.model_validate({"folder": folder, **others})
+
+
+PHOTOS = {"images": "images/*/*.png", "labels": "labels/*/*.png", "patient": "^[^/]+"}
+
+
+@pytest.fixture(scope="module")
+def balls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_balls(tmp_path_factory.mktemp("balls"), PATIENTS)
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("squares"))
+
+
+def read(task: Folder, where: DataSource, site: str = "a", sites=("a",)):
+    return task.read(site, list(sites), 0, where)
+
+
+def told(task: Folder, where: DataSource):
+    return task.survey("a", ["a"], 0, where)
+
+
+# ---------------------------------------------------------------------------------------------------- what is read
+@pytest.mark.parametrize("stored_as", ["LPS", "RAS", "PIR"])
+def test_a_volume_is_turned_resampled_and_normalised(stored_as: str, tmp_path: Path) -> None:
+    """Whatever the file's axes, and worked out here in numpy where the spacing is the plan's own."""
+    write_balls(tmp_path, PATIENTS, spacing=(2.0, 2.0, 3.0), stored_as=stored_as)
+    task = volumes(intensity={"kind": "z-score"})
+    data = read(task, source(tmp_path))
+    images = {}
+    for number, patient in enumerate(PATIENTS):
+        values, mask = ball((12, 24, 20), (2.0, 2.0, 3.0), number + 100 * 56)
+        images[patient] = (values - values.mean()) / values.std(), mask
+    for part in PARTS:
+        cases = getattr(data, part)
+        for place, patient in enumerate(cases.patients):
+            inputs, target = cases[place]
+            assert target.dtype == torch.int64
+            np.testing.assert_allclose(inputs[0].numpy(), images[patient][0], atol=1e-4)
+            assert np.array_equal(target.numpy(), images[patient][1])
+
+
+def test_the_grid_is_the_plans_spacing_and_covers_the_same_place(balls: Path) -> None:
+    resized = volumes(target_spacing=None)
+    assert not resized.crops and read(resized, source(balls)).train[0][0].shape == resized.shape == (1, 8, 16, 16)
+    inputs, target = read(volumes(), source(balls)).train[0]
+    assert inputs.shape == (1, 10, 18, 15) and target.shape == (10, 18, 15)  # 12 x 2.5 / 3, 24 x 1.5 / 2, 20 x 1.5 / 2
+    share = float(target.float().mean())
+    sizes = [ball((12, 24, 20), (1.5, 1.5, 2.5), number + 5600)[1].mean() for number in range(9)]
+    assert min(sizes) * 0.85 < share < max(sizes) * 1.15
+
+
+def test_intensities_against_numpy(tmp_path: Path) -> None:
+    write_balls(tmp_path, PATIENTS, spacing=(2.0, 2.0, 3.0))
+    values = {p: ball((12, 24, 20), (2.0, 2.0, 3.0), number + 5600)[0] for number, p in enumerate(PATIENTS)}
+
+    def expected(kind: str, image: np.ndarray) -> np.ndarray:
+        low, high = {"percentiles": np.percentile(image, [5, 95]), "window": (-0.1, 1.9)}.get(kind, (0, 1))
+        scaled = (image - low) / (high - low)
+        return scaled if kind == "none" else scaled.clip(0, 1)
+
+    for intensity in (
+        {"kind": "percentiles", "low": 5, "high": 95},
+        {"kind": "window", "low": -0.1, "high": 1.9},
+        {"kind": "none"},
+    ):
+        train = read(volumes(intensity=intensity), source(tmp_path)).train
+        own = values[train.patients[0]].astype(np.float64)
+        np.testing.assert_allclose(train[0][0][0].numpy(), expected(intensity["kind"], own), atol=1e-5)
+
+
+def test_channels_come_from_several_files_and_must_lie_on_one_grid(tmp_path: Path) -> None:
+    write_balls(tmp_path / "t1", PATIENTS)
+    write_balls(tmp_path / "t2", PATIENTS)
+    where = {"images": ["t1/images/*.nii.gz", "t2/images/*.nii.gz"], "labels": "t1/labels/*.nii.gz"}
+    task = volumes(modalities=["t1", "t2"])
+    inputs, _ = read(task, source(tmp_path, **where)).train[0]
+    assert inputs.shape[0] == 2 and torch.equal(inputs[0], inputs[1])
+    write_balls(tmp_path / "t2", PATIENTS[:1], spacing=(1.6, 1.5, 2.5))
+    (problem,) = [p for p in told(task, source(tmp_path, **where)).problems if p.severity == "left out"]
+    assert problem.what.startswith("channels of a case lie in different places") and problem.private == ("p0",)
+
+
+def test_slices_of_a_volume_stay_together_and_empty_ones_can_be_kept(balls: Path) -> None:
+    """The ball has 14 mm and slices are 2.5 mm apart: five or six of twelve show it."""
+    task = volumes(dimensions=2, size=[16, 16], target_spacing=[2, 2])
+    data = read(task, source(balls))
+    assert task.shape == (1, 16, 16)
+    counted = {}
+    for part in PARTS:
+        cases = getattr(data, part)
+        assert all(cases[place][1].any() for place in range(len(cases)))
+        for patient in cases.patients:
+            assert counted.setdefault(patient, part) == part
+        assert all(5 <= cases.patients.count(patient) <= 6 for patient in cases.patients)
+    assert set(counted) == set(PATIENTS)
+    every = read(task.model_copy(update={"slices": "all"}), source(balls))
+    assert sum(len(getattr(every, part)) for part in PARTS) == 12 * 9
+
+
+def test_photographs_are_resized_or_keep_their_size(squares: Path) -> None:
+    inputs, target = read(photos(), source(squares, **PHOTOS)).train[0]
+    assert inputs.shape == (3, 32, 32) and target.shape == (32, 32)
+    assert inputs.min() >= 0 and inputs.max() <= 1 and set(target.unique().tolist()) == {0, 1}
+    kept = read(photos(resize=False), source(squares, **PHOTOS)).train
+    inputs, target = kept[0]
+    assert inputs.shape == (3, 30, 40)
+    assert target.sum() == 100  # a square of 10 by 10 pixels
+    place = int(kept.held[0].entry.images[0].stem)
+    pixels, _ = photograph(100 * PATIENTS.index(kept.patients[0]) + place)
+    assert torch.equal(inputs, torch.from_numpy(pixels.transpose(2, 0, 1) / np.float32(255)).float())
+
+
+def test_classes_come_from_folders_or_from_a_table(tmp_path: Path) -> None:
+    task = photos(kind="classification", labels=["benign", "malignant"])
+    rows = []
+    for number in range(12):
+        kind = ("benign", "malignant")[number % 2]
+        write_pixels(tmp_path / kind / f"{number}.png", photograph(number)[0])
+        rows.append({"image": f"{kind}/{number}.png", "label": ("B", "M")[number % 2], "patient": f"p{number // 2}"})
+    by_folder = read(task, source(tmp_path, images="*/*.png"))
+    write_table(tmp_path / "list.csv", rows, separator=";")
+    by_table = read(task, source(tmp_path, table="list.csv", label_map={"B": "benign", "M": "malignant"}))
+    for data in (by_folder, by_table):
+        total = 0
+        for part in PARTS:
+            cases = getattr(data, part)
+            total += len(cases)
+            for place in range(len(cases)):
+                inputs, label = cases[place]
+                assert inputs.shape == (3, 32, 32)
+                number = int(Path(cases.held[place].entry.name).stem)
+                assert int(label) == number % 2
+        assert total == 12
+    assert by_table.survey.parts["train"].patients * 2 == by_table.survey.parts["train"].cases
+    with pytest.raises(DataError, match="not among the plan's .benign, malignant."):
+        read(task, source(tmp_path, table="list.csv"))
+
+
+def test_volumes_are_classified_whole(tmp_path: Path) -> None:
+    rows = []
+    for number in range(9):
+        image, _ = ball((12, 24, 20), (2.0, 2.0, 3.0), number)
+        (tmp_path / "scans").mkdir(exist_ok=True)
+        write_volume(tmp_path / "scans" / f"{number}.nii.gz", Volume(image, affine_of((2.0, 2.0, 3.0))))
+        rows.append({"image": f"scans/{number}.nii.gz", "label": number % 2, "patient": number})
+    write_table(tmp_path / "cases.csv", rows)  # the name that needs no setting
+    task = volumes(kind="classification", labels=["no", "yes"], size=[32, 16, 8])
+    data = read(task, source(tmp_path))
+    inputs, label = data.train[0]
+    assert inputs.shape == (1, 8, 16, 32) == task.shape
+    number = int(data.train.patients[0])
+    assert int(label) == number % 2
+    image = ball((12, 24, 20), (2.0, 2.0, 3.0), number)[0].astype(np.float64)
+    low, high = np.percentile(image, [0.5, 99.5])
+    scaled = ((image - low) / (high - low)).clip(0, 1)
+    np.testing.assert_allclose(inputs[0, :, :, 6:26].numpy(), scaled[2:10, 4:20], atol=1e-5)  # cut in the middle
+    assert (inputs[0, :, :, :6] == 0).all() and (inputs[0, :, :, 26:] == 0).all()  # and filled up
+
+
+# ---------------------------------------------------------------------------------------------------- who is where
+def test_no_patient_is_in_two_parts_and_others_do_not_move_them(squares: Path) -> None:
+    data = read(photos(), source(squares, **PHOTOS))
+    where = [set(getattr(data, part).patients) for part in PARTS]
+    assert all(where) and sum(map(len, where)) == len(set.union(*where)) == len(PATIENTS)
+    fewer, more = (parts_by_patient([f"p{n}" for n in range(count)], (0.6, 0.2, 0.2), 0) for count in (200, 300))
+    assert all(more[patient] == part for patient, part in fewer.items())
+    sizes = np.array([list(more.values()).count(part) for part in PARTS]) / 300
+    assert np.abs(sizes - [0.6, 0.2, 0.2]).max() < 0.06
+    other = parts_by_patient(more, (0.6, 0.2, 0.2), 1)
+    assert sum(other[patient] != part for patient, part in more.items()) > 100
+    for count in (3, 4, 5, 6):  # no part is empty, if that can be
+        for split in range(30):
+            few = parts_by_patient([f"q{n}" for n in range(count)], (0.6, 0.2, 0.2), split)
+            assert set(few.values()) == set(PARTS)
+
+
+def test_a_column_may_fix_the_parts(squares: Path, tmp_path: Path) -> None:
+    rows = [
+        {"file": f"images/{p}/{n}.png", "mask": f"labels/{p}/{n}.png", "pid": p, "set": PARTS[i % 3]}
+        for i, p in enumerate(PATIENTS)
+        for n in range(2)
+    ]
+    shutil.copytree(squares, tmp_path / "data")
+    columns = {"image": "file", "label": "mask", "patient": "pid", "part": "set"}
+    where = source(tmp_path / "data", table="t.csv", columns=columns)
+    write_table(tmp_path / "data" / "t.csv", rows)
+    data = read(photos(), where)
+    for number, part in enumerate(PARTS):
+        assert set(getattr(data, part).patients) == set(PATIENTS[number::3])
+    rows[0]["set"] = "validation"
+    write_table(tmp_path / "data" / "t.csv", rows)
+    with pytest.raises(DataError, match="patients are in two parts by the table") as caught:
+        read(photos(), where)
+    assert "p0" in caught.value.private and "p0" not in str(caught.value)
+    assert told(photos(), where).patients_in_two_parts == 1
+    rows[0]["set"] = "holdout"
+    write_table(tmp_path / "data" / "t.csv", rows)
+    assert "part that is not train, validation or test" in told(photos(), where).problems[0].what
+
+
+def test_a_folder_with_the_sites_name_is_the_sites(tmp_path: Path) -> None:
+    for number, site in enumerate(("a", "b")):
+        write_balls(tmp_path / site, [f"{site}{n}" for n in range(4)], shape=(12, 24, 20 + number))
+    for site in ("a", "b"):
+        data = read(volumes(), source(tmp_path), site, ("a", "b"))
+        assert all(patient[0] == site for part in PARTS for patient in getattr(data, part).patients)
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "column"])
+def test_one_folder_is_dealt_to_simulated_sites(kind: str, tmp_path: Path) -> None:
+    """Disjoint, covering, a patient whole at one site."""
+    rows = []
+    for number in range(40):
+        write_pixels(tmp_path / f"{number}.png", photograph(number, (16, 16))[0])
+        rows.append(
+            {"image": f"{number}.png", "label": number // 2 % 2, "patient": number // 2, "site": "abc"[number // 2 % 3]}
+        )
+    write_table(tmp_path / "cases.csv", rows)
+    partition = {"kind": kind, "alpha": 0.3, "minimum": 3}
+    task = photos(kind="classification", labels=["no", "yes"], size=[16, 16], partition=partition)
+    owners: dict[str, str] = {}
+    cases = 0
+    for site in "abc":
+        data = read(task, source(tmp_path), site, "abc")
+        for part in PARTS:
+            cases += len(getattr(data, part))
+            for patient in set(getattr(data, part).patients):
+                assert owners.setdefault(patient, site) == site
+    assert cases == 40 and len(owners) == 20
+    sizes = [list(owners.values()).count(site) for site in "abc"]
+    if kind == "iid":
+        assert max(sizes) - min(sizes) <= 1
+    if kind == "dirichlet":
+        assert min(sizes) >= 3
+    if kind == "column":
+        assert all(owners[str(row["patient"])] == row["site"] for row in rows)
+        with pytest.raises(DataError, match="gives no case to d"):
+            read(task, source(tmp_path), "d", "abcd")
+
+
+# ---------------------------------------------------------------------------------------------------- pieces
+def test_pieces_are_drawn_from_the_seed_and_hold_a_structure_when_they_should() -> None:
+    image = torch.arange(6 * 9 * 11).reshape(1, 6, 9, 11).float()
+    labels = torch.zeros(6, 9, 11, dtype=torch.int64)
+    for voxel in ((0, 0, 0), (5, 8, 10), (3, 4, 5)):
+        labels[voxel] = 1
+    size, seen, free = (2, 3, 5), [], set()
+    for seed in range(300):
+        inputs, target = patch((image, labels), size, 1.0, seed)
+        assert inputs.shape == (1, *size) and target.shape == size and target.sum() == 1
+        start = np.unravel_index(int(inputs[0, 0, 0, 0]), (6, 9, 11))
+        cut = tuple(slice(a, a + b) for a, b in zip(start, size, strict=True))
+        assert torch.equal(inputs, image[(slice(None), *cut)]) and torch.equal(target, labels[cut])
+        seen.append(tuple(map(int, start)))
+        again = patch((image, labels), size, 1.0, seed)
+        assert torch.equal(again[0], inputs)
+        free.add(int(patch((image, labels), size, 0.0, seed)[0][0, 0, 0, 0]))
+    counts = [seen.count(start) for start in sorted(set(seen))]
+    assert sorted(set(seen)) == [(0, 0, 0), (2, 3, 3), (4, 6, 6)]
+    assert min(counts) > 70  # each voxel of a structure is as likely
+    assert len(free) > 150  # of 5 x 7 x 7 places
+    assert patch((image, labels * 0), size, 1.0, 3)[0].shape == (1, *size)  # nothing to aim at
+
+
+def test_a_volume_smaller_than_a_piece_is_filled_up() -> None:
+    image, labels = torch.ones(2, 3, 9, 11), torch.ones(3, 9, 11, dtype=torch.int64)
+    image[:, 0, 0, 0] = -1
+    inputs, target = patch((image, labels), (5, 9, 4), 0.5, 0)
+    assert inputs.shape == (2, 5, 9, 4) and (inputs[:, 3:] == -1).all() and (target[3:] == 0).all()
+
+
+def test_windows_give_back_what_each_place_would_give_alone() -> None:
+    """For a network that looks at single places, any size, smaller than a window too."""
+    images = torch.randn(1, 2, 7, 13, 21)
+    network = torch.nn.Conv3d(2, 3, 1)
+    with torch.no_grad():
+        for size in ((4, 8, 8), (8, 8, 32), (7, 13, 21)):
+            torch.testing.assert_close(from_windows(network, images, size, 0.25), network(images), atol=1e-5, rtol=0)
+
+
+AUGMENTED = ["flip-x", "flip-y", "flip-z", "rotate90", "affine", "intensity", "noise"]
+
+
+def test_training_cases_depend_on_the_seed_alone_and_not_on_workers(balls: Path) -> None:
+    task = volumes(augmentation=AUGMENTED)
+    train = read(task, source(balls)).train
+
+    def epoch(seed: int, workers: int) -> list[torch.Tensor]:
+        np.random.seed(workers)
+        torch.manual_seed(workers)
+        return [
+            tensor
+            for batch in DataLoader(Drawn(train, task.augmented, seed), 2, num_workers=workers)
+            for tensor in batch
+        ]
+
+    first, same, other = epoch(1, 0), epoch(1, 2), epoch(2, 0)
+    assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
+    assert not torch.equal(first[0], other[0])
+    assert first[0].shape == (2, 1, 8, 16, 16) and first[1].dtype == torch.int64
+
+
+@pytest.mark.parametrize("kind", AUGMENTED)
+def test_masks_move_with_their_images(kind: str) -> None:
+    """An image that is its own mask stays that, but for what changes values only."""
+    task = volumes(augmentation=[kind], foreground=0.0)
+    labels = torch.zeros(8, 16, 16, dtype=torch.int64)
+    labels[2:5, 3:10, 3:9] = 1
+    moved = 0
+    for seed in range(24):
+        inputs, target = task.augmented((labels[None].float(), labels), seed)
+        assert type(inputs) is torch.Tensor and type(target) is torch.Tensor
+        assert inputs.shape == (1, 8, 16, 16) and set(target.unique().tolist()) <= {0, 1}
+        # Between voxels an image is mixed of eight, and a mask is the nearest's.
+        away = (inputs[0] - target).abs()
+        assert away.max() <= {"noise": 0.4, "affine": 0.875}.get(kind, 0.61) and away.mean() < 0.1
+        moved += not torch.equal(target, labels)
+        if kind in ("intensity", "noise"):
+            assert torch.equal(target, labels)
+    assert moved > 3 or kind in ("intensity", "noise")
+    pictures = photos(kind="classification", labels=["a", "b"], augmentation=["flip-x", "affine"])
+    inputs, target = pictures.augmented((torch.rand(3, 32, 32), torch.tensor(1)), 5)
+    assert inputs.shape == (3, 32, 32) and int(target) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- the cache
+@pytest.mark.parametrize("cache", ["memory", "disk", "none", "small"])
+def test_every_cache_gives_the_same_cases(cache: str, balls: Path, tmp_path: Path) -> None:
+    task = volumes(dimensions=2, size=[16, 16], target_spacing=[2, 2])
+    expected = read(task, source(balls))
+    others = {"small": {"cache_memory": 1}, "disk": {"cache": "disk", "cache_folder": tmp_path / "cache"}}
+    data = read(task, source(balls, **others.get(cache, {"cache": cache})))
+    for part in PARTS:
+        mine, theirs = getattr(data, part), getattr(expected, part)
+        assert mine.patients == theirs.patients
+        for place in range(len(mine)):
+            assert all(torch.equal(a, b) for a, b in zip(mine[place], theirs[place], strict=True))
+    assert data.survey == expected.survey
+    if cache == "disk":
+        assert {path.suffix for path in (tmp_path / "cache").iterdir()} == {".safetensors"}
+        assert len(list((tmp_path / "cache").iterdir())) == 9
+
+
+def test_the_memory_of_the_cache_is_bounded(tmp_path: Path) -> None:
+    write_balls(tmp_path, PATIENTS, shape=(24, 48, 50), spacing=(2, 2, 3))  # 0.28 MB each, and a mask of bytes
+    data = read(volumes(), source(tmp_path, cache_memory=1))
+    held = [one for part in PARTS for one in getattr(data, part).held]
+    kept = sum(one.made.inputs.nbytes + one.made.targets.nbytes for one in held if one.made)
+    assert 0.7 * 2**20 < kept <= 2**20
+
+
+def test_the_disk_cache_knows_a_file_that_changed_and_mends_one_that_broke(balls: Path, tmp_path: Path) -> None:
+    shutil.copytree(balls, tmp_path / "data")
+    where = source(tmp_path / "data", cache="disk", cache_folder=tmp_path / "cache")
+    before = read(volumes(), where).train
+    patient, first = before.patients[0], before[0][0]
+    for path in (tmp_path / "cache").iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    assert torch.equal(read(volumes(), where).train[0][0], first)
+    image, _ = ball((12, 24, 20), (1.5, 1.5, 2.5), 77)
+    write_volume(tmp_path / "data" / "images" / f"{patient}.nii.gz", Volume(image, affine_of((1.5, 1.5, 2.5))), "RAS")
+    assert not torch.equal(read(volumes(), where).train[0][0], first)
+    assert not torch.equal(read(volumes(target_spacing=[3, 3, 3]), where).train[0][0], first)
+    leads_nowhere(tmp_path / "data" / "images" / f"{patient}.nii.gz")
+    assert told(volumes(), where).unreadable == 1
+    with pytest.raises(DataError, match="cache_folder"):
+        read(volumes(), source(balls, cache="disk"))
+
+
+# ---------------------------------------------------------------------------------------------------- bad input
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+
+
+def with_nan(path: Path) -> None:
+    image, _ = ball((12, 24, 20), (1.5, 1.5, 2.5), 1)
+    image[3, 4, 5] = np.nan
+    write_volume(path, Volume(image, affine_of((1.5, 1.5, 2.5))), "RAS")
+
+
+def other_size(path: Path) -> None:
+    mask = ball((12, 24, 22), (1.5, 1.5, 2.5), 1)[1]
+    write_volume(path, Volume(mask, affine_of((1.5, 1.5, 2.5))), "RAS")
+
+
+def other_place(path: Path) -> None:
+    mask = ball((12, 24, 20), (1.5, 1.5, 2.5), 1)[1]
+    write_volume(path, Volume(mask, affine_of((1.5, 1.5, 2.6))), "RAS")
+
+
+def probabilities(path: Path) -> None:
+    mask = ball((12, 24, 20), (1.5, 1.5, 2.5), 1)[1] * np.float32(0.5)
+    write_volume(path, Volume(mask, affine_of((1.5, 1.5, 2.5))), "RAS")
+
+
+def leads_out(path: Path) -> None:
+    outside = path.parents[2] / "outside.nii.gz"
+    path.replace(outside)
+    path.symlink_to(outside)
+
+
+def leads_nowhere(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name("nothing.nii.gz"))
+
+
+BAD_VOLUMES = [
+    # what is done to which file; what is said
+    ("images", cut_off, "an image can't be read"),
+    ("labels", cut_off, "a mask can't be read"),
+    ("images", with_nan, "an image has values that are NaN"),
+    ("labels", other_size, "an image and its mask have different sizes"),
+    ("labels", other_place, "an image and its mask lie in different places"),
+    ("labels", probabilities, "no whole numbers"),
+    ("images", leads_out, "are not in the data folder but lead out of it"),
+    ("labels", leads_out, "are not in the data folder but lead out of it"),
+    ("labels", Path.unlink, "images have no label"),
+    ("images", leads_nowhere, "an image can't be read"),
+]
+
+
+@pytest.mark.parametrize(("kind", "spoil", "words"), BAD_VOLUMES)
+def test_a_bad_volume_is_left_out_and_the_rest_goes_on(
+    kind: str, spoil, words: str, balls: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(balls, folder)
+    for part in ("images", "labels"):
+        (folder / part / "p4.nii.gz").rename(folder / part / f"{SECRET}.nii.gz")
+    spoil(folder / kind / f"{SECRET}.nii.gz")
+    assert_left_out(volumes(), source(folder), words)
+
+
+def assert_left_out(task: Folder, where: DataSource, words: str) -> None:
+    """One problem of these words, the same in the survey and in training, with no name in what may be shown."""
+    survey = told(task, where)
+    (problem,) = [problem for problem in survey.problems if problem.severity != "note"]
+    assert problem.severity == "left out" and words in problem.what and problem.count == 1
+    assert any(SECRET in name for name in problem.private)
+    shown = json.dumps(survey.facts())
+    assert SECRET not in shown and str(where.folder) not in shown
+    assert survey.usable and survey.unreadable + survey.unlabelled == 1
+    data = read(task, where)
+    assert data.survey == survey
+    patients = [patient for part in PARTS for patient in getattr(data, part).patients]
+    assert not any(SECRET in patient for patient in patients)
+    assert len(set(patients)) == len(PATIENTS) - 1
+
+
+def palette(path: Path) -> None:
+    """8 bits per pixel, each the number of a colour."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = b"".join(b"\0" + bytes([0, 1] * 20) for _ in range(30))
+    header = struct.pack(">IIBBBBB", 40, 30, 8, 3, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"PLTE", bytes([0, 0, 0, 255, 0, 0])), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts))
+
+
+def pixels_of(path: Path, shape: tuple[int, ...], kind: type = np.uint8) -> None:
+    write_pixels(path, np.random.default_rng(0).integers(0, 200, shape).astype(kind))
+
+
+BAD_PHOTOS = [
+    ("images", palette, "have a palette"),
+    ("labels", palette, "have a palette"),
+    ("images", lambda path: pixels_of(path, (30, 40, 3), np.uint16), "16 bits per value where the plan reads 8"),
+    (
+        "images",
+        lambda path: pixels_of(path, (30, 40, 4)),
+        "4 channels where the plan reads 3; remove the alpha channel",
+    ),
+    ("images", lambda path: pixels_of(path, (30, 40)), "1 channels where the plan reads 3"),
+    ("images", lambda path: pixels_of(path, (30, 41, 3)), "different sizes"),
+    ("labels", lambda path: pixels_of(path, (30, 40, 3)), "masks have several channels"),
+    ("images", lambda path: path.write_text("a letter"), "an image can't be read"),
+]
+
+
+@pytest.mark.parametrize(("kind", "spoil", "words"), BAD_PHOTOS)
+def test_a_bad_photograph_is_left_out_and_the_rest_goes_on(kind: str, spoil, words: str, tmp_path: Path) -> None:
+    folder = write_photos(tmp_path / "data", [*PATIENTS[1:], SECRET], images=1)
+    spoil(folder / kind / SECRET / "0.png")
+    assert_left_out(photos(), source(folder, **PHOTOS), words)
+
+
+def test_16_bits_are_read_where_the_plan_looks_at_each_images_own_range(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path, images=1)
+    for path in folder.glob("images/*/*.png"):
+        pixels = SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(path)))
+        write_pixels(path, pixels.astype(np.uint16) * 16)
+    train = read(photos(intensity={"kind": "percentiles"}), source(folder, **PHOTOS)).train
+    assert train[0][0].max() == 1 and train[0][0].min() == 0
+
+
+def test_masks_with_values_that_no_label_stands_for_stop_training_until_they_are_mapped(tmp_path: Path) -> None:
+    for number, patient in enumerate(PATIENTS):
+        image, mask = ball((12, 24, 20), (2.0, 2.0, 3.0), number)
+        for kind, values in (("images", image), ("labels", mask * np.uint8(7) + (image > 1.9) * np.uint8(2))):
+            (tmp_path / kind).mkdir(exist_ok=True)
+            write_volume(tmp_path / kind / f"{patient}.nii.gz", Volume(values, affine_of((2.0, 2.0, 3.0))))
+    survey = told(volumes(), source(tmp_path))
+    (problem,) = [problem for problem in survey.problems if problem.severity == "stops"]
+    assert "no label of the plan stands for the masks' values 7, 9;" in problem.what and problem.count == 9
+    assert survey.unlabelled == survey.unreadable == 0
+    assert set(survey.label_values) == {"0", "7", "9"}
+    with pytest.raises(DataError, match="label_map"):
+        read(volumes(), source(tmp_path))
+    data = read(volumes(), source(tmp_path, label_map={7: "ball", "9": 1}))
+    target = data.train[0][1]
+    mask = ball((12, 24, 20), (2.0, 2.0, 3.0), int(data.train.patients[0][1:]))[1]
+    assert np.array_equal(target.numpy(), mask)
+    without = read(volumes(), source(tmp_path, label_map={7: "ball", 9: "background"})).train[0][1]
+    assert 0 < without.sum() < target.sum()
+    with pytest.raises(DataError, match="'liver' is not among the plan's labels: background, ball"):
+        read(volumes(), source(tmp_path, label_map={7: "liver"}))
+
+
+def test_empty_masks_one_class_and_copies_are_noted(balls: Path, tmp_path: Path) -> None:
+    shutil.copytree(balls, tmp_path / "data")
+    shutil.copy(tmp_path / "data/images/p1.nii.gz", tmp_path / "data/images/p2.nii.gz")
+    empty = Volume(np.zeros((12, 24, 20), np.uint8), affine_of((1.5, 1.5, 2.5)))
+    write_volume(tmp_path / "data" / "labels" / "p3.nii.gz", empty, "RAS")
+    survey = told(volumes(), source(tmp_path / "data"))
+    notes = {problem.what.split(":")[0]: problem for problem in survey.problems}
+    assert survey.usable and survey.duplicates == 1
+    assert notes["masks are empty"].private == ("p3",) and notes["masks are empty"].count == 1
+    assert sum(part.classes["ball"] for part in survey.parts.values()) == 8
+    for number in range(9):
+        write_pixels(tmp_path / "one" / "benign" / f"{number}.png", photograph(number)[0])
+    task = photos(kind="classification", labels=["benign", "malignant"])
+    one = told(task, source(tmp_path / "one", images="*/*.png"))
+    assert one.usable and any("of one class" in problem.what for problem in one.problems)
+    assert one.parts["train"].classes["malignant"] == 0 < one.parts["train"].classes["benign"]
+
+
+def test_ranges_are_those_of_the_files(balls: Path) -> None:
+    survey = told(volumes(), source(balls))
+    assert survey.size == ((20, 20), (24, 24), (12, 12))
+    np.testing.assert_allclose(survey.spacing, [(1.5, 1.5), (1.5, 1.5), (2.5, 2.5)], atol=1e-5)
+    images = [ball((12, 24, 20), (1.5, 1.5, 2.5), number + 5600)[0] for number in range(9)]
+    assert survey.intensity == pytest.approx((min(i.min() for i in images), max(i.max() for i in images)))
+    assert sum(part.cases for part in survey.parts.values()) == 9
+    spacings = read(volumes(), source(balls)).spacings  # a super model tells the training images'
+    assert len(spacings) == survey.parts["train"].patients
+    np.testing.assert_allclose(spacings, [(1.5, 1.5, 2.5)] * len(spacings), atol=1e-5)
+
+
+@pytest.mark.parametrize("spelling", ["NFC", "NFD"])
+def test_marks_and_spaces_in_names_are_letters(spelling: str, tmp_path: Path) -> None:
+    """Files from a Mac spell é in two signs, a table in one."""
+    folder = write_balls(tmp_path / "data é", [f"Zoé {number}" for number in range(6)])
+    for path in folder.glob("images/*"):
+        path.rename(path.with_name(unicodedata.normalize(spelling, path.name)))
+    data = read(volumes(), source(folder))
+    assert sum(len(getattr(data, part)) for part in PARTS) == 6
+    rows = [
+        {"image": f"images/Zoé {n}.nii.gz", "label": f"labels/Zoé {n}.nii.gz", "patient": f"Zoé {n}"} for n in range(6)
+    ]
+    write_table(folder / "mes cas.csv", rows)
+    assert len(read(volumes(), source(folder, table="mes cas.csv")).train) == len(data.train)
+
+
+STOPS = [
+    # the rows' change, or the file's text; what is said
+    ({"patient": None}, "the table has no column patient; name yours under data.columns"),
+    ({"label": None, "image": None}, "the table has no column image, label"),
+    ("image;label", "the table has no column patient"),
+    (b"\xff\xfe\x00", "not in UTF-8"),
+    (None, "the table can't be read"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), STOPS)
+def test_an_unusable_table_is_refused(change, words: str, tmp_path: Path) -> None:
+    folder = write_balls(tmp_path, PATIENTS[:3])
+    row = {"image": f"images/{SECRET}.nii", "label": "labels/p1.nii.gz", "patient": SECRET}
+    if isinstance(change, dict):
+        write_table(folder / "t.csv", [{key: value for key, value in row.items() if key not in change} or {"x": 1}])
+    elif change is not None:
+        (folder / "t.csv").write_bytes(change.encode() if isinstance(change, str) else change)
+    where = source(folder, table="t.csv")
+    (problem,) = told(volumes(), where).problems
+    assert problem.severity == "stops" and words in problem.what
+    with pytest.raises(DataError) as caught:
+        read(volumes(), where)
+    assert words in str(caught.value) and SECRET not in str(caught.value) and str(folder) not in str(caught.value)
+
+
+def test_lines_that_lack_something_are_left_out(balls: Path, tmp_path: Path) -> None:
+    def row(number: int, **others) -> dict:
+        files = {kind: f"{kind}s/p{number}.nii.gz" for kind in ("image", "label")}
+        return {**files, "patient": f"p{number}", **others}
+
+    outside = write_balls(tmp_path, ["p8"]) / "images" / "p8.nii.gz"
+    rows = [row(n) for n in range(5)] + [row(5, image=str(balls / "images" / "p5.nii.gz"))]  # a whole path is as good
+    rows += [row(6, patient=""), row(7, label=""), row(8, image="images/p99.nii.gz"), row(8, image=str(outside))]
+    write_table(balls / "some.csv", rows)
+    survey = told(volumes(), source(balls, table="some.csv"))
+    left = {problem.what: problem.count for problem in survey.problems if problem.severity == "left out"}
+    assert survey.usable and list(left.values()) == [1, 1, 1, 1]
+    assert sum(part.cases for part in survey.parts.values()) == 6
+    write_table(balls / "some.csv", [*rows, row(0)])
+    with pytest.raises(DataError, match="stand in several lines of the table"):
+        read(volumes(), source(balls, table="some.csv"))
+    (balls / "some.csv").unlink()
+
+
+def test_two_cases_of_one_name_stop_training(balls: Path, tmp_path: Path) -> None:
+    shutil.copytree(balls, tmp_path / "data")
+    shutil.copy(tmp_path / "data/images/p1.nii.gz", tmp_path / "data/images/p1.mha")
+    survey = told(volumes(), source(tmp_path / "data"))
+    (problem,) = [problem for problem in survey.problems if problem.severity == "stops"]
+    assert "one and the same name" in problem.what and problem.private == ("p1",)
+    with pytest.raises(DataError, match="one and the same name"):
+        read(volumes(), source(tmp_path / "data"))
+    one_ending = {"images": "images/*.nii.gz", "labels": "labels/*.nii.gz"}
+    assert len(read(volumes(), source(tmp_path / "data", **one_ending)).train)
+
+
+def test_a_folder_that_is_a_link_is_not_entered(balls: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for kind in ("images", "labels"):
+        shutil.copytree(balls / kind, tmp_path / "data" / kind)
+    (tmp_path / "data" / "old").symlink_to(balls)
+    survey = told(volumes(), source(tmp_path / "data", images="**/images/*", labels="**/labels/*"))
+    assert sum(part.cases for part in survey.parts.values()) == 9
+    assert [p.what.split(",")[0] for p in survey.problems if p.severity == "left out"] == ["folders are links"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"images": "scans/*"}, "no file in the data folder fits data.images; correct it"),
+        ({"patient": "("}, "no regular expression"),
+        ({"patient": "x(.)"}, "names of cases don't fit data.patient"),
+        ({"table": "a.csv", "images": "*"}, "give one of the two"),
+        ({"label_map": {"ball": 1}}, "'ball' is no value of a mask"),
+    ],
+)
+def test_settings_that_fit_nothing_say_so(settings: dict, words: str, balls: Path) -> None:
+    assert words in told(volumes(), source(balls, **settings)).problems[0].what
+    with pytest.raises(DataError) as caught:
+        read(volumes(), source(balls, **settings))
+    assert words in str(caught.value)
+
+
+def test_too_few_patients_leave_a_part_empty(tmp_path: Path) -> None:
+    write_balls(tmp_path, PATIENTS[:2])
+    with pytest.raises(DataError, match="part has no cases; bring more patients"):
+        read(volumes(), source(tmp_path))
+    with pytest.raises(DataError, match="does not exist; correct 'data'"):
+        read(volumes(), source(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match="set 'data' in this site's medsilo.yaml"):
+        volumes().read("a", ["a"], 0, None)
+
+
+def test_where_nothing_is_left_the_error_says_what_was_left_out(balls: Path) -> None:
+    with pytest.raises(DataError, match=r"train part has no cases.*volumes where the plan reads flat images \(9\)"):
+        read(TASKS["image-folder"](size=(16, 16), colours="grey"), source(balls))
+
+
+def test_a_classification_s_images_lie_in_their_classes_folders_when_nothing_else_is_said(tmp_path: Path) -> None:
+    task = TASKS["image-folder"](kind="classification", labels=("benign", "malignant"), colours="grey", size=(8, 8))
+    with pytest.raises(DataError, match=r"it is \*/\*; put them into folders named after their classes, or write"):
+        read(task, source(tmp_path))
+    for label in task.labels:
+        for number in range(8):
+            path = tmp_path / label / f"{number}.png"
+            path.parent.mkdir(exist_ok=True)
+            Image.fromarray(np.full((8, 8), 100 * (label == "benign") + number, np.uint8)).save(path)
+    data = read(task, source(tmp_path))
+    for part in (data.train, data.validation, data.test):
+        for inputs, target in part:
+            assert (float(inputs.mean()) < 0.2) == (int(target) == 1)
+    assert sum(map(len, (data.train, data.validation, data.test))) == 16
+
+
+def test_other_tasks_take_a_folder_and_no_description(squares: Path) -> None:
+    with pytest.raises(DataError, match="layout of its own"):
+        TASKS["nuclei"]().read("a", ["a"], 0, source(squares, images="*"))
+    survey = TASKS["synthetic-prostate"](patients=4).survey("a", ["a", "b"], 0, None)
+    assert survey.usable and survey.parts["train"].cases > 0 and survey.size == ((48, 48), (48, 48))
+    assert TASKS["nuclei"]().survey("a", ["a"], 0, source(squares)).problems[0].severity == "stops"
+
+
+# ---------------------------------------------------------------------------------------------------- settings, plan
+def test_data_are_a_folder_or_a_section_of_the_sites_settings(tmp_path: Path) -> None:
+    assert make_settings({"data": "/data"}, "x").data == DataSource(folder=Path("/data"))
+    described = make_settings({"data": {"folder": "/data", "table": "cases.csv", "label_map": {1: "ball"}}}, "x").data
+    assert described is not None and described.table == "cases.csv" and described.is_described
+    again = make_settings({"data": json.loads(described.model_dump_json())}, "x").data
+    assert again is not None and {str(k): v for k, v in again.label_map.items()} == {"1": "ball"}
+    with pytest.raises(MedsiloError, match=r"data\.image: unknown key; .* folder, images, labels"):
+        make_settings({"data": {"folder": "/data", "image": "*"}}, "x")
+
+
+def planned(task: str, **numbers) -> Plan:
+    return parse_plan(
+        {
+            "algorithm": {"name": "fedavg"},
+            "task": {"name": task, **numbers},
+            "participation": {"sites": ["a", "b"]},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "numbers", "words"),
+    [
+        ("nifti-folder", {"size": [32, 32]}, "give 3: x, y, z"),
+        ("nifti-folder", {"dimensions": 2, "size": [32, 32], "target_spacing": [1, 1, 1]}, "give 2 numbers"),
+        ("nifti-folder", {"labels": ["a", "a"]}, "name each label once"),
+        ("nifti-folder", {"labels": ["background"]}, "the background not at all"),
+        ("nifti-folder", {"kind": "classification", "labels": ["a"]}, "needs two or more"),
+        ("nifti-folder", {"shares": [0.5, 0.5, 0.5]}, "three shares above 0 that add up to 1"),
+        ("nifti-folder", {"size": [32, 16, 16], "augmentation": ["rotate90"]}, "the same along x and y"),
+        ("image-folder", {"augmentation": ["flip-z"]}, "flip-z needs volumes"),
+        ("nifti-folder", {"partition": {"kind": "dirichlet"}}, "dirichlet deals classes"),
+        ("nifti-folder", {"size": [30, 30, 30]}, "can't read the inputs of task nifti-folder"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(task: str, numbers: dict, words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        planned(task, **numbers)
+    assert words in str(caught.value)
+
+
+def test_a_listing_has_no_images_opened(squares: Path) -> None:
+    listing = find(source(squares, **PHOTOS), squares, masks=True)
+    assert [entry.name for entry in listing.entries] == sorted(f"{p}/{n}" for p in PATIENTS for n in range(2))
+    assert {entry.patient for entry in listing.entries} == set(PATIENTS)
+
+
+# ---------------------------------------------------------------------------------------------------- the documentation
+def documented(first: str, root: Path) -> list[dict]:
+    """The YAML examples of docs/your-data.md that begin so."""
+    blocks = (root / "docs" / "your-data.md").read_text(encoding="utf-8").split("```")[1::2]
+    return [yaml.safe_load(block.removeprefix("yaml")) for block in blocks if block.startswith(f"yaml\n{first}")]
+
+
+def test_the_first_example_works_as_it_stands(root: Path, tmp_path: Path) -> None:
+    """Patterns: masks with 1 and 3 where the plan says kidney and tumour."""
+    for number in range(1, 7):
+        image, mask = ball((12, 24, 20), (2.0, 2.0, 3.0), number)
+        mask[:, :12] *= 3
+        for kind, values in (("images", image), ("labels", mask)):
+            (tmp_path / kind).mkdir(exist_ok=True)
+            write_volume(tmp_path / kind / f"case_{number:04}.nii.gz", Volume(values, affine_of((2.0, 2.0, 3.0))))
+    settings = make_settings({"data": {**documented("data:", root)[0]["data"], "folder": tmp_path}}, "the example")
+    task = planned(
+        "nifti-folder", **{k: v for k, v in documented("task:", root)[0]["task"].items() if k != "name"}
+    ).task
+    survey = task.survey("a", ["a"], 0, settings.data)
+    assert survey.usable and set(survey.label_values) == {"0", "1", "3"}
+    assert sum(part.classes["tumour"] for part in survey.parts.values()) >= 1
+    assert sum(part.classes["kidney"] for part in survey.parts.values()) >= 1
+
+
+def test_the_second_example_works_as_it_stands(root: Path, tmp_path: Path) -> None:
+    """A table, as it is printed there and with more lines; and the plan beside the jobs."""
+    text = (root / "docs" / "your-data.md").read_text(encoding="utf-8")
+    lines = text.split("```\nfile,")[1].split("```")[0].strip().splitlines()[1:]
+    lines += [f"photos/{n:04}.png,{('naevus', 'melanoma')[n % 2]},P{n},{PARTS[n % 3]}" for n in range(20, 32)]
+    for line in lines:
+        write_pixels(tmp_path / line.split(",")[0], photograph(1)[0])
+    (tmp_path / "cases.csv").write_text("\n".join(["file,diagnosis,pseudonym,split", *lines]), encoding="utf-8")
+    settings = make_settings({"data": {**documented("data:", root)[1]["data"], "folder": tmp_path}}, "the example")
+    task = load_plan(root / "jobs/fedavg/plans/image-folder.yaml", ["task.size=[32, 32]"]).task
+    survey = task.survey("a", ["a"], 0, settings.data)
+    assert survey.usable and survey.parts["train"].cases == 6 and survey.parts["train"].patients == 5
+    assert survey.parts["test"].classes == {"benign": 3, "malignant": 2}
+
+
+def test_every_key_of_the_plan_and_of_the_data_section_is_explained(root: Path) -> None:
+    text = (root / "docs" / "your-data.md").read_text(encoding="utf-8")
+    keys = {*TASKS["nifti-folder"].model_fields, *TASKS["image-folder"].model_fields, *DataSource.model_fields}
+    assert [
+        key for key in sorted(keys) if f"`{key}`" not in text and f".{key}" not in text and f"{key}:" not in text
+    ] == []

@@ -1,0 +1,503 @@
+"""Every published layout is read, split by patient, trained one step and evaluated; wrong ones are refused in words."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from medsilo.errors import DataError
+from medsilo.learning.loop import Compute, batches
+from medsilo.plan import parse_plan
+from medsilo.site.settings import SiteSettings
+from medsilo.study import inprocess
+from medsilo.tasks import TASKS
+from medsilo.tasks.base import SiteData, patients_of
+from medsilo.tasks.reading import parts_of
+from medsilo.tasks.ready import Lazy, Memory
+from medsilo.tasks.scans import read_scan
+from medsilo.tasks.sources import DataSource
+from tests import layouts
+from tests.layouts import LAYOUTS, Layout
+
+PARTS = ("train", "validation", "test")
+Read = dict[str, SiteData]
+
+
+def load(layout: Layout, folder: Path, seed: int = 0, **numbers: object) -> Read:
+    task = TASKS[layout.task["name"]](**{**layout.task, **numbers})
+    return {site: task.load(site, layout.sites, seed, folder) for site in layout.sites}
+
+
+def where(data: Read) -> dict[str, set[str]]:
+    """The parts in which each patient is, at whichever site."""
+    found: dict[str, set[str]] = {}
+    for site in data.values():
+        for part in PARTS:
+            for patient in patients_of(getattr(site, part)):
+                found.setdefault(patient, set()).add(part)
+    return found
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> Layout:
+    return LAYOUTS[request.param]
+
+
+@pytest.fixture(scope="module")
+def folder(layout: Layout, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return layout.make(tmp_path_factory.mktemp("data"))
+
+
+def test_it_is_read_and_split_without_a_patient_in_two_parts(layout: Layout, folder: Path) -> None:
+    task = TASKS[layout.task["name"]](**layout.task)
+    data, again = load(layout, folder), load(layout, folder)
+    assert all(len(parts) == 1 for parts in where(data).values())
+    for site in layout.sites:
+        for part in PARTS:
+            cases = getattr(data[site], part)
+            assert len(cases) == len(patients_of(cases)) > 0
+            assert list(patients_of(cases)) == list(patients_of(getattr(again[site], part)))
+            for inputs, target in (cases[0], cases[len(cases) - 1]):
+                assert tuple(inputs.shape) == task.shape and inputs.dtype == torch.float32 and inputs.isfinite().all()
+                assert target.dtype == torch.int64 and 0 <= target.min() <= target.max() < task.classes
+    if layout.owned:
+        everyone = [set(where({site: one})) for site, one in data.items()]
+        assert sum(map(len, everyone)) == len(set.union(*everyone))
+
+
+def test_it_is_trained_and_tested(layout: Layout, folder: Path) -> None:
+    values = {
+        "algorithm": {"name": "fedavg"},
+        "task": layout.task,
+        "network": layout.network,
+        "training": {"rounds": 1, "batch_size": 4, "learning_rate": 0.01},
+        "participation": {"sites": layout.sites},
+    }
+    settings = SiteSettings(device="cpu", data=folder, smallest_average=1, smallest_metric=1)
+    summary = inprocess.run(parse_plan(values), settings=settings).summary
+    assert summary["status"] == "finished"
+    assert all(0 <= site["test"][summary["metric"]] <= 1 for site in summary["sites"].values())
+
+
+def test_the_paper_s_split_is_another(layout: Layout, folder: Path) -> None:
+    if "split" not in TASKS[layout.task["name"]].model_fields:
+        pytest.skip("each picture counts as a patient: the paper's split is the only one")
+    papers = load(layout, folder, split="paper")
+    assert all(len(getattr(site, part)) for site in papers.values() for part in PARTS)
+    counted = [sum(len(getattr(site, part)) for part in PARTS) for site in papers.values()]
+    assert counted == [sum(len(getattr(site, part)) for part in PARTS) for site in load(layout, folder).values()]
+    if any(len(cases) > len(set(patients_of(cases))) for site in papers.values() for cases in (site.train,)):
+        assert max(len(parts) for parts in where(papers).values()) > 1  # what the split by patient is for
+
+
+def test_an_empty_folder_is_told_what_is_expected_where(layout: Layout, tmp_path: Path) -> None:
+    for place in (tmp_path, None):
+        with pytest.raises(DataError) as caught:
+            load(layout, place)
+        text = str(caught.value)
+        assert len(text.splitlines()) == 1 and str(tmp_path) not in text
+        assert ("expected" if place else "medsilo.yaml") in text and layout.task["name"] in text
+
+
+def test_a_site_takes_no_other_s_folder(layout: Layout, folder: Path, tmp_path: Path) -> None:
+    task = TASKS[layout.task["name"]](**layout.task)
+    shutil.copytree(folder, tmp_path / "first")
+    for name in ("second", "SECOND-"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        with pytest.raises(DataError, match="expected"):
+            task.load("second", ["first", "second"], 0, tmp_path)
+    with pytest.raises(DataError, match="expected"):
+        task.load("third", ["first", "second", "third"], 0, tmp_path)
+
+
+def test_it_is_surveyed_and_a_paper_s_split_stops_nobody(layout: Layout, folder: Path) -> None:
+    for split in ("patient", "paper"):
+        if split == "patient" or "split" in TASKS[layout.task["name"]].model_fields:
+            numbers = layout.task if split == "patient" else {**layout.task, "split": split}
+            task = TASKS[layout.task["name"]](**numbers)
+            survey = task.survey(layout.sites[0], layout.sites, 0, DataSource(folder=folder))
+            assert survey.usable and survey.unreadable == 0 and all(part.cases for part in survey.parts.values())
+            assert split == "paper" or survey.patients_in_two_parts == 0
+
+
+@pytest.mark.parametrize("name", ["camelyon17", "covid-xray", "tnbc", "fundus", "prostate-3"])
+def test_a_file_is_the_same_in_training_and_prediction(name: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    numbers = {"fit": "resize"} if name == "tnbc" else {}
+    task = TASKS[layout.task["name"]](**{**layout.task, **numbers})
+    train = task.load(layout.sites[0], layout.sites, 0, layout.make(tmp_path)).train
+    if isinstance(train, Lazy):
+        cases = [(path, train[number][0]) for number, (path, _) in enumerate(train.items[:4])]
+    elif name == "prostate-3":
+        cases = [(tmp_path / "ISBI_1.5" / train.patients[0], train[0][0])]
+    else:
+        pattern = f"{train.patients[0]}/*_1.png" if name == "tnbc" else f"{train.patients[0]}.*"
+        cases = [(next(tmp_path.glob(f"*/{pattern}")), train[0][0])]
+    for path, inputs in cases:
+        predicted = task.inputs_of(read_scan(path).values)
+        assert min(float((one - inputs).abs().mean()) for one in predicted) < 0.02  # two libraries decode JPEG
+
+
+# ---------------------------------------------------------------------- single layouts
+def mask_of(data: SiteData, patient: str) -> torch.Tensor:
+    for part in PARTS:
+        cases = getattr(data, part)
+        for case, name in enumerate(patients_of(cases)):
+            if name == patient:
+                return cases[case][1]
+    raise AssertionError(patient)
+
+
+def test_outlines_are_filled_where_they_are_and_ambiguous_ones_are_not(tmp_path: Path) -> None:
+    task = TASKS["nuclei"](size=48, fit="cut")
+    lungs = task.load("monusac2020-lung", ["monusac2020-lung"], 0, layouts.monusac(tmp_path))
+    expected = torch.zeros(48, 48, dtype=torch.int64)
+    expected[6:18, 8:20] = 1
+    for code in ("55-1594", "49-6743"):  # the second is of the test set, with an ambiguous region
+        assert torch.equal(mask_of(lungs, f"TCGA-{code}"), expected)
+    assert {name[5:] for name in where({"": lungs})} == set(layouts.LUNGS)
+
+
+def test_a_large_image_is_cut_into_tiles_that_cover_it(tmp_path: Path) -> None:
+    layouts.picture(tmp_path / "Tissue Images/TCGA-18-5592-01Z.tif", layouts.noise(0, 70, 32, 3))
+    layouts.xml(tmp_path / "Annotations/TCGA-18-5592-01Z.xml")
+    task = TASKS["nuclei"](size=32, fit="cut")
+    image = np.zeros((3, 70, 40), np.uint8)
+    image[0] = np.arange(70)[:, None]
+    tiles = task._tiles(image, image[0])
+    assert len(tiles) == 6 and all(one.shape == (3, 32, 32) and (one[0] == mask).all() for one, mask in tiles)
+    assert sorted({int(one[0, 0, 0]) for one, _ in tiles}) == [0, 19, 38]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<Annotations>",
+        "<Other/>",
+        '<Annotations><Annotation><Vertex X="1" Y="2"/></Annotation></Annotations>',
+        '<Annotations><Annotation><Region><Vertex X="a"/></Region></Annotation></Annotations>',
+        '<!DOCTYPE a [<!ENTITY b "c">]><Annotations><Annotation/></Annotations>',
+    ],
+)
+def test_annotations_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
+    layouts.monuseg(tmp_path)
+    next(tmp_path.rglob("*.xml")).write_text(text)
+    with pytest.raises(DataError, match="Annotation, Region and Vertex") as caught:
+        load(LAYOUTS["monuseg"], tmp_path)
+    assert "TCGA" not in str(caught.value) and "TCGA" in caught.value.private
+
+
+def test_the_published_test_sets_are_the_paper_s(tmp_path: Path) -> None:
+    data = load(LAYOUTS["monusac"], layouts.monusac(tmp_path), split="paper")["monusac2020-lung"]
+    tested = {f"TCGA-{code}" for code in layouts.TESTED if code in layouts.LUNGS}
+    assert set(patients_of(data.test)) == tested
+    assert len(data.validation) == round(0.2 * (len(data.train) + len(data.validation)))
+
+
+def test_neighbours_are_channels_and_end_slices_no_cases(tmp_path: Path) -> None:
+    layouts.prostate(tmp_path)
+    three = load(LAYOUTS["prostate-3"], tmp_path)["isbi-15"]
+    one = TASKS["prostate"](size=32, slices=1).load("isbi-15", ["isbi-15"], 0, tmp_path)
+    shown = [sum(len(getattr(data, part)) for part in PARTS) for data in (three, one)]
+    assert shown == [5 * 5, 5 * 6]  # of the slices 0 to 5 that show the prostate, 0 is an end
+    assert set(patients_of(three.train)) == set(patients_of(one.train))
+    np.testing.assert_allclose(three.spacings, [(0.6, 0.6, 3.0)] * len(set(patients_of(three.train))), rtol=1e-6)
+    for case in range(len(three.train)):
+        patient, (volume, middle) = three.train.patients[case], three.train.cases[case]
+        same = [i for i, name in enumerate(one.train.patients) if name == patient]
+        by_slice = {one.train.cases[i][1]: one.train[i][0][0] for i in same}
+        assert volume == one.train.cases[same[0]][0]
+        for channel in (0, 1):
+            assert torch.equal(three.train[case][0][channel], by_slice[middle - 1 + channel])
+
+
+def test_intensities_are_those_of_the_papers() -> None:
+    volume = np.linspace(-100, 5000, 4 * 16 * 16).reshape(4, 16, 16).astype(np.float32)
+    cut = np.minimum(volume.astype(np.float64), np.percentile(volume.astype(np.float64), 99))
+    harmofl = 255 * (cut - cut.min()) / (cut.max() - cut.min())
+    got = TASKS["prostate"](size=16, slices=1, brightest=255.0).inputs_of(volume[None])
+    assert np.abs(got[:, 0].numpy() - harmofl).max() < 1e-3
+    fedsm = (np.clip(volume.astype(np.float64), 0, 2048) * 255 / 2048).astype(np.uint8) / 255
+    got = TASKS["prostate"](size=16, slices=1, intensity="fixed").inputs_of(volume[None])
+    assert np.abs(got[:, 0].numpy() - fedsm).max() < 1 / 255 + 1e-6  # the last step may round the other way
+    assert np.abs(got[:, 0].numpy() - fedsm).mean() < 1e-3
+    assert (
+        TASKS["prostate"](size=16)
+        .inputs_of(volume[None])[0, 0]
+        .equal(TASKS["prostate"](size=16).inputs_of(volume[None])[0, 1])
+    )
+
+
+def test_augmentation_turns_and_flips_image_and_mask_together_and_each_way_alike() -> None:
+    task = TASKS["prostate"](size=16)
+    mask = torch.arange(16).reshape(4, 4)
+    case = (torch.stack([mask, mask + 100, mask + 200]).float(), mask)
+    seen: dict[tuple, int] = {}
+    for seed in range(800):
+        image, turned = task.augmented(case, seed)
+        assert torch.equal(image[1], turned + 100.0) and type(image) is torch.Tensor is type(turned)
+        seen[tuple(turned.flatten().tolist())] = seen.get(tuple(turned.flatten().tolist()), 0) + 1
+    assert len(seen) == 8 and min(seen.values()) > 60 and max(seen.values()) < 145
+    assert all(torch.equal(a, b) for a, b in zip(task.augmented(case, 5), task.augmented(case, 5), strict=True))
+
+
+@pytest.mark.parametrize("name", ["drishti", "refuge", "riga", "fundus"])
+def test_the_disc_holds_the_cup_in_every_source(name: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    task = TASKS["fundus"](size=32)
+    data = task.load(layout.sites[0], layout.sites, 0, layout.make(tmp_path))
+    assert sum(len(getattr(data, part)) for part in PARTS) == 8
+    disc, cup = task.masks(data.train[0][1][None])[0]
+    assert bool((cup <= disc).all()) and float(cup.sum()) * 4 == pytest.approx(float(disc.sum()), rel=0.35)
+    right = torch.nn.functional.one_hot(data.train[0][1], 3).permute(2, 0, 1)[None] * 20.0
+    assert task.loss(right, data.train[0][1][None]) < 1e-3
+    assert set(task.measures(right, data.train[0][1][None])) >= {"dice", "dice_disc", "dice_cup"}
+
+
+def test_masks_of_other_greys_and_tables_that_lead_outside_are_refused(tmp_path: Path) -> None:
+    layouts.plain_fundus(tmp_path / "a")
+    layouts.picture(tmp_path / "a/rim-one/masks/r0.png", layouts.eye((0, 100, 200)))
+    with pytest.raises(DataError, match=r"0 \(background\), 1 \(rim\) and 2 \(cup\)"):
+        load(LAYOUTS["fundus"], tmp_path / "a")
+    layouts.riga(tmp_path / "b")
+    (tmp_path / "b/BinRushed_train.csv").write_text("image,mask\n../x.tif,../y.tif\n")
+    with pytest.raises(DataError, match="outside its folder"):
+        load(LAYOUTS["riga"], tmp_path / "b")
+
+
+def test_windows_are_of_one_activity_and_gaps_are_filled(tmp_path: Path) -> None:
+    layouts.pamap2(tmp_path)
+    task = TASKS["pamap2"](steps=8, stride=4, partition="own", split="paper")
+    data = task.load("a", ["a"], 0, tmp_path)
+    windows = torch.cat([getattr(data, part).inputs for part in PARTS])
+    labels = torch.cat([getattr(data, part).targets for part in PARTS])
+    assert len(windows) == 6 * 10 * 5 and windows.isfinite().all()  # 24 steps of each activity make 5 windows
+    assert labels.bincount().tolist() == [30] * 10
+    activity = torch.tensor([1, 2, 3, 4, 6, 7, 13, 16, 17, 24])[labels]
+    assert (windows.mean((1, 2)) - activity).abs().max() < 1  # 27 x 8 values around it
+    first = np.loadtxt(tmp_path / "Protocol/subject101.dat")[24:32]
+    for channel, column in enumerate([*range(4, 7), *range(10, 16), *range(21, 24), *range(27, 33)]):
+        values = first[:, column]
+        known = ~np.isnan(values)
+        filled = np.interp(np.arange(8), np.flatnonzero(known), values[known])
+        inner = slice(0, np.flatnonzero(known)[-1] + 1)  # beyond, a neighbour outside the window counts
+        close = (windows[:, channel, inner] - torch.from_numpy(filled[inner])).abs().amax(1)
+        assert close.min() < 1e-4
+
+
+def test_a_pool_is_dealt_whole_and_each_case_once(tmp_path: Path) -> None:
+    layouts.organ_mnist(tmp_path)
+    for partition in ("dirichlet", "iid"):
+        for split in ("patient", "paper"):
+            sites = ["c", "a", "b"]
+            task = TASKS["organ-mnist"](view="coronal", partition=partition, split=split, **layouts.FEW)
+            data = {site: task.load(site, sites, 3, tmp_path) for site in sites}
+            got = [name for site in data.values() for part in PARTS for name in getattr(site, part).patients]
+            assert sorted(got) == [f"{case:06}" for case in range(132)]
+            if split == "patient":
+                tested = {name for site in data.values() for name in site.test.patients}
+                assert tested == {f"{case:06}" for case in range(88, 132)}
+            else:
+                for site in data.values():
+                    halves = len(site.train) + len(site.validation), len(site.test)
+                    assert abs(halves[0] - halves[1]) <= 1
+    own = TASKS["organ-mnist"](view="coronal", partition="own").load("x", ["x", "y"], 0, tmp_path)
+    assert [len(getattr(own, part)) for part in PARTS] == [66, 22, 44]
+
+
+def test_a_site_that_would_get_no_test_cases_is_told_what_to_change(tmp_path: Path) -> None:
+    layouts.organ_mnist(tmp_path)
+    sites = [f"s{number:02}" for number in range(20)]
+    task = TASKS["organ-mnist"](view="coronal", alpha=0.01, minimum=4)
+    with pytest.raises(DataError, match=r"larger task\.alpha"):
+        for site in sites:
+            task.load(site, sites, 0, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "size"), [("organcmnist", 28), ("organmnist_coronal", 28), ("organcmnist_64", 64)])
+def test_all_names_and_sizes_of_medmnist_are_known(name: str, size: int, tmp_path: Path) -> None:
+    layouts.organ_mnist(tmp_path, name, size)
+    task = TASKS["organ-mnist"](view="coronal", size=size, partition="own")
+    assert task.load("a", ["a"], 0, tmp_path).train.inputs.shape == (66, 1, size, size)
+    for other in ({"view": "axial"}, {"size": 128}):
+        with pytest.raises(DataError, match=r"expected organ[ac]mnist(_\d+)?\.npz"):
+            task.model_copy(update=other).load("a", ["a"], 0, tmp_path)
+
+
+def test_the_release_of_medmnist_is_named(tmp_path: Path) -> None:
+    from medsilo.tasks.organ_mnist import release_of
+
+    assert release_of("axial", (34581, 6491, 17778)) == release_of("sagittal", (13940, 2452, 8829)) == "v2"
+    assert release_of("coronal", (12975, 2392, 8216)) == "v3" and release_of("coronal", (1, 2, 3)) is None
+    layouts.organ_mnist(tmp_path)
+    with pytest.raises(DataError, match="132 images and is of no known release.*MedMNIST 1 or 2, which has 23660"):
+        TASKS["organ-mnist"](view="coronal", release="v2").load("a", ["a"], 0, tmp_path)
+
+
+def test_x_rays_of_one_person_stay_together_and_classes_keep_their_numbers(tmp_path: Path) -> None:
+    layouts.covid_xray(tmp_path)
+    data = TASKS["covid-xray"](size=63, partition="own").load("a", ["a"], 0, tmp_path)
+    grouped = [name for part in PARTS for name in set(patients_of(getattr(data, part))) if name.startswith("person")]
+    assert len(grouped) == len(set(grouped)) == 24  # two images each of 48 in the two pneumonias
+    means: dict[int, list[float]] = {}
+    for inputs, targets in DataLoader(data.train, 1):
+        means.setdefault(int(targets), []).append(float(inputs.mean()))
+    assert sorted(means) == [0, 1, 2, 3] and np.diff([np.mean(means[label]) for label in range(4)]).min() > 0.05
+
+
+# ---------------------------------------------------------------------- what is refused
+SPOILT = {
+    "camelyon17": [
+        ("metadata.csv", "patient,node\n1,2\n", "lacks the columns x_coord"),
+        ("patches", None, "not there"),
+    ],
+    "tnbc": [("TNBC_NucleiSegmentation/GT_01/01_1.png", b"no", "mask is absent or damaged")],
+    "prostate-3": [
+        ("ISBI_1.5/Case00.nii.gz", b"no", "can't be read"),
+        ("ISBI_1.5/Case00_segmentation.nii.gz", None, "1 of 5 volumes have no mask"),
+    ],
+    "fundus": [("rim-one/masks/r0.png", None, "1 of 8 pictures in images/ have no mask")],
+    "refuge": [("REFUGE/Annotation-Training400/Disc_Cup_Masks/Glaucoma/g0001.bmp", b"BM", "absent or damaged")],
+    "riga": [("BinRushed_train.csv", "a,b\n", "lacks the columns image, mask")],
+    "pamap2": [
+        ("Protocol/subject101.dat", "1 2 3\n", "3 columns, expected 54"),
+        ("Protocol/subject102.dat", "a " * 54 + "\n", "damaged"),
+    ],
+    "covid-xray": [("Curated X-Ray Dataset/Normal", None, "Normal")],
+    "organ-mnist": [("organcmnist.npz", b"no", "can't be read"), ("organcmnist.npz", None, "organcmnist.npz")],
+}
+
+
+@pytest.mark.parametrize(("name", "path", "content", "words"), [(n, *case) for n in SPOILT for case in SPOILT[n]])
+def test_what_is_wrong_is_said(name: str, path: str, content: str | bytes | None, words: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    layout.make(tmp_path)
+    if content is None:
+        shutil.rmtree(tmp_path / path) if (tmp_path / path).is_dir() else (tmp_path / path).unlink()
+    else:
+        (tmp_path / path).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(DataError) as caught:
+        load(layout, tmp_path)
+    assert words in str(caught.value) and str(tmp_path) not in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_camelyon_site_of_no_hospital_is_told_the_names(tmp_path: Path) -> None:
+    layouts.camelyon17(tmp_path)
+    with pytest.raises(DataError, match="center-0, center-1, center-2, center-3, center-4"):
+        TASKS["camelyon17"](size=32).load("hospital-a", ["hospital-a"], 0, tmp_path)
+
+
+def test_damaged_and_deep_pictures_are_refused_when_they_are_read(tmp_path: Path) -> None:
+    layouts.camelyon17(tmp_path)
+    data = TASKS["camelyon17"](size=32).load("center-0", ["center-0"], 0, tmp_path)
+    path, _ = data.train.items[0]
+    for content, words in ((path.read_bytes()[:200], "damaged"), (None, "8 bits")):
+        if content is None:
+            layouts.picture(path, np.zeros((40, 40), np.uint16))
+        else:
+            path.write_bytes(content)
+        with pytest.raises(DataError, match=words) as caught:
+            data.train[0]
+        assert path.name not in str(caught.value) and path.name in caught.value.private
+        survey = TASKS["camelyon17"](size=32).survey("center-0", ["center-0"], 0, DataSource(folder=tmp_path))
+        assert survey.unreadable == 1 and not survey.usable and path.name in str(survey.problems[0].private)
+
+
+def test_links_are_followed_within_the_data_folder_and_refused_when_they_lead_out_of_it(
+    layout: Layout, folder: Path, tmp_path: Path
+) -> None:
+    task = TASKS[layout.task["name"]](**layout.task)
+    root = tmp_path / "data"
+    shutil.copytree(folder, root)
+    visible = [path for path in sorted(root.rglob("*")) if not path.name.startswith((".", "__"))]
+    path = next(path for path in visible if path.is_file())
+    inner = [path for path in visible if path.is_dir()][:1]
+    moves = [(root / ".kept", path), (tmp_path / "elsewhere", path), *((tmp_path / "far", one) for one in inner)]
+    for kept, target in moves:
+        target.rename(kept)
+        target.symlink_to(kept)
+        if kept.parent == root:
+            assert task.read(layout.sites[0], layout.sites, 0, DataSource(folder=root))
+        else:
+            with pytest.raises(DataError, match="1 files or folders in the data folder are links") as caught:
+                task.read(layout.sites[0], layout.sites, 0, DataSource(folder=root))
+            assert target.name not in str(caught.value) and caught.value.private == target.relative_to(root).as_posix()
+            survey = task.survey(layout.sites[0], layout.sites, 0, DataSource(folder=root))
+            assert not survey.usable and "links" in survey.problems[0].what
+        target.unlink()
+        kept.rename(target)
+
+
+# ---------------------------------------------------------------------- the cache of sets that are read when asked for
+LAZY = pytest.mark.parametrize("name", ["camelyon17", "covid-xray"])
+
+
+def read(name: str, folder: Path, **settings: object) -> SiteData:
+    layout = LAYOUTS[name]
+    return TASKS[name](**layout.task).read(layout.sites[0], layout.sites, 0, DataSource(folder=folder, **settings))
+
+
+@LAZY
+def test_a_later_pass_reads_no_file_and_gives_the_same_batches_for_any_number_of_workers(
+    name: str, tmp_path: Path
+) -> None:
+    LAYOUTS[name].make(tmp_path)
+
+    def batched(data: SiteData, workers: int) -> list[torch.Tensor]:
+        compute, order = Compute(workers=workers), torch.Generator().manual_seed(1)
+        return [tensor for batch in batches(data.train, 3, compute, order) for tensor in batch]
+
+    kept, uncached = read(name, tmp_path), read(name, tmp_path, cache="none")
+    expected = batched(uncached, 0)
+    shutil.rmtree(tmp_path)
+    for workers in (0, 2):
+        got = batched(kept, workers)
+        assert len(got) == len(expected) and all(map(torch.equal, got, expected))
+    with pytest.raises(DataError, match="absent"):
+        uncached.train[0]
+
+
+@LAZY
+def test_what_is_kept_is_bounded_for_all_parts_together_and_the_rest_is_read_again(name: str, tmp_path: Path) -> None:
+    LAYOUTS[name].make(tmp_path)
+    layout, memory = LAYOUTS[name], Memory(DataSource(folder=tmp_path))
+    data = TASKS[name](**layout.task).load(layout.sites[0], layout.sites, 0, tmp_path)
+    inputs, target = data.train[0]
+    memory.left = (len(data.train) + 2) * (inputs.nbytes + target.nbytes) - 1
+    for part in (data.train, data.validation):
+        part.keep(memory)
+    assert [len(part.kept) for part in (data.train, data.validation)] == [len(data.train), 1]
+    assert 0 <= memory.left < inputs.nbytes + target.nbytes
+    shutil.rmtree(tmp_path)
+    assert data.validation[0][0].shape == inputs.shape
+    with pytest.raises(DataError, match="absent"):
+        data.validation[1]
+
+
+def test_the_cache_keeps_as_much_as_the_site_s_settings_say(tmp_path: Path) -> None:
+    layouts.camelyon17(tmp_path)
+    task = TASKS["camelyon17"](size=256)  # 0.75 MiB each
+    data = task.read("center-0", ["center-0"], 0, DataSource(folder=tmp_path, cache_memory=3))
+    assert [len(part.kept) for part in (data.train, data.validation, data.test)] == [3, 0, 0]
+    with pytest.raises(DataError, match="cache .memory or none."):
+        read("camelyon17", tmp_path, cache="disk", cache_folder=tmp_path)
+
+
+@pytest.mark.parametrize("groups", [3, 4, 10, 97])
+def test_groups_go_whole_near_the_shares_and_no_part_is_empty(groups: int) -> None:
+    sizes = np.random.default_rng(groups).integers(1, 9, groups)
+    names = [f"p{group}" for group, size in enumerate(sizes) for _ in range(size)]
+    for seed in range(20):
+        parts = parts_of(names, (0.64, 0.16, 0.2), seed)
+        assert all(len({p for name, p in zip(names, parts, strict=True) if name == one}) == 1 for one in set(names))
+        counts = np.bincount(parts, minlength=3)
+        assert counts.all() and counts.sum() == len(names)
+        if groups == 97:
+            assert np.abs(counts / len(names) - (0.64, 0.16, 0.2)).max() < 0.03
+    with pytest.raises(DataError, match="of 2 patients"):
+        parts_of(["a", "b", "b"], (0.64, 0.16, 0.2), 0)

@@ -1,0 +1,126 @@
+"""The leak report against what really leaves a site, and against the site's own policy."""
+
+import json
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from nvflare.apis.fl_exception import UnsafeComponentError
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
+
+from medsilo import cli
+from medsilo.algorithms import Parcel
+from medsilo.errors import MedsiloError
+from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
+from medsilo.federation.participant import Participant
+from medsilo.federation.record import Record
+from medsilo.site.leaks import describe
+from medsilo.site.policy import EXECUTOR, read_policy
+from medsilo.site.settings import SiteSettings
+from medsilo.study.inprocess import Loop
+from tests.conftest import SITES, make_plan
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
+SMALL = ["training.rounds=3", "task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
+
+
+class Listening(Loop):
+    """Hears every answer on its way."""
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        def hear(site: str, reply: Parcel) -> None:
+            self.heard.append(reply)
+            receive(site, reply)
+
+        return super().ask(sites, outgoing, hear, timeout)
+
+    heard: list[Parcel]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsm"])
+def test_it_names_all_that_is_told_beside_tensors(method: str, tmp_path: Path) -> None:
+    """Whoever lets a site tell more has to say so in the report, and here."""
+    plan, settings = make_plan(method, *SMALL), SiteSettings(device="cpu")
+    loop = Listening({site: Participant(plan, site, SITES, settings, tmp_path / "sites" / site) for site in SITES})
+    loop.heard = []
+    Coordinator(plan, SITES, loop, Record(tmp_path), "in-process").run()
+    text = "\n".join(describe(plan, {}, settings))
+    names = {
+        "cases": "numbers of training, validation and test cases",
+        "seconds": "seconds",
+        "memory": "the memory that training took",
+        "package": "version and hash",
+        "withheld": "fewer than" if settings.least(True) > 1 else "score",
+        "shares": "whether this site shares its personal model",
+        "classes": "cases of each class",
+        "warnings": "warnings: in medsilo's own words",
+        "counts": "counts that add up",
+        **({"super_model": "how often each model was chosen"} if method == "fedsm" else {}),
+    }
+    assert {name for reply in loop.heard for name in reply.facts} - {"task", "round", "study"} == set(names)
+    assert all(words in text for words in names.values())
+    told = {"train_loss", "validation", "validation_loss", "test", "test_loss", "cases", "selected"}
+    assert {name for reply in loop.heard for name in reply.metrics} == told
+    counts = {name for reply in loop.heard for name in reply.facts.get("counts", {})}
+    assert counts == set(plan.task.layout) and all(f"  {name}: " in text for name in counts)
+
+
+def test_it_follows_the_sites_policy() -> None:
+    plan = make_plan("harmofl", *SMALL)
+    strict, teaching = (read_policy(EXAMPLES / f"{kind}-hospital") for kind in ("strict", "teaching"))
+    settings = SiteSettings(smallest_metric=7, smallest_average=9)
+    lines = describe(plan, {}, settings, strict)
+    groups = [line for line in lines if line.endswith("REFUSED by privacy.json")]
+    assert len(groups) == 1 and "amplitude" in groups[0]
+    assert sum(" model " in line and line.endswith("leaves") for line in lines) == 2
+    text = "\n".join(lines)
+    assert "unless they are fewer than 7" in text and "smallest_metric (here 7)" in text
+    assert "smallest_average (here 9)" in text
+    assert "stays (allow_log_streaming is false" in text and "privacy.json, scope strict, does to every answer" in text
+    open_ = "\n".join(describe(plan, {}, settings, teaching))
+    assert "REFUSED" not in open_ and "streamed to the server" in open_
+
+
+@pytest.mark.parametrize(
+    ("resources", "starts"),
+    [
+        ({"class_allow_list": ["nvflare.app_common.np."]}, False),
+        ({"class_allow_list": ["medsilo.flare."]}, True),
+        ({"class_allow_list": [EXECUTOR]}, True),
+        ({"class_allow_list": ["medsilo.flare.executor"]}, True),
+        ({"class_allow_list": ["medsilo.flare.exec"]}, False),
+        ({"class_allow_list": ["*"]}, True),
+        ({"class_allow_list": ["medsilo.flare.exec"], "class_list_enforcement_mode": "warn"}, True),
+        ({"format_version": 2}, False),
+    ],
+)
+def test_nvflare_agrees_on_who_may_start(resources: dict, starts: bool, tmp_path: Path) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "local/resources.json").write_text(json.dumps(resources))
+    assert read_policy(tmp_path / "local").starts is starts
+    authorizer, workspace = ComponentPathAuthorizer(), Workspace(str(tmp_path))
+    with nullcontext() if starts else pytest.raises(UnsafeComponentError):
+        authorizer.authorize_component_config({"path": EXECUTOR}, workspace=workspace)
+
+
+def test_a_folder_of_settings_that_is_not_there_is_no_folder_of_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    job = str(EXAMPLES.parent / "jobs/fedavg")
+    assert cli.main(["leak-report", job, "--local", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert cli.main(["leak-report", job, "--local", str(tmp_path / "lokal")]) == 1
+    assert "no such folder of settings" in capsys.readouterr().err
+
+
+def test_the_scope_decides_on_filters(tmp_path: Path) -> None:
+    scopes = '{"scopes": [{"name": "a"}, {"name": "b", "task_result_filters": [{"name": "X"}]}], "default_scope": "a"}'
+    assert read_policy(tmp_path).starts and read_policy(tmp_path).filters == ()  # no kit, no word against it
+    (tmp_path / "privacy.json").write_text(scopes)
+    assert read_policy(tmp_path).filters == () and read_policy(tmp_path, "b").filters == (("X", {}),)
+    (tmp_path / "privacy.json").write_text("[")
+    with pytest.raises(MedsiloError, match=r"privacy\.json cannot be read"):
+        read_policy(tmp_path)

@@ -1,0 +1,68 @@
+"""What a lead downloads holds no personal model of a hospital that did not agree: over what a real study writes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from torch import Tensor
+
+from medsilo.files import load_tensors
+from medsilo.flare.workspace import publish
+from medsilo.site.settings import SiteSettings
+from medsilo.supermodel import SuperModel
+from tests.conftest import SITES, make_plan
+from tests.unit.test_coordinator import Study
+
+A, B, C = SITES
+SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
+
+
+def published(study: Study, root: Path) -> Path:
+    """What publishing leaves in NVFlare's run folder, which a lead downloads whole."""
+    for name in ("startup", "local"):
+        (root / name).mkdir(parents=True)
+    workspace = Workspace(str(root), "server")
+    fl_ctx = FLContext()
+    fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace)
+    fl_ctx.set_prop(ReservedKey.RUN_NUM, "job")
+    publish(study.folder, fl_ctx)
+    return Path(workspace.get_run_dir("job"))
+
+
+def trained_weights(tensors: dict[str, Tensor]) -> list[Tensor]:
+    """Those that training moves for sure (no bias before a batch norm): nobody else has the same by chance."""
+    return [tensor for tensor in tensors.values() if tensor.dim() > 1]
+
+
+def holds(folder: Path, model: dict[str, Tensor]) -> bool:
+    """Whether a file of this folder has any of the model's trained tensors."""
+    stored = [tensor for path in folder.rglob("*.safetensors") for tensor in load_tensors(path)[0].values()]
+    return any(
+        mine.shape == theirs.shape and torch.equal(mine, theirs) for mine in stored for theirs in trained_weights(model)
+    )
+
+
+@pytest.mark.parametrize("method", ["fedsm", "fedsm-extra", "fedsm-ensemble"])
+def test_the_download_has_the_models_of_those_that_agreed_and_no_others(method: str, tmp_path: Path) -> None:
+    study = Study(make_plan(method, *SMALL), tmp_path / "run")
+    study.participants[C].settings = SiteSettings(device="cpu", share_personal_model=False)
+    study.run()
+    personal = {site: study.coordinator.mixers["personal"].current(site) for site in SITES}
+    download = published(study, tmp_path / "server")
+    assert SuperModel.load(download / "medsilo/run/supermodel").agreed == (A, B)
+    assert [holds(download, personal[site]) for site in SITES] == [True, True, False]
+    assert holds(study.folder / "checkpoints", personal[C])  # which stay behind
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedbn", "apfl", "adafed"])
+def test_a_personal_model_stays_with_its_hospital(method: str, tmp_path: Path) -> None:
+    study = Study(make_plan(method, *SMALL), tmp_path / "run")
+    study.run()
+    download = published(study, tmp_path / "server")
+    assert (download / "medsilo/run/summary.json").exists()
+    for site in SITES:
+        own = load_tensors(study.folder / "sites" / site / "best.safetensors")[0]
+        assert not holds(download, own) and holds(study.folder / "sites" / site, own)
