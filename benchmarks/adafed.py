@@ -20,12 +20,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from mixing import in_a_fork, peak
+from mixing import in_a_fork
 from timing import fastest, fastest_in_turn
 from torch import Tensor, nn
 
 from medsilo.learning.layers import batch_norm_names
 from medsilo.learning.statistics import batch_norm_input_statistics
+from medsilo.memory import most_held
 from medsilo.mixing.mixers import COLUMNS, SimilarityMix
 from medsilo.models import NETWORKS
 
@@ -87,7 +88,7 @@ def alexnet_memory() -> tuple[float, float]:
     shapes = {name: network.state_dict()[name].shape for name in shared_names(network)}
     size = sum(shape.numel() for shape in shapes.values()) * 4
     mixer_round([{"x": torch.ones(9)}] * 2, matrix(2))
-    before = peak()
+    before = most_held()
     sites = [f"site{place:03}" for place in range(SITES)]
     mixer = SimilarityMix(matrix(SITES))
     mixer.start(sites)
@@ -96,7 +97,7 @@ def alexnet_memory() -> tuple[float, float]:
     mixer.finish()
     block = SITES * COLUMNS * (4 + 8 + 8)  # as it came, and in double precision before and after
     # While a model arrives, it is there twice for a moment: as it came and as a row.
-    return (peak() - before) * 1024, SITES * size + size + block
+    return most_held() - before, SITES * size + size + block
 
 
 def statistics_pass(name: str, shape: tuple[int, ...], batch: int) -> tuple[float, float]:

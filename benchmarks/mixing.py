@@ -16,13 +16,14 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from medsilo.memory import most_held
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 
 Model = dict[str, Tensor]
@@ -162,16 +163,10 @@ def milliseconds(play: Round, name: str, count: int) -> float:
 
 def mebibytes(play: Round, name: str, count: int) -> float:
     play((make("LeNet", 1.0) for _ in range(2)), 2)  # what torch loads when it is first used does not count
-    before = peak()
+    before = most_held()
     results = play((make(name, float(place)) for place in range(count)), count)
     assert len(results) == count
-    return (peak() - before) / 1024
-
-
-def peak() -> int:
-    """The most memory this process has held so far, in KiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return (most_held() - before) / 2**20
 
 
 def in_a_fork(function: Callable[..., float], *arguments: Any) -> float:
@@ -180,12 +175,16 @@ def in_a_fork(function: Callable[..., float], *arguments: Any) -> float:
     if not child:
         try:
             os.write(writer, json.dumps(function(*arguments)).encode())
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as answer:
         text = answer.read()
     os.waitpid(child, 0)
+    if not text:
+        sys.exit("the measuring process failed: its error stands above")
     return json.loads(text)
 
 

@@ -15,19 +15,22 @@ from torch.nn import functional
 from medsilo.algorithms import Parcel
 from medsilo.algorithms.fedsm_ensemble import mixed
 from medsilo.algorithms.fedsm_extra import best_of
+from medsilo.cli import main
 from medsilo.errors import MedsiloError, ParticipationError, PlanError
 from medsilo.federation.coordinator import Missing
 from medsilo.files import load_tensors
 from medsilo.learning.seeds import generator_for
 from medsilo.models.vgg11 import Vgg11
-from medsilo.plan import Plan, load_plan
+from medsilo.plan import Plan
 from medsilo.report import page
 from medsilo.report.read import read_all
 from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
 from medsilo.supermodel import THRESHOLDS, SuperModel
+from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import PERSONAL, SITES, make_plan
 from tests.unit.test_coordinator import Answers, Study, assert_equal
+from tests.unit.test_report import Page
 
 A, B, C = SITES
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
@@ -97,7 +100,7 @@ class ByHand:
             gradients = {name: p.grad.double().numpy().copy() for name, p in selector.named_parameters()}
             if self.plan.algorithm.selector_sync == "server-adam":
                 for name, parameter in selector.named_parameters():
-                    step = self.plan.algorithm.selector_learning_rate * gradients[name]
+                    step = (self.plan.algorithm.selector_learning_rate or 0.02) * gradients[name]
                     parameter.data.sub_(torch.from_numpy(step).float())
             elif self.plan.algorithm.selector_step == "batch":
                 self.adam(site, gradients)
@@ -158,11 +161,12 @@ class ByHand:
         return self.given[name] + rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
 
 
+MOMENTS = "algorithm.selector_sync=adam-moments"
 RULES = [
-    [],
-    ["algorithm.selector_step=full-batch"],
+    [MOMENTS],
+    [MOMENTS, "algorithm.selector_step=full-batch"],
     ["algorithm.selector_sync=none"],
-    ["algorithm.selector_sync=server-adam", "algorithm.selector_server_lr=0.02"],
+    ["algorithm.selector_server_lr=0.02"],
 ]
 
 
@@ -242,6 +246,14 @@ def test_lambda_has_its_bounds_and_a_caution_below_1_over_k(tmp_path: Path) -> N
     assert planned("algorithm.pull=0.34").algorithm.cautions(SITES) == []
 
 
+def test_the_caution_is_one_line_on_the_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["algorithm.pull=0.3", "task.name=synthetic-activity", "training.rounds=1", *SMALL]
+    changes = [word for change in small for word in ("--set", change)]
+    assert main(["run", str(JOBS / "fedsm"), "--engine", "inprocess", "--out", str(tmp_path), *changes]) == 0
+    cautions = [line for line in capsys.readouterr().out.splitlines() if line.startswith("caution")]
+    assert cautions == ["caution: algorithm.pull 0.3 is below 1/3: personal models lean to the other hospitals"]
+
+
 def test_a_selector_needs_named_hospitals() -> None:
     with pytest.raises(PlanError, match="participation.sites: fedsm tells hospitals apart"):
         planned("participation.sites=[]", "participation.minimum=2")
@@ -249,23 +261,6 @@ def test_a_selector_needs_named_hospitals() -> None:
         planned("participation.sites=[a, global]")
     with pytest.raises(PlanError, match="algorithm.selector: no vgg11 selector reads the cases"):
         planned("algorithm.selector=vgg11")
-
-
-@pytest.mark.parametrize(
-    "path", sorted(JOBS.glob("fedsm*/plans/*.yaml")), ids=lambda path: f"{path.parents[1].name}-{path.stem}"
-)
-def test_the_paper_s_plans_run(path: Path) -> None:
-    """Made small, and with the selector that fits into a test."""
-    numbers = load_plan(path)
-    assert (numbers.algorithm.pull, numbers.task.similarity) == {"retinal": (0.7, "low"), "prostate": (0.3, "high")}[
-        path.stem
-    ]
-    assert (numbers.rounds, numbers.task.size, len(numbers.participation.sites)) == (150, 256, 6)
-    small = ["task.size=32", "task.patients=3", "task.slices=3", "network.features=[2,4]", "training.rounds=2"]
-    small += ["training.batch_size=8", "algorithm.selector=compact", "protocol=clinical", "participation.sites=[a,b]"]
-    if path.parents[1].name == "fedsm-extra":
-        small.append("algorithm.selector_rounds=1")
-    assert inprocess.run(load_plan(path, small)).summary["status"] == "finished"
 
 
 def test_the_paper_s_selector_has_its_size() -> None:
@@ -281,7 +276,7 @@ def test_the_paper_s_selector_has_its_size() -> None:
     assert sum(p.numel() for p in plan.build_networks()["selector"].parameters()) < 500_000
 
 
-@pytest.mark.parametrize("sync", ["adam-moments", "none"])
+@pytest.mark.parametrize("sync", ["server-adam", "adam-moments", "none"])
 def test_bytes_of_a_round_are_two_models_and_a_selector(sync: str, tmp_path: Path) -> None:
     plan = planned(f"algorithm.selector_sync={sync}", "training.rounds=1")
     networks = plan.build_networks()
@@ -301,7 +296,7 @@ def test_impossible_moments_are_refused(tmp_path: Path) -> None:
             reply.groups["moments"]["second_0"] = -reply.groups["moments"]["second_0"]
         return [(site, reply)]
 
-    study = Study(planned(*GO_ON), tmp_path / "run", script)
+    study = Study(planned(*GO_ON, MOMENTS), tmp_path / "run", script)
     assert "moments/second_0 is below 0" in study.run()["sites"][C]["missed"]["1"]
 
 
@@ -320,7 +315,7 @@ def right(model: nn.Module, inputs: Tensor, targets: Tensor) -> np.ndarray:
 def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_the_super_model_s(
     tmp_path: Path,
 ) -> None:
-    plan = planned("training.rounds=12", "task.persons=12", "algorithm.selector_learning_rate=0.01")
+    plan = planned("training.rounds=12", "task.persons=12", MOMENTS, "algorithm.selector_learning_rate=0.01")
     folder = tmp_path / "run"
     summary = inprocess.run(plan, folder=folder).summary
     found = summary["details"]["super_model"]
@@ -427,6 +422,7 @@ FALSE = {
     "a stranger": ({"chosen": {"x": 5}, "sums": [0.0] * 8}, "has the surplus x"),
     "too few sums": ({"chosen": {A: 5}, "sums": [0.0] * 7}, "does not give 8 sums"),
     "no number": ({"chosen": {A: 5}, "sums": [float("nan")] * 8}, "is no number"),
+    "no range": ({"chosen": {A: 5}, "sums": [0.0] * 8, "spacing": [[0.5, 0.6], [0.7, 0.6]]}, "spacing is no range"),
 }
 
 
@@ -440,6 +436,43 @@ def test_false_scores_of_a_super_model_are_refused(told: Any, reason: str, tmp_p
 
     with pytest.raises(ParticipationError, match=reason):
         Study(planned("training.rounds=1"), tmp_path / "run", script).run()
+
+
+def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_path: Path) -> None:
+    study = Study(planned("training.rounds=1"), tmp_path / "run")
+    for participant in study.participants.values():
+        participant.settings = SiteSettings(device="cpu", smallest_metric=999)
+    found = study.run()["details"]["super_model"]
+    assert (found["threshold"], found["curve"]) == (0, [])
+    assert "it was not tuned" in (study.folder / "sites" / A / "supermodel/card.md").read_text()
+
+
+def test_a_hospital_with_too_few_validation_cases_is_left_out_of_gamma_s_curve(tmp_path: Path) -> None:
+    study = Study(planned("training.rounds=1"), tmp_path / "run")
+    study.participants[C].settings = SiteSettings(device="cpu", smallest_metric=999)
+    found = study.run()["details"]["super_model"]
+    cases = sum(len(study.participants[site].data.validation) for site in (A, B))
+    assert {point[1] for point in found["curve"]} == {cases} and found["validated"][C] == {}
+
+
+def test_a_super_model_knows_the_spacing_of_enough_training_images_and_warns_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The task's spacing begins at 0.4 mm. A's three training volumes have 0.6 mm and B's six 0.5; C has too few."""
+    small = ["task.name=synthetic-prostate", "task.patients=6", "task.slices=3", "task.size=32", "training.rounds=1"]
+    study = Study(make_plan("fedsm", *small, "network.name=unet", "network.features=[2,4]"), tmp_path / "run")
+    for site, least in ((A, 3), (B, 6), (C, 4)):
+        study.participants[site].settings = SiteSettings(device="cpu", smallest_average=least)
+    study.run()
+    expected = [(0.5, 0.6), (0.5, 0.6), (3.0, 3.6)]
+    write_volume(tmp_path / "scan.nii", Volume(np.ones((3, 32, 32), np.float32), np.diag([0.32, 0.6, 3.0, 1.0])))
+    for folder in (study.folder, study.folder / "sites" / C):
+        spacing = SuperModel.load(folder / "supermodel").origin.spacing
+        np.testing.assert_allclose(spacing, expected, rtol=1e-6)
+        assert main(["predict", str(folder), str(tmp_path / "scan.nii"), "-o", str(folder / "out")]) == 0
+        said = capsys.readouterr().out
+        assert "warning: spacing along x is 0.32 mm, far from training (0.5 to 0.6 mm)" in said
+        assert said.count("warning") == 1
 
 
 # ---------------------------------------------------------------------------------------------------- unseen hospitals
@@ -530,8 +563,8 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
     study = Study(plan, tmp_path / "run")
     summary = study.run()
     groups = [set(parcel.groups) for site, parcel in study.transport.sent if site == B]
-    everything = {"global", "personal", "experts", "selector", "moments"}
-    assert groups[1:5] == [{"global", "personal"}, everything, {"selector", "moments"}, {"selector", "moments"}]
+    everything = {"global", "personal", "experts", "selector"}
+    assert groups[1:5] == [{"global", "personal"}, everything, {"selector"}, {"selector"}]
     selector = study.coordinator.mixers["selector"].current(A)
     assert not torch.equal(
         next(iter(selector.values())), next(iter(plan.build_networks()["selector"].state_dict().values()))
@@ -568,7 +601,7 @@ def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, 
     sent = [
         set(parcel.groups) for site, parcel in study.transport.sent if site == A and parcel.facts["task"] == "round"
     ]
-    assert sent == [{"global", "selector", "moments"}] * 3
+    assert sent == [{"global", "selector"}] * 3
     assert not torch.equal(*(next(iter(model.expert(site).state_dict().values())) for site in (A, B)))
 
 
@@ -592,8 +625,8 @@ def test_a_study_with_another_personal_method_that_stopped_goes_on(tmp_path: Pat
 def test_protocols_name_the_rule_of_the_selector() -> None:
     changes = ["task.name=synthetic-prostate", "algorithm.selector=vgg11"]
     assert make_plan("fedsm", *changes, "protocol=paper", "algorithm.selector_sync=none").protocol == "paper"
-    assert make_plan("fedsm", *changes, "protocol=released-code", "algorithm.selector_step=full-batch")
-    with pytest.raises(PlanError, match="algorithm.selector_sync: 'adam-moments', but protocol 'paper'"):
+    assert make_plan("fedsm", *changes, "protocol=released-code", MOMENTS, "algorithm.selector_step=full-batch")
+    with pytest.raises(PlanError, match="algorithm.selector_sync: 'server-adam', but protocol 'paper'"):
         make_plan("fedsm", *changes, "protocol=paper")
 
 
@@ -603,14 +636,19 @@ def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:
     study.coordinator.run()
     found = study.summary["details"]["super_model"]
     text = page.render(read_all([study.folder]), "Title")
-    section = text[text.index("Whose model answered") :]
-    for told in (found["validated"], found["tested"]):
-        for site in SITES:
-            share = f"{told[site].get('global', 0) / sum(told[site].values()):.0%}"
-            assert f'<th scope="row">{site}' in section and f'<td class="number">{share}</td>' in section
-    assert f"the global model stands for them: {B}." in section
-    assert f"{found['threshold']:g}<small> chosen</small>" in section
-    assert "Hospitals that did not train" in section and "is below 1/2" in text
+    parsed = Page(text)
+    for title, told in (("Validation cases with γ = 0", found["validated"]), ("Test cases", found["tested"])):
+        start = next(place for place, row in enumerate(parsed.rows) if row[:1] == [title])
+        assert parsed.rows[start][1:] == ["global", A]
+        for line, site in zip(parsed.rows[start + 1 :], SITES, strict=False):
+            shares = [told[site].get(name, 0) / sum(told[site].values()) for name in ("global", A)]
+            assert line == [site + (" did not train" if site == C else ""), *(f"{share:.0%}" for share in shares)]
+    marked = [cell for cell in parsed.row("Pooled validation score") if cell.endswith("chosen")]
+    best = next(score for gamma, _, score in found["curve"] if gamma == found["threshold"])
+    assert marked == [f"{best:.3f}chosen"]
+    assert f"the global model stands for them: {B}." in text and "is below 1/2" in text
+    unseen = study.summary["unseen"][C]["test"]["accuracy"]
+    assert parsed.rows[parsed.rows.index(["Method", C]) + 1] == ["FedSM", f"{unseen:.3f}"]
 
 
 def test_a_run_s_folder_says_what_the_summary_says(tmp_path: Path) -> None:

@@ -358,7 +358,7 @@ def test_a_network_that_judges_by_its_batch_is_always_given_the_same_mixed_batch
     )
     run, again = inprocess.run(plan), inprocess.run(plan)
     assert run.summary["sites"] == {
-        site: facts | {"seconds": run.summary["sites"][site]["seconds"]}
+        site: facts | {key: run.summary["sites"][site][key] for key in ("seconds", "memory")}
         for site, facts in again.summary["sites"].items()
     }
     data = load_data(plan)["hospital-a"].test

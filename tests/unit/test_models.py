@@ -137,3 +137,14 @@ def test_densenet_has_121_layers_and_the_basic_unet_the_papers_levels():
     ups = [layer for layer in unet.modules() if isinstance(layer, nn.ConvTranspose2d)]
     assert [layer.in_channels for layer in ups] == [512, 256, 128, 64]
     assert sum(isinstance(layer, nn.BatchNorm2d) for layer in unet.modules()) == 18
+
+
+@pytest.mark.parametrize("name", [name for name, network in NETWORKS.items() if "dimensions" in network.model_fields])
+def test_volumes_as_well_as_slices(name):
+    """Batch norm is found by its type there too, and the head is the same layer."""
+    numbers = {"features": [2, 2, 2, 2, 2]} if name == "basic-unet" else {}
+    flat, deep = (NETWORKS[name](dimensions=axes, **numbers).build(channels=2, classes=3) for axes in (2, 3))
+    output = deep.eval()(torch.randn(1, 2, 32, 32, 32))
+    assert output.shape == ((1, 3, 32, 32, 32) if "unet" in name else (1, 3))
+    assert batch_norm_names(flat) == batch_norm_names(deep) != []
+    assert flat.state_dict().keys() == deep.state_dict().keys()

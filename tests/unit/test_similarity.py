@@ -201,4 +201,4 @@ def test_rows_of_shares_are_fedavg_and_uniform_rows_are_equal_weights(seed: int)
         ):
             assert mine.keys() == expected.keys()
             for name in mine:
-                torch.testing.assert_close(mine[name], expected[name], rtol=0, atol=1e-7)
+                torch.testing.assert_close(mine[name], expected[name], rtol=2.4e-7, atol=2.4e-7)

@@ -37,7 +37,7 @@ class FedSM(Selecting):
     """
 
     title = "FedSM"
-    travels = "global and personal model, selector (with Adam's moments)"
+    travels = "global and personal model, selector"
     ending: ClassVar[str | None] = "assemble"
     stand_in: ClassVar[Mapping[str, str]] = {"personal": "global"}
     passing = frozenset({"experts"})
@@ -106,6 +106,7 @@ class FedSM(Selecting):
             "personal model: at the end it goes to the other hospitals that share theirs, if share_personal_model in "
             "medsilo.yaml allows it (by default only with synthetic data); it is this hospital's training in one piece",
             "super model: how often each model was chosen for validation and test cases, and summed scores of them",
+            "super model: least and greatest spacing of smallest_average (medsilo.yaml) or more training images",
         ]
 
     # How it is merged

@@ -22,7 +22,7 @@ class Afterwards(FedSM):
     train a selector among all K + 1 alone. Output 0 stands for the global model.
     """
 
-    travels = "global and personal model; then every hospital's personal model to the others; selector"
+    travels = "global model, selector; personal models to all sites"
     ending = None
     passing = frozenset()
     protocols: ClassVar[dict[str, Any]] = {"paper": Selecting.literal}

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from medsilo.learning.loop import Compute
 from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer
 from medsilo.tasks.base import Task
+from medsilo.tasks.sources import DataSource
 
 
 @dataclass(frozen=True)
@@ -20,5 +20,5 @@ class Headquarters:
     training: Training
     seed: int
     compute: Compute
-    folder: Path | None  # the server's data folder
+    data: DataSource | None  # the server's
     stop: Callable[[], None]  # raises when the run was told to stop

@@ -38,7 +38,9 @@ class Pretraining(Section):
 
     def obtain(self, model: nn.Module, at: Headquarters) -> dict[str, Any]:
         """Give the model f's weights; returns what the summary says about them."""
-        return self._read(model, at.folder) if self.source == "file" else self._train(model, at)
+        return (
+            self._read(model, at.data.folder if at.data else None) if self.source == "file" else self._train(model, at)
+        )
 
     def _read(self, model: nn.Module, folder: Path | None) -> dict[str, Any]:
         path = folder / self.file if folder else None
@@ -56,10 +58,10 @@ class Pretraining(Section):
         return {"source": "file", "file": self.file, "sha256": hashlib.sha256(content).hexdigest(), "data": "not known"}
 
     def _train(self, model: nn.Module, at: Headquarters) -> dict[str, Any]:
-        if not at.task.synthetic and at.folder is None:
+        if not at.task.synthetic and at.data is None:
             raise MedsiloError(f"the public share of the data is not at the server; {REMEDY}")
-        parts = [self._public(at.task.load(site, at.sites, at.seed, at.folder).train, site, at) for site in at.sites]
-        public = _together(parts)
+        parts = [self._public(at.task.read(site, at.sites, at.seed, at.data).train, site, at) for site in at.sites]
+        public = at.task.pieces(_together(parts), seed_for(at.seed, "pre-training pieces"))
         model.to(at.compute.device).requires_grad_(True)
         optimizer = at.training.make_optimizer(model.parameters())
         learn = lesson(model, objective_of(at.task.loss), optimizer, at.compute)

@@ -22,7 +22,11 @@ from medsilo.models.base import Network
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.vgg11 import Vgg11
 
-COMPACT: Mapping[int, Network] = {1: ActivityCnn(norm="group"), 2: SmallCnn(width=32, norm="group")}  # by axes
+COMPACT: Mapping[int, Network] = {  # by axes
+    1: ActivityCnn(norm="group"),
+    2: SmallCnn(width=32, norm="group"),
+    3: SmallCnn(dimensions=3, width=16, norm="group"),
+}
 GROUPS = ("selector", "moments")
 
 
@@ -46,11 +50,12 @@ class Selecting(Algorithm):
 
     selector: Literal["compact", "vgg11"] = "compact"  # compact: a small network with group norm
     # Weights of selectors that saw one label each are hardly worth averaging by themselves.
-    # none: Alg. 1. adam-moments: Adam's memory is averaged with the weights. server-adam: SGD at the sites, and the
-    # server takes Adam's steps along their mean change.
-    selector_sync: Literal["none", "adam-moments", "server-adam"] = "adam-moments"
+    # server-adam: SGD at the sites, and the server takes Adam's steps along their mean change. adam-moments: Adam's
+    # memory is averaged with the weights. none: Alg. 1.
+    selector_sync: Literal["server-adam", "adam-moments", "none"] = "server-adam"
     selector_step: Literal["batch", "full-batch"] = "batch"  # full-batch: one step a round with the sum of gradients
-    selector_learning_rate: float = Field(0.001, gt=0, le=10)  # η_s, of Adam, or of SGD under server-adam
+    # η_s: of SGD under server-adam, where null is 0.02; else of Adam, where it is 0.001
+    selector_learning_rate: float | None = Field(None, gt=0, le=10)
     selector_server_lr: float = Field(0.003, gt=0, le=10)  # of the server's Adam
 
     def with_selector(self, modules: Modules, channels: int, outputs: int) -> Modules:
@@ -70,8 +75,8 @@ class Selecting(Algorithm):
     def make_optimizer(self, name: str, module: nn.Module, training: Training) -> Optimizer:
         if name != "selector":
             return super().make_optimizer(name, module, training)
-        kind = SGD if self.selector_sync == "server-adam" else Adam
-        return kind(module.parameters(), lr=self.selector_learning_rate)
+        kind, rate = (SGD, 0.02) if self.selector_sync == "server-adam" else (Adam, 0.001)
+        return kind(module.parameters(), lr=self.selector_learning_rate or rate)
 
     def of_selector(self, modules: Modules) -> Groups:
         """What of the selector travels."""

@@ -41,6 +41,10 @@ class Block:
         """Copies the block's numbers to `into` [size], which may be of a wider type."""
         torch._foreach_copy_(into.split(self.sizes), [piece.of(tensors) for piece in self.pieces])
 
+    def subtract(self, tensors: Tensors, of: Tensor) -> None:
+        """Takes the block's numbers off those of `of` [size], which may be of a wider type."""
+        torch._foreach_sub_(of.split(self.sizes), [piece.of(tensors) for piece in self.pieces])
+
 
 class Section:
     """All tensors of one floating-point type, thought of as one vector."""
@@ -48,6 +52,7 @@ class Section:
     def __init__(self, dtype: torch.dtype, shapes: dict[str, torch.Size], offset: int) -> None:
         self.dtype = dtype
         self.wide = torch.complex128 if dtype.is_complex else torch.float64
+        self.kept = torch.promote_types(dtype, torch.float32)  # single precision at least
         self.names = sorted(shapes)  # the same places whoever came first: even the last bit may depend on the place
         self.shapes = [shapes[name] for name in self.names]
         self.sizes = [shape.numel() for shape in self.shapes]
@@ -56,9 +61,14 @@ class Section:
         self.blocks = _blocks(self.names, self.sizes)
         self.widths = [block.size for block in self.blocks]
 
-    def room(self, size: int | None = None) -> Tensor:
-        """Memory for `size` numbers (all of the section's if not given) in double precision, not yet filled."""
-        return torch.empty(self.size if size is None else size, dtype=self.wide)
+    def room(self) -> Tensor:
+        """Memory for all numbers of the section in single precision at least, not yet filled."""
+        return torch.empty(self.size, dtype=self.kept)
+
+    def scratch(self) -> tuple[Tensor, Tensor]:
+        """Memory for two blocks in double precision, not yet filled."""
+        widest = max(self.widths, default=0)
+        return torch.empty(widest, dtype=self.wide), torch.empty(widest, dtype=self.wide)
 
     def flatten(self, tensors: Tensors) -> Tensor:
         """A new vector [size] with all tensors of the section."""

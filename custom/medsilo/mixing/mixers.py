@@ -7,9 +7,10 @@ A mixer lives as long as the study. Round after round:
     mixer.add(site, tensors, weight)      # what the site sends back, in any order
     mixer.result(site)                    # what the site gets next
 
-The result is the same to the last bit whatever the order of arrival, because sums run over the sites in sorted order
-and in double precision. Numbers of integer or boolean type are never averaged: a mean takes them from the first site in
-sorted order that answered, a personal model keeps its own.
+The result is the same to the last bit whatever the order of arrival, because sums run over the sites in sorted order.
+What is kept from one site to the next is in single precision at least, a step itself is in double precision. Numbers
+of integer or boolean type are never averaged: a mean takes them from the first site in sorted order that answered, a
+personal model keeps its own.
 
 Whoever adds tensors hands them over, and whoever is given tensors only reads them: the same tensors may be on their way
 to several sites. A mixer itself changes neither. Calls must come one at a time.
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from medsilo.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.layout import Layout, Section, Tensors
-from medsilo.mixing.waiting import Read, WaitingRoom
+from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
 
 # Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
 COLUMNS = 4 << 10
@@ -167,8 +168,8 @@ class Mixer(ABC):
 class WeightedMean(Mixer):
     """FedAvg: θ ← Σ_k n_k θ_k / Σ_k n_k over the sites that answered; every site gets it, also the others.
 
-    Holds the last mean (one parcel) and, while a round is open, the mean so far in double precision (two parcels),
-    for any number of sites. A contribution waits until the sites before it, in sorted order, have had their turn:
+    Holds the last mean and, while a round is open, the mean so far: two parcels (four of a half-precision group's), for
+    any number of sites. A contribution waits until the sites before it, in sorted order, have had their turn:
     up to 4 MiB of them in memory, the others in a temporary file. Until the round closes, `current` is the last mean,
     also for a site that has answered.
 
@@ -196,7 +197,7 @@ class WeightedMean(Mixer):
         self._turn = 0  # place of the site whose contribution comes next
         self._total = 0.0
         self._mean: list[Tensor] = []  # so far, one vector per section of the layout
-        self._scratch: list[Tensor] = []
+        self._scratch: list[tuple[Tensor, Tensor]] = []
         self._carrier: str | None = None
         self._carried: dict[str, Tensor] = {}
 
@@ -206,7 +207,7 @@ class WeightedMean(Mixer):
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         if site == self._sites[self._turn]:
-            self._fold(weight, layout, lambda _, block, into: block.read(tensors, into))
+            self._fold(weight, layout, reading(tensors))
             self._turn += 1
         else:
             self._waiting.put(site, tensors, layout)
@@ -220,21 +221,31 @@ class WeightedMean(Mixer):
             self._fold_waiting(self._sites[self._turn])
             self._turn += 1
 
+    @property
+    def _is_mean(self) -> bool:
+        """Whether the result is the mean itself and not a step towards it."""
+        return self.rate == 1.0
+
+    @property
+    def _origin(self) -> dict[str, Tensor] | None:
+        """The last model, where the server makes a step from it: then the ways to the sites' models are averaged, which
+        are short and keep their digits."""
+        return None if self._is_mean else self._given
+
     def _fold(self, weight: float, layout: Layout, read: Read) -> None:
-        """m ← m + w / Σw · (θ - m): the weighted mean so far. Equal sites leave m as it is, to the last bit."""
+        """m ← m + w / Σw · (θ - m): the weighted mean so far, of the models or of the ways to them. Equal sites leave m
+        as it is, to the last bit."""
         if not self._mean:
             self._mean = [section.room() for section in layout.sections]
-            self._scratch = [section.room(max(section.widths, default=0)) for section in layout.sections]
+            self._scratch = [section.scratch() for section in layout.sections]
         self._total += weight
         share = weight / self._total
-        for section, mean, scratch in zip(layout.sections, self._mean, self._scratch, strict=True):
-            for block, m in zip(section.blocks, mean.split(section.widths), strict=True):
-                if share == 1.0:
-                    read(section, block, m)
-                else:
-                    theta = scratch[: block.size]
-                    read(section, block, theta)
-                    m.lerp_(theta, share)
+        origin = self._origin
+        for theta, m in self._beside(read if origin is None else way(read, origin), layout):
+            if share == 1.0:
+                m.copy_(theta)
+            else:
+                m.lerp_(theta, share)
 
     def _fold_waiting(self, site: str) -> None:
         assert self._layout is not None
@@ -253,24 +264,26 @@ class WeightedMean(Mixer):
         for site in self._sites[self._turn :]:
             if site in self._waiting:
                 self._fold_waiting(site)
-        if self._given is not None:
-            self._move(self._given, self._layout)
+        origin = self._origin
+        if origin is not None:
+            self._move(self._beside(reading(origin), self._layout), self._layout)
+        self._given = origin = None  # makes room
         self._given = self._layout.restore(self._mean, self._carried)
         self._begin_sum()
 
-    def _move(self, given: Tensors, layout: Layout) -> None:
-        """The server's step from the last model: m ← θ + η_g (m - θ)."""
-        if self.rate != 1.0:
-            for theta, m in self._beside(given, layout):
-                torch.lerp(theta, m, self.rate, out=m)
+    def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
+        """The server's step from the last model, d being the mean way from it: d ← θ + η_g d."""
+        for theta, d in blocks:
+            torch.add(theta, d, alpha=self.rate, out=d)
 
-    def _beside(self, given: Tensors, layout: Layout) -> Iterator[tuple[Tensor, Tensor]]:
-        """The last model and, to be changed in place, the mean, block by block in double precision."""
+    def _beside(self, read: Read, layout: Layout) -> Iterator[tuple[Tensor, Tensor]]:
+        """A model and, to be changed in place, the mean, block by block in double precision."""
         for section, mean, scratch in zip(layout.sections, self._mean, self._scratch, strict=True):
-            for block, m in zip(section.blocks, mean.split(section.widths), strict=True):
-                theta = scratch[: block.size]
-                block.read(given, theta)
-                yield theta, m
+            for block, kept in zip(section.blocks, mean.split(section.widths), strict=True):
+                theta, m = (room[: block.size] for room in scratch)
+                read(section, block, theta)
+                yield theta, m.copy_(kept)
+                kept.copy_(m)
 
     def _row(self, site: str) -> dict[str, Tensor] | None:
         return self._given if site in self._sites else None

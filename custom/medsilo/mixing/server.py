@@ -7,6 +7,8 @@ plainly: a variance that Adam has stepped may be negative.
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from medsilo.errors import Refused
 from medsilo.mixing.layout import Layout, Tensors
 from medsilo.mixing.mixers import UniformMean, WeightedMean
+from medsilo.mixing.waiting import reading
 
 REACH = "reach"  # ‖a_i‖₁ of FedNova, which travels beside the weights
 FURTHEST = 1e9
@@ -36,6 +39,8 @@ class FedNova(WeightedMean):
 
     uniform: p_i = 1 / K instead of n_i / n, K and n being those of the sites that answered.
     """
+
+    _is_mean = False
 
     def __init__(self, uniform: bool = False) -> None:
         super().__init__()
@@ -63,16 +68,18 @@ class FedNova(WeightedMean):
 class ServerOptimizer(WeightedMean):
     """θ ← θ + η u(D): D = Σ p_i θ_i - θ, the way to the mean, is an optimizer's gradient (Reddi et al. 2021, Alg. 2).
 
-    Holds one or two vectors more, in single precision at least.
+    Holds one or two parcels more, in single precision at least.
 
     uniform: p_i = 1 / K instead of n_i / n, K and n being those of the sites that answered.
     """
+
+    _is_mean = False
 
     def __init__(self, lr: float, uniform: bool = False) -> None:
         super().__init__()
         self.lr, self.uniform = float(lr), uniform
         self._steps = 0
-        self._memory: list[Tensor] = []  # the optimizer's vectors, one after the other for every section
+        self._memory: list[list[Tensor]] = []  # the optimizer's vectors, block by block
 
     @property
     @abstractmethod
@@ -86,36 +93,31 @@ class ServerOptimizer(WeightedMean):
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         super()._take(site, tensors, 1.0 if self.uniform else weight, layout)
 
-    def _move(self, given: Tensors, layout: Layout) -> None:
-        sections, kinds = layout.sections, len(self._start)
+    def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
         if not self._memory:
             self._memory = [
-                torch.full((section.size,), value, dtype=torch.promote_types(section.dtype, torch.float32))
-                for section in sections
-                for value in self._start
+                [torch.full((width,), value, dtype=section.kept) for value in self._start]
+                for section in layout.sections
+                for width in section.widths
             ]
         self._steps += 1
-        vectors = [self._memory[place : place + kinds] for place in range(0, len(self._memory), kinds)]
-        parts = (
-            part
-            for section, own in zip(sections, vectors, strict=True)
-            for part in zip(*(vector.split(section.widths) for vector in own), strict=True)
-        )
-        for (theta, m), held in zip(self._beside(given, layout), parts, strict=True):
-            wide = [vector.to(m.dtype) for vector in held]
-            update = self._update(m.sub_(theta), *wide)
-            torch.add(theta, update, alpha=self.lr, out=m)
-            torch._foreach_copy_(list(held), wide)
+        for place, (theta, d) in enumerate(blocks):
+            held = self._memory[place]
+            wide = [vector.to(d.dtype, copy=True) for vector in held]
+            torch.add(theta, self._update(d, *wide), alpha=self.lr, out=d)
+            self._memory[place] = [new.to(old.dtype) for new, old in zip(wide, held, strict=True)]
 
     def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The vectors' keys begin with a slash, which no tensor's name does."""
         tensors, facts = super()._save()
-        tensors |= {f"/{place}": vector.clone() for place, vector in enumerate(self._memory)}
+        tensors |= {f"/{place}": vector for place, vector in enumerate(chain(*self._memory))}
         return tensors, {**facts, "steps": self._steps}
 
     def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
         super()._load({name: tensor for name, tensor in tensors.items() if not name.startswith("/")}, facts)
-        self._memory = [tensors[f"/{place}"].clone() for place in range(len(tensors) - len(self._given or {}))]
+        kinds = len(self._start)
+        places = range(0, len(tensors) - len(self._given or {}), kinds)
+        self._memory = [[tensors[f"/{place + kind}"] for kind in range(kinds)] for place in places]
         self._steps = facts["steps"]
 
 
@@ -183,5 +185,11 @@ class Scaffold(UniformMean):
     """
 
     def _merge(self) -> None:
+        """How many answer shows only now: the mean becomes the way to it where some did not."""
+        assert self._layout is not None
         self.rate = len(self._answered) / len(self._sites)
+        if self._origin is not None:
+            for c, mean in self._beside(reading(self._origin), self._layout):
+                mean.sub_(c)
         super()._merge()
+        self.rate = 1.0

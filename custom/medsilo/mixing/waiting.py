@@ -18,6 +18,21 @@ MEMORY = 4 << 20
 Read = Callable[[Section, Block, Tensor], None]
 
 
+def reading(tensors: Tensors) -> Read:
+    """Reads tensors that are in memory."""
+    return lambda _, block, into: block.read(tensors, into)
+
+
+def way(read: Read, origin: Tensors) -> Read:
+    """Reads how far it is from there: θ - origin."""
+
+    def subtracted(section: Section, block: Block, into: Tensor) -> None:
+        read(section, block, into)
+        block.subtract(origin, into)
+
+    return subtracted
+
+
 class WaitingRoom:
     """Contributions that came before their turn, to be read back block by block.
 
@@ -58,8 +73,7 @@ class WaitingRoom:
     def reader(self, site: str) -> Read:
         """What reads the site's contribution, block by block."""
         if site in self._held:
-            tensors, _ = self._held[site]
-            return lambda _, block, into: block.read(tensors, into)
+            return reading(self._held[site][0])
         begin = self._spilled[site]
 
         def read(section: Section, block: Block, into: Tensor) -> None:

@@ -1,11 +1,13 @@
 """What a network of the plan is."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from medsilo.section import Section
+
+Dimensions = Literal[2, 3]  # slices and flat images, or volumes
 
 
 class Network(Section):

@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.models.base import Network
+from medsilo.models.base import Dimensions, Network
 from medsilo.models.unet import MONAI_NORMS
 
 
 class BasicUNet(Network):
-    """[B, channels, H, W] to logits [B, classes, H, W]; H and W are multiples of 16.
+    """[B, channels, (D,) H, W] to logits [B, classes, (D,) H, W]; D, H and W are multiples of 16.
 
     With features 32 to 512, as by default, it is the U-Net of HarmoFL's two segmentation tasks.
     """
@@ -19,6 +19,7 @@ class BasicUNet(Network):
     features: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
         default=(32, 64, 128, 256, 512), min_length=5, max_length=5, description="features of each level, finest first"
     )
+    dimensions: Dimensions = 2
     norm: Literal["batch", "batch-statistics", "instance"] = "batch"
 
     def build(self, channels: int, classes: int) -> nn.Module:
@@ -31,7 +32,7 @@ class BasicUNet(Network):
 
     def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
         return {
-            "spatial_dims": 2,
+            "spatial_dims": self.dimensions,
             "in_channels": channels,
             "out_channels": classes,
             "features": (*self.features, self.features[0]),

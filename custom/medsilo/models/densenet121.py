@@ -4,23 +4,24 @@ from typing import Literal
 
 from torch import nn
 
-from medsilo.models.base import Network
+from medsilo.models.base import Dimensions, Network
 from medsilo.models.blocks import use_batch_statistics
 
 
 class DenseNet121(Network):
-    """Growth 32, blocks of 6, 12, 24 and 16 layers, not pre-trained: [B, channels, H, W] to [B, classes], H, W >= 32.
+    """Growth 32, blocks of 6, 12, 24, 16 layers, untrained: [B, channels, (D,) H, W] to [B, classes]; sizes >= 32.
 
     norm: "batch", or "batch-statistics" as in HarmoFL's released code (which also pads by two pixels after the first
     block; that is left out).
     """
 
     name: Literal["densenet121"] = "densenet121"
+    dimensions: Dimensions = 2
     norm: Literal["batch", "batch-statistics"] = "batch"
 
     def build(self, channels: int, classes: int) -> nn.Module:
         from monai.networks.nets import DenseNet121 as MonaiDenseNet121  # here, because importing MONAI takes seconds
 
-        network = MonaiDenseNet121(spatial_dims=2, in_channels=channels, out_channels=classes)
+        network = MonaiDenseNet121(spatial_dims=self.dimensions, in_channels=channels, out_channels=classes)
         # Not by MONAI's `norm`: its initialisation fails on norms without weights.
         return use_batch_statistics(network) if self.norm == "batch-statistics" else network

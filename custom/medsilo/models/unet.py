@@ -1,11 +1,11 @@
-"""MONAI's U-Net for slices."""
+"""MONAI's U-Net for slices and volumes."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from torch import nn
 
-from medsilo.models.base import Network
+from medsilo.models.base import Dimensions, Network
 
 # MONAI's instance norm has no weights by default; with them it can be compared with batch norm.
 MONAI_NORMS: dict[str, Any] = {
@@ -17,15 +17,16 @@ MONAI_NORMS: dict[str, Any] = {
 
 
 class UNet(Network):
-    """MONAI's two-dimensional `UNet`: [B, channels, H, W] to logits [B, classes, H, W].
+    """MONAI's `UNet`: [B, channels, H, W] to logits [B, classes, H, W]; of volumes [B, channels, D, H, W] alike.
 
-    Each level halves the image, so H and W are multiples of 2 ** (levels - 1). The head is the last convolution.
+    Each level halves the image, so D, H and W are multiples of 2 ** (levels - 1). The head is the last convolution.
     """
 
     name: Literal["unet"] = "unet"
     features: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
         default=(16, 32, 64), min_length=2, max_length=7, description="features of each level, the finest first"
     )
+    dimensions: Dimensions = 2
     residual_units: int = Field(default=0, ge=0, le=4, description="residual convolutions per level; 0: one plain one")
     norm: Literal["batch", "batch-statistics", "instance", "none"] = "batch"
 
@@ -39,7 +40,7 @@ class UNet(Network):
 
     def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
         return {
-            "spatial_dims": 2,
+            "spatial_dims": self.dimensions,
             "in_channels": channels,
             "out_channels": classes,
             "channels": self.features,

@@ -1,0 +1,281 @@
+"""What FedSM's three networks cost a site in time, the network in bytes and the server in memory.
+
+    python benchmarks/fedsm.py [time|bytes|memory]
+
+Time: a site's training in a FedSM round, in which every batch is read once for all three networks, against three
+passes, one for each. The cases are read from files whenever they are asked for, as data are that don't fit into
+memory: PNG tiles of 1000 x 1000 pixels, and slices of compressed NIfTI volumes. With cases that lie in memory there is
+little to save; that row has no bound.
+Bytes: what a site sends and is sent in a round, as the run's summary has it, against two models and a selector.
+Memory: a whole study of the real coordinator, whose sites make up their answers, with the paper's U-Net and VGG-11.
+The peak above what the process held before, against what is given back (one global model and selector, K personal
+models) and two parcels, the size of one being that of what a site sends. With `server-adam` the selector's two moments
+lie at the server, too.
+
+Exits with 1 when a bound is not kept. Needs Linux (it forks, and reads the peak from /proc).
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+import torch
+from mixing import in_a_fork
+from timing import fastest, fastest_in_turn
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+from medsilo.algorithms.base import Parcel
+from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
+from medsilo.federation.participant import Participant
+from medsilo.federation.record import Record
+from medsilo.memory import most_held
+from medsilo.package import package_facts
+from medsilo.plan import Plan, parse_plan
+from medsilo.site.settings import SiteSettings
+from medsilo.study import inprocess
+from medsilo.supermodel import THRESHOLDS
+from medsilo.tasks.base import Cases, SiteData
+from medsilo.tasks.nuclei import read_tile
+from medsilo.tasks.volumes import Volume, read_pair, write_volume
+
+SITES = ("hospital-a", "hospital-b")
+PAPER = {"name": "unet", "features": [16, 32, 64, 128, 256], "residual_units": 2, "norm": "instance"}
+LESS_TIME = 0.75
+SLACK = 64  # MiB: what torch itself takes for its calls, and the allocator's rounding
+
+
+def make_plan(task: dict[str, Any], sites: Sequence[str], **changes: Any) -> Plan:
+    values = {"algorithm": {"name": "fedsm"}, "task": task, "participation": {"sites": list(sites)}, **changes}
+    return parse_plan(values)
+
+
+# ---------------------------------------------------------------------------------------------------- time
+class Tiles(Dataset):
+    """RGB tiles and masks as PNG files."""
+
+    def __init__(self, plan: Plan, folder: Path, count: int = 8, size: int = 1000) -> None:
+        import SimpleITK
+
+        self.plan, self.folder, self.count = plan, folder, count
+        random = np.random.default_rng(0)
+        for kind in ("images", "masks"):
+            (folder / kind).mkdir()
+        for place in range(count):
+            noise = torch.from_numpy(random.normal(size=(1, 3, size // 8, size // 8)))
+            tissue = functional.interpolate(noise, (size, size), mode="bilinear")[0].permute(1, 2, 0).numpy()
+            pixels = np.clip(150 + 40 * tissue + random.normal(scale=4, size=tissue.shape), 0, 255).astype(np.uint8)
+            nuclei = (tissue[..., 0] > 0.5).astype(np.uint8) * 255
+            for kind, values in (("images", pixels), ("masks", nuclei)):
+                image = SimpleITK.GetImageFromArray(values, isVector=values.ndim == 3)
+                SimpleITK.WriteImage(image, str(folder / kind / f"{place}.png"))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+        image, mask = read_tile(self.folder, str(place))
+        inputs = self.plan.task.inputs_of(image)[0]
+        return inputs, (functional.interpolate(mask[None, None], inputs.shape[1:], mode="area")[0, 0] > 0.5).long()
+
+
+class Slices(Dataset):
+    """Slices of volumes as compressed NIfTI files: a slice costs its volume."""
+
+    def __init__(self, plan: Plan, folder: Path, volumes: int = 2, size: int = 320, slices: int = 20) -> None:
+        self.plan, self.folder = plan, folder
+        self.cases = [(volume, place) for volume in range(volumes) for place in range(2, slices, 5)]
+        random = np.random.default_rng(0)
+        for volume in range(volumes):
+            values = random.normal(400, 100, (slices, size, size)).astype(np.int16).astype(np.float32)
+            affine = np.diag([0.6, 0.6, 3.0, 1.0])
+            write_volume(folder / f"{volume}.nii.gz", Volume(values, affine))
+            write_volume(folder / f"{volume}-mask.nii.gz", Volume((values > 500).astype(np.uint8), affine))
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def __getitem__(self, case: int) -> tuple[Tensor, Tensor]:
+        volume, place = self.cases[case]
+        image, mask = read_pair(self.folder / f"{volume}.nii.gz", self.folder / f"{volume}-mask.nii.gz")
+        inputs = self.plan.task.inputs_of(image.values[None, place : place + 1])[0] / 400
+        labels = torch.from_numpy(mask.values[None, None, place].astype(np.float32))
+        return inputs, (functional.interpolate(labels, inputs.shape[1:], mode="area")[0, 0] > 0.5).long()
+
+
+def in_memory(cases: Dataset) -> Cases:
+    inputs, targets = zip(*(cases[place] for place in range(len(cases))), strict=True)  # type: ignore[arg-type]
+    return Cases(torch.stack(inputs), torch.stack(targets), ["x"] * len(inputs))
+
+
+def training_time(kind: str, from_files: bool) -> tuple[float, float, float]:
+    """Seconds of three passes, of a round's one pass, and of reading all cases once."""
+    task = {"tiles": {"name": "nuclei", "size": 128}, "slices": {"name": "synthetic-prostate", "size": 128}}[kind]
+    network = {"name": "unet", "features": [16, 32, 64], "norm": "instance"}
+    plan = make_plan(task, SITES, network=network, training={"batch_size": 4, "learning_rate": 0.001})
+    with tempfile.TemporaryDirectory() as place:
+        cases = {"tiles": Tiles, "slices": Slices}[kind](plan, Path(place))
+        reading = fastest(lambda: in_memory(cases), 3)
+        data = SiteData(cases if from_files else in_memory(cases), in_memory(cases), in_memory(cases))
+        site = Participant(plan, SITES[0], SITES, SiteSettings(device="cpu"), Path(place) / "site", data)
+        bench = site._bench("shuffle", 1, lambda: None)
+        method = plan.method
+
+        def tell_apart(selector: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+            return functional.cross_entropy(selector(inputs), torch.zeros(len(inputs), dtype=torch.long))
+
+        def three_passes() -> None:
+            bench.train(bench.lesson("model"))
+            bench.train(bench.lesson("global"))
+            with method.learning_selector(bench, tell_apart) as selector:
+                bench.train(selector)
+
+        return *fastest_in_turn(three_passes, lambda: method.train(bench, "train"), 5), reading
+
+
+# ---------------------------------------------------------------------------------------------------- bytes
+def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
+    """What a site sent and was sent in one round, and the size of two models and a selector."""
+    task = {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32}
+    method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
+    plan = make_plan(task, SITES, algorithm=method, network=PAPER, training={"rounds": 1, "learning_rate": 1e-5})
+    site = inprocess.run(plan, settings=SiteSettings(device="cpu")).summary["sites"][SITES[0]]
+    with torch.device("meta"):
+        networks = plan.build_networks()
+    sizes = [sum(t.nbytes for t in networks[name].state_dict().values()) for name in ("global", "model", "selector")]
+    return site["bytes_up"], site["bytes_down"], sum(sizes)
+
+
+# ---------------------------------------------------------------------------------------------------- memory
+class MadeUp:
+    """Sites without data: tensors of the right form, made when they are asked for and handed over."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        with torch.device("meta"):
+            self.layout = plan.build_networks()
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        for number, site in enumerate(sites, 1):
+            receive(site, self.answer(outgoing(site).facts, number))
+        return {}
+
+    def answer(self, facts: dict[str, Any], number: int) -> Parcel:
+        echo = {key: facts[key] for key in ("task", "round", "study")}
+        parts = ("train", "validation", "test")
+        about = {"package": package_facts(), "cases": dict.fromkeys(parts, 1), "classes": dict.fromkeys(parts)}
+        about |= {"seconds": 0.0, "memory": 0, "warnings": [], "withheld": [], "counts": {}}
+        told = {"chosen": {"global": 1}, "sums": [1.0] * len(THRESHOLDS) if facts["task"] == "deliver" else []}
+        names = {
+            "round": ("train_loss", "validation", "validation_loss"),
+            "deliver": ("validation", "validation_loss"),
+            "test": ("test", "test_loss", "cases", "selected"),
+        }
+        metrics = dict.fromkeys(names.get(facts["task"], ()), 1)
+        groups = self.groups(number) if facts["task"] == "round" else {}
+        return Parcel(groups, {**echo, **about, "shares": True, "super_model": told}, 1, metrics)
+
+    def groups(self, number: int) -> dict[str, dict[str, Tensor]]:
+        shared = self.plan.method.shared(self.layout, "train")
+        return {
+            group: {name: torch.full(like.shape, number / 100, dtype=like.dtype) for name, like in tensors.items()}
+            for group, tensors in shared.items()
+        }
+
+    def pause(self, seconds: float) -> None:
+        """Nobody has to be waited for."""
+
+
+def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, float, float]:
+    """Bytes: the study's peak, what is given back, one parcel, and the selector's moments if the rule has them."""
+    sites = [f"site{place:02}" for place in range(count)]
+    small = make_plan({"name": "synthetic-activity"}, SITES, training={"rounds": 1})
+    method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
+    plan = make_plan({"name": "synthetic-prostate"}, sites, algorithm=method, network=PAPER, training={"rounds": 2})
+    with tempfile.TemporaryDirectory() as place:
+        Coordinator(small, SITES, MadeUp(small), Record(Path(place) / "small"), "made up").run()
+        shared = plan.method.shared(MadeUp(plan).layout, "train")
+        sizes = {group: sum(tensor.nbytes for tensor in tensors.values()) for group, tensors in shared.items()}
+        before = most_held()
+        Coordinator(plan, sites, MadeUp(plan), Record(Path(place) / "large"), "made up").run()
+        parcel = sum(sizes.values())
+        moments = 2 * sizes["selector"] if sync == "server-adam" else 0
+        return most_held() - before, parcel + (count - 1) * sizes["personal"], parcel, moments
+
+
+# ---------------------------------------------------------------------------------------------------- the lines
+def times() -> bool:
+    kept = True
+    for kind, from_files in (("tiles", True), ("slices", True), ("slices", False)):
+        apart, together, reading = in_a_fork(training_time, kind, from_files)
+        ratio = together / apart
+        bound = f"  (at most {LESS_TIME}x)  {_kept(ratio <= LESS_TIME)}" if from_files else ""
+        kept = kept and (not from_files or ratio <= LESS_TIME)
+        where = f"from files, reading them once {reading:.2f} s" if from_files else "in memory"
+        print(f"{kind} {where}: three passes {apart:.2f} s, a round {together:.2f} s, {ratio:.2f}x{bound}", flush=True)
+    return kept
+
+
+def parcels() -> bool:
+    kept = True
+    for selector in ("compact", "vgg11"):
+        for sync in ("server-adam", "none", "adam-moments"):
+            up, down, reference = in_a_fork(bytes_of_a_round, selector, sync)
+            ratio = max(up, down) / reference
+            bounded = sync != "adam-moments"  # there the selector's moments travel beside it
+            kept = kept and (not bounded or ratio <= 1)
+            bound = f"  (at most 1x)  {_kept(ratio <= 1)}" if bounded else "  (with Adam's moments)"
+            megabytes = f"{up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, {ratio:.3f} of two models and a selector"
+            print(f"{selector}, {sync}: {megabytes}{bound}", flush=True)
+    return kept
+
+
+def memories() -> bool:
+    kept = True
+    for sync in ("none", "server-adam"):
+        for count in (3, 6, 12):
+            used, given, parcel, moments = (size / 2**20 for size in in_a_fork(server_memory, count, "vgg11", sync))
+            bound = given + 2 * parcel
+            kept = kept and used <= bound + SLACK
+            parts = f"given back {given:.0f} and two parcels of {parcel:.0f}: {bound:.0f} MiB"
+            state = f", of which Adam's moments {moments:.0f}" * bool(moments)
+            print(
+                f"VGG-11, {sync}, {count} sites: peak {used:.0f} MiB{state} ({parts})  {_kept(used <= bound + SLACK)}",
+                flush=True,
+            )
+    return kept
+
+
+def _kept(good: bool) -> str:
+    return "kept" if good else "MISSED"
+
+
+TABLES = {"time": times, "bytes": parcels, "memory": memories}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What FedSM's three networks cost.")
+    parser.add_argument("table", nargs="?", choices=(*TABLES, "all"), default="all")
+    chosen = parser.parse_args().table
+    if chosen != "all":
+        torch.set_num_threads(1)
+        return 0 if TABLES[chosen]() else 1
+    # For the peaks, freed memory goes back at once: they show what is held and not how the heap is fragmented.
+    frugal = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    tables = [
+        subprocess.run([sys.executable, __file__, name], env=frugal if name == "memory" else None) for name in TABLES
+    ]
+    return max(table.returncode for table in tables)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""The most memory that a process has held."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from medsilo import memory
+
+SCRIPT = """
+import torch
+from medsilo.memory import forget_most, most_held
+before = most_held()
+torch.ones(25_000_000)
+most = most_held()
+forget_most()
+print(most - before, most_held() - before)
+"""
+
+
+@pytest.mark.skipif(not memory.STATUS.exists(), reason="reads the peak memory from Linux's /proc")
+def test_what_was_freed_counts_until_it_is_forgotten() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True)
+    most, then = map(int, done.stdout.split())
+    assert 90e6 < most < 150e6
+    assert then < 50e6
+
+
+def test_where_the_system_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "STATUS", tmp_path / "none")
+    monkeypatch.setattr(memory, "FORGET", tmp_path / "none" / "none")
+    memory.forget_most()
+    assert memory.most_held() == pytest.approx(psutil.Process().memory_info().rss, rel=0.1)
