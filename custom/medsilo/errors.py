@@ -25,6 +25,10 @@ class Refused(MedsiloError):
     """A parcel that must not enter a sum, with the reason."""
 
 
+class Died(Refused):
+    """What was to answer died over it: another one is there, and may answer when it is asked again."""
+
+
 class ParticipationError(MedsiloError):
     """Fewer sites than the plan agreed on."""
 

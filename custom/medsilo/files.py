@@ -46,6 +46,14 @@ def _replacing(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+def sweep(*folders: Path) -> None:
+    """Remove what a killed process left half-written in folders that nobody else writes to. safetensors first writes
+    to a name of its own."""
+    for folder in folders:
+        for path in (*folder.glob(".*.part"), *folder.glob(".tmp*")):
+            path.unlink(missing_ok=True)
+
+
 def _is_disk_full(error: Exception) -> bool:
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return getattr(error, "errno", None) in full or any(f"os error {number})" in str(error) for number in full)

@@ -5,12 +5,11 @@ import json
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, Union, get_args
+from typing import Annotated, Any, Literal, Self, Union
 
 import torch
 import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 from torch import Tensor, nn
 
 from medsilo.algorithms import ALGORITHMS
@@ -21,7 +20,7 @@ from medsilo.files import is_safe_name, load_yaml
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.models import NETWORKS
-from medsilo.section import Section
+from medsilo.section import Section, in_words
 from medsilo.tasks import TASKS
 
 
@@ -87,9 +86,10 @@ class Transport(Section):
 
 
 class Tracking(Section):
-    """Which round's model is tested and kept as the result."""
+    """Which round's model is tested and kept as the result, and who is shown the rounds beside TensorBoard."""
 
     select: Literal["best", "last"] = "best"  # best on validation data, strictly greater replaces
+    mlflow: bool = False  # a database for MLflow in the run's folder
 
 
 def _one_of(table: Mapping[str, type[Section]]) -> Any:
@@ -257,7 +257,7 @@ def parse_plan(values: Any, changes: Iterable[str] = ()) -> Plan:
     try:
         plan = Plan.model_validate(values)
     except ValidationError as error:
-        raise PlanError("; ".join(dict.fromkeys(_in_words(detail) for detail in error.errors()))) from error
+        raise PlanError(in_words(error, Plan, {"algorithm": ALGORITHMS, "task": TASKS, "network": NETWORKS})) from error
     _refuse_truth_as_number(values, plan.resolved())
     return plan
 
@@ -289,54 +289,3 @@ def _apply(values: dict[str, Any], change: str) -> None:
         if path == ["task"]:
             values.pop("network", None)  # it was the other task's
     place[last] = value
-
-
-_MEANINGS = {
-    "greater_than_equal": "is too small; give {ge} or more",
-    "greater_than": "is too small; give more than {gt}",
-    "less_than_equal": "is too large; give {le} or less",
-    "less_than": "is too large; give less than {lt}",
-    "literal_error": "is not known; choose {expected}",
-    "union_tag_invalid": "is not known; choose one of {expected_tags}",
-}
-
-
-def _in_words(detail: ErrorDetails) -> str:
-    """One pydantic error as a line that names the key, the value and the fix."""
-    context = dict(detail.get("ctx") or {})
-    kind, given = detail["type"], detail["input"]
-    key, section = _place(detail["loc"])
-    if kind == "extra_forbidden":
-        return f"{key}: unknown key with value {given!r}; remove it or use one of: {', '.join(section.model_fields)}"
-    if kind == "missing":
-        return f"{key}: is missing; add it"
-    if kind in ("union_tag_not_found", "model_type", "model_attributes_type", "dict_type"):
-        first = "" if "." in key else ", 'name:' first"
-        return f"{key}: {given!r} is no section; write '{key}:' with its keys below{first}"
-    if kind == "union_tag_invalid":
-        key, given = f"{key}.name", context["tag"]
-    if kind in _MEANINGS:
-        return f"{key}: {given!r} {_MEANINGS[kind].format(**context)}"
-    if kind == "value_error":
-        return f"{key}: {context['error']}"
-    return f"{key}: {given!r} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-
-
-def _place(location: tuple[int | str, ...]) -> tuple[str, type[Section]]:
-    """The dotted key of an error, and the section that the key stands in."""
-    tables: dict[int | str, Mapping[str, type[Section]]] = {"algorithm": ALGORITHMS, "task": TASKS, "network": NETWORKS}
-    if not location:
-        return "plan", Plan
-    first, *rest = location
-    section: type[Section] = Plan
-    within = list(location)
-    if first in tables:
-        # Where a union has several members, the chosen name ("fedprox") follows its key; it is no key of the plan.
-        chosen = tables[first].get(str(rest[0])) if rest else None
-        section, rest = (chosen, rest[1:]) if chosen else (next(iter(tables[first].values())), rest)
-        within = rest
-    for part in within[:-1]:
-        field = section.model_fields.get(str(part))
-        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
-        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), section)
-    return ".".join(map(str, (first, *rest))), section

@@ -9,12 +9,16 @@ from medsilo.files import load_tensors
 from medsilo.flare import simulator
 from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
-from tests.conftest import METHODS, PLAIN, SITES, make_plan
+from tests.conftest import FEDSM, METHODS, PLAIN, SITES, make_plan
+from tests.unit.test_tracking import curves_of
 
 CPU = SiteSettings(device="cpu")
-# One method of each kind is tried at every change; the others' turn comes with the slow tests.
-KINDS = ["fedavg", "fedbn", "scaffold", "moon", "apfl", "pfedme", "harmofl", "adafed", "f-adafed", "fedsm-extra"]
-BY_KIND = [method if method in KINDS else pytest.param(method, marks=pytest.mark.slow) for method in METHODS]
+# A few methods that need most are tried at every change, one of each kind with the slow tests, all before a release.
+FIRST = ["fedavg", "scaffold", "harmofl", "adafed", "fedsm-extra"]
+KINDS = ["fedbn", "moon", "apfl", "pfedme", "f-adafed"]
+MARKS = {method: pytest.mark.slow if method in KINDS else pytest.mark.long for method in METHODS}
+BY_KIND = [method if method in FIRST else pytest.param(method, marks=MARKS[method]) for method in METHODS]
+FROM_DISK = ["adafed", "fedsm-extra"]
 
 
 def assert_same_outcome(one: Path, other: Path) -> None:
@@ -36,22 +40,30 @@ def assert_same_outcome(one: Path, other: Path) -> None:
     ]
     assert scores[0] == scores[1]
     assert simulator.Record(one).summary()["details"] == simulator.Record(other).summary()["details"]
+    assert curves_of(one) == curves_of(other)
 
 
 @pytest.mark.parametrize("method", BY_KIND)
 def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
-    plan = make_plan(method)
+    plan = make_plan(method, *["algorithm.pull=0.2"] * (method in FEDSM))
     inprocess.run(plan, folder=tmp_path / "loop")
-    simulator.run(plan, tmp_path / "simulator", CPU)
+    record = simulator.run(plan, tmp_path / "simulator", CPU)
     assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")
+    cautions = record.summary()["details"].get("cautions", [])
+    assert ["algorithm.pull 0.2 is below 1/3" in line for line in cautions] == [True] * (method in FEDSM)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", sorted({*KINDS, *PLAIN}))
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=pytest.mark.slow if method in FROM_DISK else pytest.mark.long)
+        for method in sorted({*FIRST, *KINDS, *PLAIN})
+    ],
+)
 def test_one_thread_for_all_sites_equals_the_loop(method: str, tmp_path: Path) -> None:
     """NVFlare then makes a new process for every task: a site's state must come from its disk.
 
-    One method of each kind: that all of them live from what is on the disk, tests/unit/test_participant.py shows.
+    Two of those with most to keep: that all live from what is on the disk, tests/unit/test_participant.py shows.
     """
     plan = make_plan(method, sites=SITES[:2])
     inprocess.run(plan, folder=tmp_path / "loop")

@@ -140,12 +140,19 @@ def test_refusals_and_answers_that_are_no_parcel_carry_their_reason(server: Serv
         server.submit("hospital-b", work["hospital-b"], Shareable())
         server.submit("hospital-c", work["hospital-c"], make_reply(ReturnCode.EXECUTION_RESULT_ERROR))
 
+    def die() -> None:
+        for site in SITES:
+            server.submit(site, server.fetch(site)[0], refusal("the training process died", died=site == "hospital-b"))
+
     missing, got = ask(server, behave)
     assert not got
     assert {gone.kind for gone in missing.values()} == {"refused"}
     assert missing["hospital-a"].reason == "the disk of this site is full"
     assert "no parcel" in missing["hospital-b"].reason
     assert ReturnCode.EXECUTION_RESULT_ERROR in missing["hospital-c"].reason
+    assert not any(gone.passing for gone in missing.values())
+    missing, _ = ask(server, die)
+    assert {site: gone.passing for site, gone in missing.items()} == {site: site == "hospital-b" for site in SITES}
 
 
 def test_what_the_coordinator_refuses_is_missing_with_its_reason(server: Server) -> None:
@@ -188,6 +195,17 @@ def test_a_silent_site_is_lost_after_the_timeout_and_its_late_answer_dropped(ser
     server.submit("hospital-c", task_id, echo(data))
     assert "hospital-c" not in got
     assert server.monitor.is_alive()
+
+
+def test_a_slow_site_is_waited_for_and_counts(server: Server) -> None:
+    def behave() -> None:
+        work = {site: server.fetch(site) for site in SITES}
+        for site in (SITES[1], SITES[2], SITES[0]):
+            time.sleep(1.0 if site == SITES[0] else 0)
+            server.submit(site, work[site][0], echo(work[site][1]))
+
+    missing, got = ask(server, behave)
+    assert not missing and list(got) == [SITES[1], SITES[2], SITES[0]]
 
 
 def test_a_site_that_is_not_connected_costs_no_wait(server: Server) -> None:

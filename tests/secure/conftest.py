@@ -1,4 +1,4 @@
-"""One federation for all tests over mutual TLS: two teaching hospitals and, between them, a strict one."""
+"""One federation for all tests over mutual TLS: two teaching hospitals and, between them, a strict one; and a pair."""
 
 from collections.abc import Iterator
 
@@ -18,3 +18,14 @@ def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]
         yield consortium
     finally:
         consortium.stop()
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
+    """Another federation, of a teaching and a strict hospital, for tests that kill its servers and cut its lines."""
+    pair = Consortium(tmp_path_factory.mktemp("pair"), {site: POLICIES[site] for site in SITES[:2]})
+    try:
+        pair.start()
+        yield pair
+    finally:
+        pair.stop()

@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from medsilo import cli
 EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
 SERVER = "localhost"  # and so it listens on the loopback address only
 LEAD, MEMBER = "lead@consortium.org", "member@consortium.org"
+REGISTERED = "Successfully registered client"
 
 
 def free_port() -> int:
@@ -47,18 +49,23 @@ def write_consortium(path: Path, policies: Mapping[str, str], port: int) -> None
     path.write_text(yaml.safe_dump(values, sort_keys=False))
 
 
+def provision(file: Path, kits: Path) -> None:
+    """The central way."""
+    assert cli.main(["provision", str(file), "-o", str(kits)]) == 0
+
+
 class Consortium:
     """Kits and the processes that run from them; ends only what it started."""
 
-    def __init__(self, root: Path, policies: Mapping[str, str]) -> None:
-        """`policies`: for each hospital the folder in site_configs that it uses."""
+    def __init__(self, root: Path, policies: Mapping[str, str], make: Callable[[Path, Path], None] = provision) -> None:
+        """`policies`: for each hospital the folder in site_configs that it uses; `make` makes kits of the file."""
         self.root, self.hospitals = root, list(policies)
         self.environment = {**os.environ, "HOME": str(root / "home"), "OMP_NUM_THREADS": "1"}
         self.processes: dict[str, subprocess.Popen] = {}
         (root / "home").mkdir()
         self.port = free_port()
         write_consortium(root / "consortium.yaml", policies, self.port)
-        assert cli.main(["provision", str(root / "consortium.yaml"), "-o", str(root / "kits")]) == 0
+        make(root / "consortium.yaml", root / "kits")
         for hospital in self.hospitals:
             self._settle(hospital)
 
@@ -76,24 +83,77 @@ class Consortium:
     def start(self) -> None:
         """Start everybody and wait until the hospitals are there."""
         for party in [SERVER, *self.hospitals]:
-            self._start(party)
+            self.start_party(party)
+        self.await_hospitals()
+
+    def await_hospitals(self) -> None:
+        """Wait until all are connected."""
         session = self.session()
         try:
             wait_until(lambda: len(session.get_system_info().client_info) == len(self.hospitals), 60, "hospitals")
         finally:
             session.close()
 
-    def _start(self, party: str) -> None:
-        kit, is_server = self.kit(party), party == SERVER
+    def wait_for_log(self, name: str, words: str, since: int = 0) -> str:
+        """Until these words stand in a log, after so many letters of it; returns all after them."""
+        wait_until(lambda: words in self.log(name)[since:], 60, f"{words!r} in the log of {name}")
+        return self.log(name)[since:]
+
+    def log(self, name: str) -> str:
+        """What the processes of a kit said so far."""
+        return (self.root / f"{name}.log").read_text(errors="replace")
+
+    @contextmanager
+    def changed(self, hospital: str, **environment: object) -> Iterator[None]:
+        """A hospital whose processes have another environment for a while."""
+        for settings in (environment, {}):
+            self.end(self.processes[hospital])
+            before = len(self.log(hospital))
+            self.start_party(hospital, **settings)
+            self.wait_for_log(hospital, REGISTERED, before)
+            if settings:
+                yield
+
+    def start_party(self, party: str, kit: Path | None = None, **environment: object) -> subprocess.Popen:
+        """Start the server or a hospital, from its own kit or another; `environment` is beside what all have."""
+        kit = kit or self.kit(party)
+        is_server = party == SERVER
         role = "server.server_train" if is_server else "client.client_train"
         start_file = "fed_server.json" if is_server else "fed_client.json"
         org = "consortium" if is_server else party.replace("-", "_")
         settings = ["secure_train=true", f"org={org}", "config_folder=config", *([] if is_server else [f"uid={party}"])]
         command = [sys.executable, "-m", f"nvflare.private.fed.app.{role}", "-m", str(kit), "-s", start_file, "--set"]
-        with (self.root / f"{party}.log").open("a") as log:
-            self.processes[party] = subprocess.Popen(
-                [*command, *settings], cwd=kit, env=self.environment, stdout=log, stderr=log, start_new_session=True
+        more = {key: str(value) for key, value in environment.items()}
+        with (self.root / f"{kit.name}.log").open("a") as log:
+            self.processes[kit.name] = subprocess.Popen(
+                [*command, *settings],
+                cwd=kit,
+                env={**self.environment, **more},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
+        return self.processes[kit.name]
+
+    def family(self, party: str, word: str = "") -> list[psutil.Process]:
+        """A party's processes, children first; or those of them with a word in their command line."""
+        parent = psutil.Process(self.processes[party].pid)
+        members = [*parent.children(recursive=True), parent]
+        return [member for member in members if any(word in part for part in member.cmdline())]
+
+    def kill(self, party: str) -> None:
+        """What a power cut does to a machine."""
+        for member in (family := self.family(party)):
+            member.kill()
+        psutil.wait_procs(family)
+        self.processes[party].wait()
+
+    def restart(self, hospital: str, **environment: object) -> None:
+        """Kill a hospital's processes and start it again."""
+        self.kill(hospital)
+        before = len(self.log(hospital))
+        self.start_party(hospital, **environment)
+        self.wait_for_log(hospital, REGISTERED, before)
 
     def session(self) -> Session:
         """The lead's session with the server, as soon as it answers."""
@@ -118,8 +178,13 @@ class Consortium:
 
     def stop(self) -> None:
         """End every process that was started here, and their children."""
+        self.end(*self.processes.values())
+
+    @staticmethod
+    def end(*processes: subprocess.Popen) -> None:
+        """End these processes and their children."""
         family = []
-        for process in self.processes.values():
+        for process in processes:
             try:
                 family += [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
             except psutil.NoSuchProcess:

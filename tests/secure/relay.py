@@ -26,13 +26,22 @@ class Relay:
         self.cut()
 
     def kit(self, kit: Path, copy: Path) -> Path:
-        """A copy of a person's kit that goes through this relay."""
+        """A copy of a person's kit that goes through this relay; without the root's signature over its address."""
         shutil.copytree(kit, copy)
+        (copy / "startup/signature.json").unlink()
         path = copy / "startup/fed_admin.json"
         values = json.loads(path.read_text())
         values["admin"]["port"] = self.port
         path.write_text(json.dumps(values))
         return copy
+
+    def take_in(self, startup: Path) -> None:
+        """A hospital reaches the server through this relay from its next start on; unsigned, since it is changed."""
+        (startup / "signature.json").unlink(missing_ok=True)
+        path = startup / "fed_client.json"
+        values = json.loads(path.read_text())
+        values["servers"][0]["service"]["target"] = f"localhost:{self.port}"
+        path.write_text(json.dumps(values))
 
     def mend(self) -> None:
         """Listen, on the same port as before."""

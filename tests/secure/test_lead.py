@@ -1,6 +1,7 @@
 """What the lead does from afar with medsilo's own commands, against a real server and real hospitals."""
 
 import json
+import logging
 import threading
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from medsilo.files import load_tensors
 from medsilo.flare import lead
 from medsilo.flare.jobs import write_job
 from medsilo.study import inprocess
+from medsilo.supermodel import SuperModel
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, MEMBER, SERVER, Consortium, wait_until
 from tests.secure.relay import Relay
+from tests.unit.test_published import holds
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
@@ -33,8 +36,8 @@ def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pyte
     write_job(tmp_path / "job", plan)
     kit = consortium.kit(LEAD)
     code, out, err = medsilo(capsys, "submit", tmp_path / "job", "--kit", kit)
-    assert (code, err) == (0, []) and len(out) == 1
     job = out[0]
+    assert (code, out, err) == (0, [job], [f"medsilo: submitted as {job}; waits until the hospitals have joined"])
     code, _, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
     assert code == 1 and len(err) == 1 and "medsilo watch" in err[0]
 
@@ -50,8 +53,8 @@ def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pyte
     assert (run / "report.html").exists() and json.loads((run / "summary.json").read_text())["status"] == "finished"
     mine, theirs = (load_tensors(folder / "global/best.safetensors")[0] for folder in (run, tmp_path / "loop"))
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
-    left = {path.name for path in run.iterdir()}
-    assert left == {"plan.yaml", "provenance.json", "rounds.jsonl", "summary.json", "global", "report.html"}
+    files = {"plan.yaml", "provenance.json", "jobs.txt", "rounds.jsonl", "summary.json", "global", "report.html"}
+    assert {path.name for path in run.iterdir()} == files
     assert not (consortium.kit(SITES[2]) / job).exists()  # a hospital that the plan does not name got nothing of it
 
     code, _, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
@@ -59,6 +62,27 @@ def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pyte
     code, out, _ = medsilo(capsys, "status", "--kit", consortium.kit(MEMBER))
     assert code == 0 and out[1] == f"connected: {', '.join(SITES)}"
     assert any(job in line and "FINISHED:COMPLETED" in line for line in out)
+
+
+def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
+    consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    agrees, refuses = SITES[0], SITES[2]
+    write_job(tmp_path / "job", make_plan("fedsm", "training.rounds=1", sites=[agrees, refuses]))
+    kit, settings = consortium.kit(LEAD), consortium.kit(refuses) / "local/medsilo.yaml"
+    before = settings.read_text()
+    settings.write_text(before + "share_personal_model: false\n")
+    try:
+        code, out, _ = medsilo(capsys, "submit", tmp_path / "job", "--kit", kit)
+        assert code == 0 and medsilo(capsys, "watch", out[0], "--kit", kit)[0] == 0
+    finally:
+        settings.write_text(before)
+    assert medsilo(capsys, "fetch", out[0], "--kit", kit, "--out", tmp_path / "runs")[0] == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert SuperModel.load(run / "supermodel").agreed == (agrees,)
+    for site in (agrees, refuses):
+        own = load_tensors(consortium.kit(site) / "medsilo" / run.name / "sites" / site / "best.safetensors")[0]
+        assert holds(run, own) == (site == agrees)
 
 
 def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -84,7 +108,7 @@ def test_watching_survives_a_lost_connection_and_abort_ends_it(
     """A relay between the lead and the server goes away for a while; no round is left out, none is told twice."""
     write_job(tmp_path / "job", make_plan("fedavg", "training.rounds=500", sites=[SITES[0]]))
     monkeypatch.setattr(lead, "CONNECT", 2.0)
-    job = lead.submit(tmp_path / "job", consortium.kit(LEAD))
+    job = lead.submit(tmp_path / "job", consortium.kit(LEAD), print)
     told: list[int] = []
     said: list[str] = []
     ended: list[str] = []
@@ -112,6 +136,7 @@ def test_the_server_is_named_when_it_does_not_answer(
     consortium: Consortium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(lead, "CONNECT", 1.0)
+    monkeypatch.setattr(logging.root, "handlers", [])  # as outside of tests: then warnings go to stderr
     with Relay(consortium.port) as relay:
         kit = relay.kit(consortium.kit(LEAD), tmp_path / "kit")
         relay.cut()

@@ -12,7 +12,8 @@ from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import SERVER, Consortium
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]  # one federation serves them all
+pytestmark = pytest.mark.xdist_group("consortium")  # one federation serves them all
+TEACHING = [SITES[0], SITES[2]]
 
 
 def gathered(consortium: Consortium, study: str, sites: list[str], folder: Path) -> Path:
@@ -24,19 +25,27 @@ def gathered(consortium: Consortium, study: str, sites: list[str], folder: Path)
 
 
 @pytest.mark.parametrize(
-    ("with_code", "sites"), [(False, SITES), (True, [SITES[0], SITES[2]])], ids=["installed", "packed"]
+    ("method", "with_code", "sites"),
+    [
+        pytest.param("fedbn", False, SITES, id="installed"),
+        pytest.param("adafed", False, TEACHING, id="installed-adafed", marks=pytest.mark.slow),
+        pytest.param("fedsm", True, TEACHING, id="packed-fedsm", marks=pytest.mark.slow),
+    ],
 )
-def test_over_tls_equals_the_loop(consortium: Consortium, with_code: bool, sites: list[str], tmp_path: Path) -> None:
-    """The strict hospital takes part in the installed way; code in a job reaches the teaching hospitals only."""
-    plan = make_plan("fedbn", sites=sites)
+def test_over_tls_equals_the_loop(
+    consortium: Consortium, method: str, with_code: bool, sites: list[str], tmp_path: Path
+) -> None:
+    """The strict hospital takes part in the installed way and sends models only; the others take code and all else."""
+    plan = make_plan(method, sites=sites)
     inprocess.run(plan, folder=tmp_path / "loop")
-    study = f"secure-{with_code}"
+    study = f"secure-{method}"
     write_job(tmp_path / "plain", plan, study=study)
     job = pack(tmp_path / "plain", tmp_path / "job", with_code=with_code)
     assert consortium.run(job) == "FINISHED:COMPLETED"
     assert_same_outcome(tmp_path / "loop", gathered(consortium, study, sites, tmp_path / "secure"))
 
 
+@pytest.mark.slow
 def test_a_failed_study_is_no_success_for_nvflare_either(consortium: Consortium, tmp_path: Path) -> None:
     plan = make_plan("fedavg", "training.learning_rate=1000", "training.momentum=0.99")
     write_job(tmp_path / "job", plan, study="diverging")

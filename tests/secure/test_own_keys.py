@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -9,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cryptography import x509
 
 from medsilo import cli
-from tests.secure.consortium import EXAMPLES, SERVER, write_consortium
+from medsilo.files import load_tensors
+from medsilo.flare import lead
+from medsilo.flare.jobs import write_job
+from medsilo.study import inprocess
+from tests.conftest import make_plan
+from tests.secure.consortium import EXAMPLES, LEAD, SERVER, Consortium, wait_until, write_consortium
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 NAME = "hospital-a"
 
 
@@ -24,6 +31,40 @@ def nvflare(folder: Path, *arguments: object) -> dict[str, Any]:
     environment = {**os.environ, "HOME": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])["data"]
+
+
+def own_keys(file: Path, kits: Path) -> None:
+    """Everybody's kit in the way of the README: request, approval, package, and the policies copied into it."""
+    requests, ca = kits.parent / "requests", kits.parent / "ca"
+    assert cli.main(["provision", str(file), "-o", str(requests), "--requests"]) == 0
+    profile = requests / "project_profile.yaml"
+    nvflare(kits.parent, "cert", "init", "--profile", profile, "-o", ca)
+    kits.mkdir()
+    for folder in sorted(path for path in requests.iterdir() if path.is_dir()):
+        request = nvflare(folder, "cert", "request", "--participant", f"{folder.name}.yaml")["request_zip"]
+        signed = nvflare(requests, "cert", "approve", request, "--ca-dir", ca, "--profile", profile)
+        fingerprint = signed["rootca_fingerprint_sha256"]
+        packed = nvflare(folder, "package", signed["signed_zip"], "--fingerprint", fingerprint, "-w", "kit")
+        shutil.copytree(folder / "local", Path(packed["output_dir"]) / "local", dirs_exist_ok=True)
+        Path(packed["output_dir"]).rename(kits / folder.name)
+
+
+def test_a_federation_of_own_keys_runs_a_study(tmp_path: Path) -> None:
+    plan = make_plan("fedavg", "training.rounds=1", sites=[NAME])
+    inprocess.run(plan, folder=tmp_path / "loop")
+    write_job(tmp_path / "job", plan, study="own-keys")
+    consortium = Consortium(tmp_path, {NAME: "strict-hospital"}, own_keys)
+    try:
+        consortium.start()
+        lead.submit(tmp_path / "job", consortium.kit(LEAD), print)
+        summary = consortium.kit(SERVER) / "medsilo/own-keys/summary.json"
+        wait_until(summary.exists, 300, "the study's end")
+    finally:
+        consortium.stop()
+    mine, theirs = (
+        load_tensors(folder / "global/best.safetensors")[0] for folder in (summary.parent, tmp_path / "loop")
+    )
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 def test_a_hospital_keeps_its_key(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from nvflare.fuel.flare_api.api_spec import AuthorizationError
 
 from medsilo.flare.jobs import CONFIG, pack, write_job
 from tests.conftest import SITES, make_plan
-from tests.secure.consortium import SERVER, Consortium, wait_until
+from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 STRICT = SITES[1]
@@ -89,4 +89,9 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
     assert summary["status"] == "failed"
     assert f"{STRICT} refused: a privacy filter of the site held the answer back" in summary["reason"]
     assert "this hospital does not let amplitude out" in log
+    kit = consortium.kit(STRICT)
+    written = (kit / ids["amplitude"] / "audit.log").read_text()
+    assert "medsilo refused: this hospital does not let amplitude out" in written
+    written = (kit / "audit.log").read_text()  # that each was deployed here, by whom; why it ended is in the log above
+    assert written.count(f"[U:{LEAD}][A:train.deploy]") >= len(ids)
     assert SITES[0] in json.loads((consortium.kit(SERVER) / "medsilo/amplitude/rounds.jsonl").read_text())["answered"]

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from medsilo.algorithms.base import Groups
 from medsilo.errors import Refused
-from medsilo.package import package_facts
 
 
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
@@ -35,15 +34,14 @@ def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> No
                 raise Refused(f"{group}/{name} has shape {list(tensor.shape)}, expected {list(like.shape)}")
 
 
-def check_package(theirs: Any) -> None:
-    """Sites run the server's own code, or nothing of theirs counts."""
-    ours = package_facts()
-    if theirs != ours:
-        known = theirs if isinstance(theirs, dict) else {}
-        raise Refused(
-            f"runs medsilo {known.get('version')} ({str(known.get('hash'))[:12]}), the server {ours['version']} "
-            f"({ours['hash'][:12]}); install the same package at both"
+def check_package(site: Any, server: Any) -> None:
+    """A site runs the server's own code, or does nothing, and nothing of it counts."""
+    if site != server:
+        runs, serves = (
+            f"{known.get('version')} ({str(known.get('hash'))[:12]})"
+            for known in (facts if isinstance(facts, dict) else {} for facts in (site, server))
         )
+        raise Refused(f"runs medsilo {runs}, the server {serves}; install the same package at both")
 
 
 def check_metrics(metrics: Any, names: frozenset[str]) -> None:
@@ -54,6 +52,43 @@ def check_metrics(metrics: Any, names: frozenset[str]) -> None:
     for name, value in metrics.items():
         if value is not None and not is_number(value):
             raise Refused(f"metric {name} is {value!r}, not a finite number")
+
+
+def check_counts(counts: Any, layout: Mapping[str, int]) -> None:
+    """Raises Refused unless these are counts of this layout: as many numbers as it says; what is withheld is absent."""
+    if not isinstance(counts, dict):
+        raise Refused(f"its counts are a {type(counts).__name__}")
+    for name, values in counts.items():
+        if name not in layout:
+            raise Refused(f"its counts have the surplus {str(name)[:40]}")
+        if not isinstance(values, list) or len(values) != layout[name]:
+            raise Refused(f"its counts of {name} are not {layout[name]} numbers")
+        if not all(map(is_number, values)):
+            raise Refused(f"its counts of {name} are no finite numbers")
+
+
+def check_classes(told: Any, cases: Mapping[str, int], classes: int) -> None:
+    """Raises Refused unless every part has None, or a number of cases for each class that add up to the part's."""
+    if not isinstance(told, dict):
+        raise Refused(f"its counts of classes are a {type(told).__name__}")
+    same_names("classes", told, cases)
+    for part, counts in told.items():
+        if counts is None:
+            continue
+        if not isinstance(counts, list) or len(counts) != classes or not all(type(n) is int and n >= 0 for n in counts):
+            raise Refused(f"its counts of the {part} part's classes are not {classes} whole numbers")
+        if sum(counts) != cases[part]:
+            raise Refused(f"its counts of the {part} part's classes make {sum(counts)}, not its {cases[part]} cases")
+
+
+def check_warnings(told: Any) -> None:
+    """What a site wants the lead to know: a few lines."""
+    if (
+        not isinstance(told, list)
+        or len(told) > 9
+        or not all(isinstance(line, str) and len(line) < 400 for line in told)
+    ):
+        raise Refused("its warnings are no list of a few lines")
 
 
 def is_number(value: Any) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, Literal, Protocol
 
 import torch
@@ -15,17 +16,26 @@ from torch import Tensor
 
 from medsilo.algorithms.base import Groups, Parcel
 from medsilo.algorithms.headquarters import Headquarters
-from medsilo.errors import MedsiloError, ParticipationError, Refused
+from medsilo.errors import Aborted, Died, MedsiloError, ParticipationError, Refused
 from medsilo.federation import ending
-from medsilo.federation.checks import check_metrics, check_package, is_number, same_layout
+from medsilo.federation.checks import (
+    check_classes,
+    check_counts,
+    check_metrics,
+    check_package,
+    check_warnings,
+    is_number,
+    same_layout,
+)
 from medsilo.federation.pictures import draw_amplitude
 from medsilo.federation.record import AMPLITUDE, Record, now
+from medsilo.federation.summary import summarise
 from medsilo.learning.loop import is_finite
 from medsilo.mixing.mixers import Mixer, WeightedMean
 from medsilo.package import package_facts
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.supermodel import THRESHOLDS
+from medsilo.supermodel import THRESHOLDS, Spacing
 
 RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
 MOST_SAMPLES = 1_000_000_000
@@ -46,6 +56,11 @@ class Missing:
 
     kind: Literal["refused", "lost"]
     reason: str
+    passing: bool = False  # a refusal that asking again may heal
+
+    @classmethod
+    def refused(cls, error: MedsiloError) -> "Missing":
+        return cls("refused", str(error), isinstance(error, Died))
 
 
 class Transport(Protocol):
@@ -74,6 +89,10 @@ class Exchange:
     def by_kind(self, kind: str) -> dict[str, str]:
         return {site: gone.reason for site, gone in sorted(self.missing.items()) if gone.kind == kind}
 
+    def warned(self) -> list[str]:
+        """The sites that answered, and have something to say."""
+        return [site for site, reply in sorted(self.replies.items()) if reply.facts["warnings"]]
+
 
 class Coordinator:
     """Leads one study from the first parcel to the summary."""
@@ -101,6 +120,7 @@ class Coordinator:
         self.only_given: set[str] = set()  # groups of that phase that sites don't send back
         self.details: dict[str, Any] = {}
         self.curve: list[list[float]] = []  # of the super model's threshold
+        self.spacing: Spacing | None = None  # of the super model's training images
         self.done = 0
         self.best: dict[str, Any] | None = None  # the best model's round, and its validation score at each site
         self.rounds: list[dict[str, Any]] = []
@@ -146,7 +166,7 @@ class Coordinator:
             raise
         finally:
             self.writer.shutdown()
-            summary = self._summary(reason, started, time.monotonic() - clock)
+            summary = summarise(self, reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
 
@@ -177,6 +197,7 @@ class Coordinator:
             "answered": sorted(exchange.replies),
             "refused": exchange.by_kind("refused"),
             "lost": exchange.by_kind("lost"),
+            "warnings": {site: exchange.replies[site].facts["warnings"] for site in exchange.warned()},
             "sites": {site: self._line(exchange, site) for site in sorted(exchange.replies)},
         }
         self.rounds.append(record)
@@ -193,6 +214,7 @@ class Coordinator:
             **reply.metrics,
             "samples": reply.samples,
             "seconds": round(reply.facts["seconds"], 3),
+            "memory": int(reply.facts["memory"]),
             "bytes_up": exchange.bytes_up[site],
             "bytes_down": exchange.bytes_down[site],
         }
@@ -223,7 +245,8 @@ class Coordinator:
     def _conclude(self, delivered: Exchange) -> None:
         """Find the super model's threshold and keep it."""
         tuning = ending.tuned(self.plan, delivered.replies)
-        model = ending.at_server(self.plan, self.layout, self.mixers, self.agreed, tuning)
+        self.spacing = ending.spacing(self.plan, delivered.replies)
+        model = ending.at_server(self.plan, self.layout, self.mixers, self.agreed, tuning, self.spacing)
         model.save(self.record.folder / ending.FOLDER)
         self.curve = [list(point) for point in tuning.curve] if tuning else []
         self.details["super_model"] = {
@@ -255,7 +278,9 @@ class Coordinator:
             "study": self.study,
             "plan": self.plan.hash,
             "sites": self.everyone,
+            "timeout": rules.timeout,
             "selected": selected,
+            "package": package_facts(),
         }
         if self.plan.training.truncate:
             facts["train_cases"] = self.smallest
@@ -278,17 +303,31 @@ class Coordinator:
 
         asked = exchange.asked
         refused: dict[str, Missing] = {}  # are not asked again: they would be refused again
-        while True:
-            exchange.missing = {**refused, **self.transport.ask(asked, outgoing, receive, rules.timeout)}
+        for attempt in count(1):
+            try:
+                exchange.missing = {**refused, **self.transport.ask(asked, outgoing, receive, rules.timeout)}
+            except Aborted as error:
+                silent = ", ".join(site for site in asked if site not in exchange.replies)
+                raise Aborted(f"{error} before {silent} answered") from error
             for site in exchange.missing:  # it may have lost what it had
                 self.settled.pop(site, None)
-            waited = time.monotonic() - started
-            asked = sorted(exchange.by_kind("lost"))
-            if not asked or rules.when_missing != "wait" or waited + RETRY_PAUSE > rules.patience:
+            asked = self._worth_asking(exchange, attempt, time.monotonic() - started)
+            if not asked:
                 break
-            refused = {site: gone for site, gone in exchange.missing.items() if gone.kind == "refused"}
+            refused = {site: gone for site, gone in exchange.missing.items() if site not in asked}
             self.transport.pause(RETRY_PAUSE)
         return exchange
+
+    def _worth_asking(self, exchange: Exchange, attempt: int, waited: float) -> list[str]:
+        """Who may answer yet: under `wait` whoever is lost, and whose trainer died; under `stop` the latter, once."""
+        rules = self.plan.participation
+        if waited + RETRY_PAUSE > rules.patience:
+            return []
+        lost = rules.when_missing == "wait"
+        died = lost or (rules.when_missing == "stop" and attempt == 1)
+        return sorted(
+            site for site, gone in exchange.missing.items() if (gone.passing and died) or (gone.kind == "lost" and lost)
+        )
 
     def _breach(self, exchange: Exchange, where: str) -> str | None:
         """How an exchange breaks what the plan agreed on; None when it doesn't."""
@@ -317,10 +356,15 @@ class Coordinator:
         return mixer.current(self.sites[0] if isinstance(mixer, WeightedMean) else site)
 
     def _told(self, task: str, site: str) -> dict[str, Any]:
-        """What a site has to know of a super model."""
+        """What a site has to know: the last round it is part of, and what there is to know of a super model."""
+        mine = [record["round"] for record in self.rounds if site in record["answered"]]
+        told: dict[str, Any] = {"last": max(mine, default=0)}
         if self.choice and task == "deliver":
-            return {"shown": sorted({site} | (self.agreed if site in self.agreed else set()))}
-        return {"curve": self.curve} if self.choice and task == "test" else {}
+            told["shown"] = sorted({site} | (self.agreed if site in self.agreed else set()))
+        if self.choice and task == "test":
+            told["curve"] = self.curve
+            told["spacing"] = self.spacing and [list(ends) for ends in self.spacing]
+        return told
 
     def _trained(self, exchange: Exchange) -> dict[str, Parcel]:
         """The answers of the sites that train."""
@@ -338,19 +382,28 @@ class Coordinator:
             raise Refused(
                 f"answers {facts.get('task')} {facts.get('round')} of a study, not {task} {number} of this one"
             )
-        check_package(facts.get("package"))
-        if not is_number(facts.get("seconds")):
-            raise Refused(f"its seconds are {facts.get('seconds')!r}, not a number")
+        check_package(facts.get("package"), package_facts())
+        for name in ("seconds", "memory"):
+            if not is_number(facts.get(name)):
+                raise Refused(f"its {name}: {facts.get(name)!r} is not a number")
         check_metrics(reply.metrics, METRICS[task])
+        check_warnings(facts.get("warnings"))
         if task == "round":
             samples = reply.samples
             if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MOST_SAMPLES:
                 raise Refused(f"sample count {samples!r} is not between 1 and {MOST_SAMPLES}")
+        if facts.get("withheld") not in ([], ["validation"], ["test"], ["validation", "test"]):
+            raise Refused(f"it withholds {facts.get('withheld')!r}, not the scores of a part of its data")
+        if task == "test":
+            check_counts(facts.get("counts"), self.plan.task.layout)
+        if task == "join":
+            check_classes(facts.get("classes"), facts["cases"], self.plan.task.classes)
         if task == "join" and not isinstance(facts.get("shares"), bool):
             raise Refused(f"it says {facts.get('shares')!r} to sharing its personal model, not true or false")
         if self.choice and task in ("deliver", "test"):
             thresholds = len(THRESHOLDS) if (task, self.choice.rule) == ("deliver", "threshold") else 0
-            ending.check(facts.get(ending.FACT), self.sites, thresholds)
+            part = "test" if task == "test" else "validation"
+            ending.check(facts.get(ending.FACT), self.sites, thresholds, part in facts["withheld"])
         self._check_groups(reply.groups, self.plan.phase_of(number) if task == "round" else None)
 
     def _check_groups(self, groups: Groups, phase: str | None) -> None:
@@ -417,9 +470,9 @@ class Coordinator:
 
     def _headquarters(self) -> Headquarters:
         plan = self.plan
-        compute, folder = self.settings.compute(), self.settings.data
+        compute, data = self.settings.compute(), self.settings.data
         stop = partial(self.transport.pause, 0.0)
-        return Headquarters(self.sites, self.mixers, plan.task, plan.training, plan.seed, compute, folder, stop)
+        return Headquarters(self.sites, self.mixers, plan.task, plan.training, plan.seed, compute, data, stop)
 
     def _selects(self) -> bool:
         return not self.personal and self.plan.tracking.select == "best"
@@ -427,11 +480,16 @@ class Coordinator:
     def _consider_best(self, exchange: Exchange, rounds: int) -> None:
         """Keep the model after so many rounds when its mean validation score is strictly greater than the best so far.
 
-        The mean is over the sites that scored both, so that a site's absence makes no model look better.
+        The mean is over the sites that scored both, so that a site's absence makes no model look better. A site with
+        fewer cases than it tells of has no say.
         """
-        known = {site: reply.metrics["validation"] for site, reply in exchange.replies.items()}
+        known = {
+            site: reply.metrics["validation"]
+            for site, reply in exchange.replies.items()
+            if "validation" not in reply.facts["withheld"]
+        }
         scores = {site: score for site, score in known.items() if score is not None}
-        if not self._selects() or len(scores) < len(known) or not self.plan.may_be_chosen(rounds):
+        if not self._selects() or not scores or len(scores) < len(known) or not self.plan.may_be_chosen(rounds):
             return
         if self.best is not None:
             both = scores.keys() & self.best["scores"].keys()
@@ -466,6 +524,7 @@ class Coordinator:
             writing.result()
 
     def _restore(self) -> None:
+        self.record.sweep()
         tensors, facts = self.record.load_checkpoint()
         if facts["plan"] != self.plan.hash:
             raise MedsiloError("the checkpoint belongs to another plan; resume with the plan.yaml of its run folder")
@@ -503,85 +562,7 @@ class Coordinator:
         self.record.save_global(which, method.whole(common).state_dict(), facts)
         draw_amplitude(method.input_layer(networks), self.record.folder / AMPLITUDE)
 
-    # ------------------------------------------------------------------ the summary
-    def _summary(self, reason: str | None, started: str, seconds: float) -> dict[str, Any]:
-        plan, rules = self.plan, self.plan.participation
-        sites = {site: self._site_summary(site) for site in self.sites}
-        unseen = {site: self._site_summary(site) for site in self.everyone if site not in self.sites}
-        tests = [
-            facts["test"] for facts in sites.values() if facts["test"] and facts["test"][plan.task.metric] is not None
-        ]
-        cases = sum(test["cases"] for test in tests)
-        scores = [test[plan.task.metric] for test in tests]
-        pooled = sum(test[plan.task.metric] * test["cases"] for test in tests)
-        return {
-            "schema": 1,
-            "status": "finished" if reason is None else "failed",
-            "reason": reason,
-            "method": plan.algorithm.name,
-            "title": plan.algorithm.title,
-            "task": plan.task.name,
-            "task_title": plan.task.title,
-            "synthetic": plan.task.synthetic,
-            "engine": self.engine,
-            "metric": plan.task.metric,
-            "seed": plan.seed,
-            "protocol": plan.protocol,
-            "plan_hash": plan.hash,
-            "package": package_facts(),
-            "study": self.study,
-            "network": plan.network.name,
-            "parameters": self.parameters,
-            "rounds": {"planned": plan.rounds, "done": self.done},
-            "agreed": {"sites": self.sites, "minimum": self.required, "when_missing": rules.when_missing},
-            "selected": {"by": "site" if self.personal else "mean", "rounds": self._selected_rounds()},
-            "sites": sites,
-            "unseen": unseen,
-            "mean_test": sum(scores) / len(scores) if scores else None,
-            "pooled_test": pooled / cases if cases else None,
-            "details": {**self.details, **plan.method.found(self.mixers, self.sites)},
-            "seconds": round(seconds, 3),
-            "started": started,
-            "ended": now(),
-        }
-
-    def _selected_rounds(self) -> dict[str, int]:
-        replies = self.ends.get("test", Exchange()).replies
-        return {site: int(reply.metrics["selected"] or 0) for site, reply in sorted(replies.items())}
-
-    def _site_summary(self, site: str) -> dict[str, Any]:
-        lines = [record["sites"].get(site) for record in self.rounds]
-        known = [line for line in lines[: self.done] if line]
-        joined, delivered, tested = (
-            self.ends.get(end, Exchange()).replies.get(site) for end in ("join", "deliver", "test")
-        )
-        validation = [line["validation"] if line else None for line in lines]
-        if "deliver" in self.ends:
-            validation.append(delivered.metrics.get("validation") if delivered else None)
-        reply = joined or delivered or tested
-        test = {self.plan.task.metric: "test", "loss": "test_loss", "cases": "cases"}
-        return {
-            "cases": reply.facts["cases"] if reply else None,
-            "contributed": len(known),
-            "missed": {str(r["round"]): reason for r in self.rounds if (reason := _absence(r, site))},
-            "missed_ends": {
-                task: f"{end.missing[site].kind}: {end.missing[site].reason}"
-                for task, end in self.ends.items()
-                if site in end.missing
-            },
-            "validation": validation,
-            "test": {name: tested.metrics[key] for name, key in test.items()} if tested else None,
-            "bytes_up": sum(line["bytes_up"] for line in known),
-            "bytes_down": sum(line["bytes_down"] for line in known),
-            "seconds": round(sum(line["seconds"] for line in known), 3),
-        }
-
 
 def _chosen(exchange: Exchange) -> dict[str, dict[str, int]]:
     """How often each model answered, by site."""
     return {site: reply.facts[ending.FACT]["chosen"] for site, reply in sorted(exchange.replies.items())}
-
-
-def _absence(record: dict[str, Any], site: str) -> str | None:
-    """Why a site is missing from a round."""
-    return next((f"{kind}: {record[kind][site]}" for kind in ("refused", "lost") if site in record[kind]), None)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from medsilo.federation.checks import same_names
 from medsilo.learning.loop import Compute
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
-from medsilo.supermodel import GLOBAL, THRESHOLDS, Origin, SuperModel, Tuning, assemble, tune
+from medsilo.supermodel import GLOBAL, THRESHOLDS, Origin, Spacing, SuperModel, Tuning, assemble, tune
 from medsilo.tasks.base import Task
 
 FOLDER = "supermodel"
@@ -29,7 +29,7 @@ def at_site(plan: Plan, modules: Modules, shown: Collection[str]) -> SuperModel:
     """The super model of what a site was given; `shown` are the sites whose own personal models are among it."""
     experts = zip(plan.participation.sites, modules["experts"].children(), strict=True)
     personal = {site: model.state_dict() for site, model in experts if site in shown}
-    return _assemble(plan, modules, modules["global"].state_dict(), personal, modules["selector"].state_dict(), None)
+    return _assemble(plan, modules, modules["global"].state_dict(), personal, modules["selector"].state_dict())
 
 
 @torch.no_grad()
@@ -52,13 +52,27 @@ def score(model: SuperModel, data: Batches, task: Task, compute: Compute, stop: 
     return {"chosen": dict(chosen), "sums": list(sums.values()) if model.rule == "threshold" else []}
 
 
-def settle(folder: Path, curve: list[list[float]]) -> SuperModel:
-    """The site's own super model with the threshold that all sites' validation cases speak for."""
+def untold(told: dict[str, Any]) -> dict[str, Any]:
+    """What a site tells that has too few cases to tell of any: nothing, in the same form."""
+    return {"chosen": {}, "sums": [0.0] * len(told["sums"])}
+
+
+def spacing_of(images: Sequence[Sequence[float]], least: int) -> list[list[float]] | None:
+    """What a site tells of its training images' spacing: the range along each axis, of at least so many images."""
+    if len(images) < least:
+        return None
+    return [[min(along), max(along)] for along in zip(*images, strict=True)]
+
+
+def settle(folder: Path, curve: list[list[float]], spacing: list[list[float]] | None) -> SuperModel:
+    """The site's own super model with the threshold that all sites' validation cases speak for, and what they saw."""
     model = SuperModel.load(folder)
-    if curve and model.origin:
+    assert model.origin
+    model.origin = replace(model.origin, spacing=tuple((low, high) for low, high in spacing) if spacing else None)
+    if curve:
         tuning = Tuning(tuple((gamma, int(cases), mean) for gamma, cases, mean in curve))
         model.threshold, model.origin = tuning.threshold, replace(model.origin, tuning=tuning)
-        model.save(folder)
+    model.save(folder)
     return model
 
 
@@ -78,37 +92,66 @@ class Watched(nn.Module):
 
 # ---------------------------------------------------------------------------------------------------- at the server
 def at_server(
-    plan: Plan, layout: Modules, mixers: Mapping[str, Mixer], agreed: Collection[str], tuning: Tuning | None
+    plan: Plan,
+    layout: Modules,
+    mixers: Mapping[str, Mixer],
+    agreed: Collection[str],
+    tuning: Tuning | None,
+    spacing: Spacing | None,
 ) -> SuperModel:
     """The super model that holds the personal models of those that agreed."""
     sites = plan.participation.sites
     common, selector = (mixers[group].current(sites[0]) for group in ("global", "selector"))
     personal = {site: mixers["personal"].current(site) for site in sites if site in agreed}
-    return _assemble(plan, layout, common, personal, selector, tuning)
+    return _assemble(plan, layout, common, personal, selector, tuning, spacing)
 
 
 def tuned(plan: Plan, replies: Mapping[str, Parcel]) -> Tuning | None:
-    """The threshold from the pooled counts of the sites that trained; None where the rule has none."""
-    told = [replies[site].facts[FACT] for site in plan.participation.sites if site in replies]
-    if not told[0]["sums"]:
-        return None
+    """The threshold from the pooled counts of the sites that trained; None where the rule has none or none tells."""
+    told = _told(plan, replies)
     cases = sum(sum(facts["chosen"].values()) for facts in told)
+    if not cases or not told[0]["sums"]:
+        return None
     sums = (math.fsum(column) for column in zip(*(facts["sums"] for facts in told), strict=True))
     return tune({gamma: (cases, total) for gamma, total in zip(THRESHOLDS, sums, strict=True)})
 
 
-def check(told: Any, sites: Collection[str], thresholds: int) -> None:
-    """Raises Refused unless a site tells of its cases what it should: counts by model, and so many sums of scores."""
+def spacing(plan: Plan, replies: Mapping[str, Parcel]) -> Spacing | None:
+    """The least and greatest spacing of the training images of all sites that tell; None where none does."""
+    along = zip(*(ranges for facts in _told(plan, replies) if (ranges := facts.get("spacing"))), strict=False)
+    return tuple((min(low for low, _ in axis), max(high for _, high in axis)) for axis in along) or None
+
+
+def _told(plan: Plan, replies: Mapping[str, Parcel]) -> list[dict[str, Any]]:
+    """What the sites that trained tell."""
+    return [replies[site].facts[FACT] for site in plan.participation.sites if site in replies]
+
+
+def check(told: Any, sites: Collection[str], thresholds: int, withheld: bool) -> None:
+    """Raises Refused unless a site tells of its cases what it should: counts by model, so many sums of scores, and
+    the range of its images' spacing or nothing."""
     if not isinstance(told, dict):
         raise Refused("it says nothing of the super model")
     chosen, sums = told.get("chosen"), told.get("sums")
-    if not isinstance(chosen, dict) or not chosen or not all(type(n) is int and n > 0 for n in chosen.values()):
+    if (
+        not isinstance(chosen, dict)
+        or bool(chosen) == withheld
+        or not all(type(n) is int and n > 0 for n in chosen.values())
+    ):
         raise Refused("it does not say how often each model was chosen")
     same_names("chosen", {*chosen, GLOBAL, *sites}, {GLOBAL, *sites})
     if not isinstance(sums, list) or len(sums) != thresholds:
         raise Refused(f"it does not give {thresholds} sums of scores")
     if not all(type(total) is float and math.isfinite(total) for total in sums):
         raise Refused("a sum of its scores is no number")
+    ranges = told.get("spacing")
+    if ranges is not None and not (isinstance(ranges, list) and len(ranges) in (2, 3) and all(map(_is_range, ranges))):
+        raise Refused("its spacing is no range of millimetres along two or three axes")
+
+
+def _is_range(ends: Any) -> bool:
+    known = isinstance(ends, list) and [type(end) for end in ends] == [float, float]
+    return known and 0 < ends[0] <= ends[1] < math.inf
 
 
 def _assemble(
@@ -117,10 +160,11 @@ def _assemble(
     common: Mapping[str, Tensor],
     personal: Mapping[str, Mapping[str, Tensor]],
     selector: Mapping[str, Tensor],
-    tuning: Tuning | None,
+    tuning: Tuning | None = None,
+    spacing: Spacing | None = None,
 ) -> SuperModel:
     choice = plan.method.choice(modules)
     assert choice is not None
     threshold = None if choice.rule != "threshold" else tuning.threshold if tuning else 0.0
-    origin, sites = Origin(plan, choice.selector, tuning), plan.participation.sites
+    origin, sites = Origin(plan, choice.selector, tuning, spacing), plan.participation.sites
     return assemble(origin, common, personal, selector, threshold, sites=sites, rule=choice.rule)

@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,20 +23,24 @@ from medsilo.algorithms.base import Groups, Parcel, Tensors, Workbench, memory_o
 from medsilo.errors import DataError, Refused
 from medsilo.federation import ending
 from medsilo.federation.checks import same_layout
-from medsilo.federation.pictures import FOLDER, draw_images
-from medsilo.files import load_tensors, save_tensors, write_text
+from medsilo.federation.pictures import FOLDER, draw_found, draw_images
+from medsilo.federation.scoring import write_measures
+from medsilo.files import load_tensors, save_tensors, sweep, write_json, write_text
 from medsilo.learning.layers import judges_by_batch
-from medsilo.learning.loop import Lesson, batches, evaluate, is_finite, passed_through, steps_in, train_epoch
+from medsilo.learning.loop import Drawn, Lesson, batches, evaluate, is_finite, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
+from medsilo.memory import forget_most, most_held
 from medsilo.package import package_facts
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import Cases, SiteData
+from medsilo.tasks.base import Cases, SiteData, patients_of
+from medsilo.tasks.metrics import Measures
+from medsilo.tasks.segmentation import Segmentation
 
-EVALUATION_BATCH = 64
 PICTURES = 3
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
 Stop = Callable[[], None]
+Measure = Callable[[Tensor, Tensor], Measures]
 
 
 class Participant:
@@ -51,13 +56,14 @@ class Participant:
         data: SiteData | None = None,
     ) -> None:
         self.plan, self.site, self.sites, self.folder = plan, site, sorted(sites), folder
+        sweep(folder, folder / ending.FOLDER)
         self.compute, self.settings = settings.compute(), settings
-        self.data = data or _load_data(plan, site, self.sites, settings)
+        self.data = data or plan.task.read(site, self.sites, plan.seed, settings.data)
         self.cases = {part: len(getattr(self.data, part)) for part in ("train", "validation", "test")}
         for part, cases in self.cases.items():
             if cases == 0:
                 raise DataError(f"the {part} part of task {plan.task.name} has no cases at this site; check its split")
-            _check_inputs(part, getattr(self.data, part), plan.task.shape)
+            _check_inputs(part, self._pieces(getattr(self.data, part), "check"), plan.task.shape)
         self.train = self.data.train
         self._check_average()
         self.best: float | None = None  # validation score of the model this site chose so far
@@ -74,26 +80,39 @@ class Participant:
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         """Do what a parcel asks and answer it. `stop` is asked before every batch and raises to end the work."""
         started = time.monotonic()
+        forget_most()
         facts = parcel.facts
+        self.warnings: list[str] = []  # what the lead should know of this answer
         work = {"join": self._join, "round": self._round, "deliver": self._deliver, "test": self._test}
         with self.compute.reproducible(seed_for(self.plan.seed, self.site, "work", facts["round"])):
             reply = work[facts["task"]](parcel, facts["round"], stop)
         echo = {key: facts[key] for key in ("task", "round", "study")}
         seconds = time.monotonic() - started
-        reply.facts |= {**echo, "package": package_facts(), "cases": self.cases, "seconds": seconds}
+        reply.facts |= {
+            **echo,
+            "package": package_facts(),
+            "cases": self.cases,
+            "seconds": seconds,
+            "memory": most_held(),
+            "warnings": self.warnings,
+            "withheld": [part for part in ("validation", "test") if self._too_few(part)],
+        }
         return reply
 
     # ------------------------------------------------------------------ the four kinds of work
     def _join(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
+        if self.data.survey:
+            write_json(self.folder / "data.json", asdict(self.data.survey))  # names files: it stays at the site
         shares = self.settings.share_personal_model
-        return Parcel(facts={"shares": self.plan.task.synthetic if shares is None else shares})
+        shares = self.plan.task.synthetic if shares is None else shares
+        return Parcel(facts={"shares": shares, "classes": self.classes()})
 
     def _round(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
         """Take over what was merged, validate it, train, and give back what this phase shares."""
         started = time.monotonic()
         phase = self.plan.phase_of(number)
         self._truncate(parcel.facts.get("train_cases"))
-        self._stand_after(number - 1)
+        self._stand_after(number - 1, parcel.facts.get("last", 0))
         self.done = -1  # until the round is whole, what lies in memory is the state after no round
         self._receive(parcel, phase)
         metrics = self._validate(number - 1, stop)
@@ -102,25 +121,30 @@ class Participant:
         self.done = number
         self._save_state()
         self._write_row(number, phase, metrics, time.monotonic() - started)
-        return Parcel(self._give(phase), samples=self._samples(), metrics=metrics)
+        return Parcel(self._give(phase), samples=self._samples(), metrics=self._told(metrics))
 
     def _deliver(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
         """Take over and validate the outcome of the last round."""
         self._truncate(parcel.facts.get("train_cases"))
-        self._stand_after(number)
+        self._stand_after(number, parcel.facts.get("last", 0))
         self._receive(parcel, self.plan.ending)
         metrics = self._validate(number, stop)
         self._refuse_divergence(number)
         self._write_row(number + 1, "deliver", metrics, 0.0)
         self._draw()
         self._save_model("last", number)
+        metrics = self._told(metrics)
         if not self.choice:
             return Parcel(metrics=metrics)
         model = ending.at_site(self.plan, self.modules, parcel.facts["shown"])
         model.save(self.folder / ending.FOLDER)
         model.to(self.compute.device)
-        data = self._in_order(self.data.validation)
+        data = self._in_order(self._pieces(self.data.validation, "super model"))
         told = ending.score(model, data, self.plan.task, self.compute, stop)
+        if self._too_few("validation"):
+            told = ending.untold(told)
+        if self.site in self.plan.participation.sites:  # one that did not train shows its cases to no training
+            told["spacing"] = ending.spacing_of(self.data.spacings, self.settings.smallest_average)
         return Parcel(metrics=metrics, facts={ending.FACT: told})
 
     def _test(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
@@ -135,24 +159,54 @@ class Participant:
                 selected = parcel.facts["selected"]
                 self._receive(parcel, self.plan.last_phase)
         self._save_model("best", selected)
-        if self.choice:
-            return self._test_super_model(parcel, number, stop)
-        return _tested(selected, *self._evaluate(self.data.test, stop))
-
-    def _test_super_model(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
-        model = ending.settle(self.folder / ending.FOLDER, parcel.facts["curve"])
-        watched = ending.Watched(model).to(self.compute.device)
-        task, data = self.plan.task, self._in_order(self.data.test)
-        reply = _tested(number, *evaluate(watched, data, task.loss, task.case_scores, self.compute, stop))
-        reply.facts = {ending.FACT: {"chosen": dict(watched.chosen), "sums": []}}
+        if not self.choice:
+            outcome = self._evaluate(self.data.test, stop, self.model, self.plan.task.measures)
+            self._draw_found(self.model, outcome[2])
+            return self.tested(selected, *outcome)
+        settled = ending.settle(self.folder / ending.FOLDER, parcel.facts["curve"], parcel.facts["spacing"])
+        watched = ending.Watched(settled).to(self.compute.device)
+        outcome = self._evaluate(self.data.test, stop, watched, self.plan.task.measures)
+        reply = self.tested(number, *outcome)
+        told = {"chosen": dict(watched.chosen), "sums": []}
+        reply.facts[ending.FACT] = ending.untold(told) if self._too_few("test") else told
+        self._draw_found(watched.model, outcome[2])
         return reply
+
+    def tested(self, selected: int, loss: float, score: float, measures: Measures) -> Parcel:
+        """What is measured of single test cases stays in this site's folder; counts of them leave it."""
+        patients = patients_of(self.data.test)
+        write_measures(self.folder, measures, patients)
+        counts = self.plan.task.counts(measures, patients, self.least)
+        if self._too_few("test"):
+            loss, score, counts = math.nan, math.nan, {}
+        metrics = {"test": _number(score), "test_loss": _number(loss), "cases": len(patients), "selected": selected}
+        return Parcel(metrics=metrics, facts={"counts": counts})
 
     def score(self, model: Tensors) -> float | None:
         """The score on this site's test data of another site's model of the same study."""
         self.done = -1
         self.model.load_state_dict(model)
         with self.compute.reproducible(self.plan.seed):
-            return _number(self._evaluate(self.data.test, lambda: None)[1])
+            return _number(self._evaluate(self.data.test, lambda: None, self.model)[1])
+
+    # ------------------------------------------------------------------ what may be told
+    @property
+    def least(self) -> int:
+        """The cases that a metric must cover before it leaves this site."""
+        return self.settings.least(self.plan.task.synthetic)
+
+    def classes(self) -> dict[str, list[int] | None]:
+        """The cases of each class in every part; None where there are no classes, or one has too few to be told."""
+        counts = {part: self.plan.task.class_counts(getattr(self.data, part)) for part in self.cases}
+        return {part: own if own and min(filter(None, own)) >= self.least else None for part, own in counts.items()}
+
+    def _too_few(self, part: str) -> bool:
+        return self.cases[part] < self.least
+
+    def _told(self, metrics: dict[str, float | None]) -> dict[str, float | None]:
+        if not self._too_few("validation"):
+            return metrics
+        return {name: None if name.startswith("validation") else value for name, value in metrics.items()}
 
     # ------------------------------------------------------------------ tensors in and out
     @torch.no_grad()
@@ -214,13 +268,18 @@ class Participant:
 
         def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:
             order = generator_for(self.plan.seed, self.site, purpose, number, local_epoch)
-            data: Iterator[tuple[Tensor, Tensor]] = islice(batches(self.train, size, self.compute, order), most)
+            cases = self.train
+            if self.plan.task.augments:
+                drawn = seed_for(self.plan.seed, self.site, "augment", purpose, number, local_epoch)
+                cases = Drawn(cases, self.plan.task.augmented, drawn)
+            data: Iterator[tuple[Tensor, Tensor]] = islice(batches(cases, size, self.compute, order), most)
             if layer:
                 data = passed_through(layer, data, learns=purpose == "shuffle")
             return train_epoch(data, lessons, self.compute, stop)
 
         def in_order() -> Iterator[tuple[Tensor, Tensor]]:
-            for inputs, targets in batches(self.data.train, EVALUATION_BATCH, self.compute):
+            cases = self._pieces(self.data.train, "in order")
+            for inputs, targets in batches(cases, self.plan.task.evaluation_batch, self.compute):
                 stop()
                 yield layer.eval()(inputs) if layer else inputs, targets
 
@@ -240,6 +299,10 @@ class Participant:
             self.plan.algorithm.perturbation,
         )
 
+    def _pieces(self, part: Dataset, purpose: str) -> Dataset:
+        """The cases of a part in the task's shape, always the same."""
+        return self.plan.task.pieces(part, seed_for(self.plan.seed, self.site, purpose))
+
     def _refuse_divergence(self, number: int) -> None:
         """A diverged round is no round: nothing of it is sent or kept, and the next begins from the state before it."""
         for module in self.modules.values():
@@ -252,32 +315,67 @@ class Participant:
     def _validate(self, rounds: int, stop: Stop) -> dict[str, float | None]:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
         self.plan.method.personalise(self._bench("personalise", rounds, stop))
-        loss, score, _ = self._evaluate(self.data.validation, stop)
+        loss, score, _ = self._evaluate(self.data.validation, stop, self.model)
         rank = score if math.isfinite(score) else -sys.float_info.max
         if self.chooses and self.plan.may_be_chosen(rounds) and (self.best is None or rank > self.best):
             self.best = rank
             self._save_model("best", rounds)
         return {"validation": _number(score), "validation_loss": _number(loss)}
 
-    def _evaluate(self, part: Dataset, stop: Stop) -> tuple[float, float, int]:
-        task = self.plan.task
-        return evaluate(self.model, self._in_order(part), task.loss, task.case_scores, self.compute, stop)
+    def _evaluate(
+        self, part: Dataset, stop: Stop, model: nn.Module, measure: Measure | None = None
+    ) -> tuple[float, float, Measures]:
+        """Mean loss, mean score, and what is measured of each case (the metric alone by default), in their order."""
+        task, order = self.plan.task, self._order(part)
+        measure = measure or (lambda output, target: {task.metric: task.case_scores(output, target)})
+        loss, measures = evaluate(model, self._in_order(part), task.loss, measure, self.compute, stop, task.infer)
+        if order is not None:
+            back = order.argsort()
+            measures = {name: values[back] for name, values in measures.items()}
+        return loss, float(measures[task.metric].mean()), measures
+
+    def _order(self, part: Dataset) -> Tensor | None:
+        """Where a batch norm judges by the batch, cases must be mixed, and always in the same way."""
+        if not judges_by_batch(self.modules["model"]):
+            return None
+        drawn = generator_for(self.plan.seed, self.site, "evaluation")
+        return torch.randperm(len(part), generator=drawn)  # type: ignore[arg-type]
 
     def _in_order(self, part: Dataset) -> Iterator[tuple[Tensor, Tensor]]:
         """The cases as they are evaluated."""
-        order = None
-        if judges_by_batch(self.modules["model"]):  # then batches must be mixed, and always the same
-            order = generator_for(self.plan.seed, self.site, "evaluation")
-        return batches(part, EVALUATION_BATCH, self.compute, order, whole=True)
+        order = self._order(part)
+        cases = part if order is None else Subset(part, order.tolist())
+        return batches(cases, self.plan.task.evaluation_batch, self.compute)
 
     def _draw(self) -> None:
         """Some training images before and after the input layer, into this site's folder; they never travel."""
         layer = self.plan.method.input_layer(self.modules)
         if layer is None or not (self.settings.pictures or self.plan.task.synthetic):
             return
-        cases = range(min(PICTURES, self.cases["train"]))
-        images = torch.stack([self.data.train[case][0] for case in cases]).to(self.compute.device)
-        draw_images(layer, images, self.folder / FOLDER)
+        cases = self._pieces(self.data.train, "pictures")
+        images = torch.stack([cases[case][0] for case in range(min(PICTURES, self.cases["train"]))])
+        draw_images(layer, images.to(self.compute.device), self.folder / FOLDER)
+
+    @torch.no_grad()
+    def _draw_found(self, model: nn.Module, measures: Measures) -> None:
+        """The best, the median and the worst test case with what was found in them, into this site's folder."""
+        task = self.plan.task
+        if not isinstance(task, Segmentation) or not (self.settings.pictures or task.synthetic):
+            return
+        ranked, order = measures[task.metric].argsort(stable=True), self._order(self.data.test)
+        places = {"worst": 0, "median": len(ranked) // 2, "best": len(ranked) - 1}
+        chosen = {which: int(ranked[place]) for which, place in places.items()}
+        first = 0
+        for inputs, targets in self._in_order(self.data.test):  # in the batches that were tested: some norms see them
+            cases = range(first, first + len(inputs)) if order is None else order[first : first + len(inputs)].tolist()
+            here = {which: list(cases).index(case) for which, case in chosen.items() if case in cases}
+            if here:
+                with self.compute.cast():
+                    output = task.infer(model.eval(), inputs)
+                found, right = (task.masks(labels) for labels in (output.float().argmax(1), targets))
+                for which, n in here.items():
+                    draw_found(inputs[n], found[n], right[n], self.folder / FOLDER / f"test-{which}.png")
+            first += len(inputs)
 
     # ------------------------------------------------------------------ what is kept at the site
     def _begin(self) -> None:
@@ -294,10 +392,10 @@ class Participant:
             if any(parameter.requires_grad for parameter in module.parameters())
         }
 
-    def _stand_after(self, number: int) -> None:
+    def _stand_after(self, number: int, last: int) -> None:
         """Be in the state this site had after a round, also when this process is new or the server went back.
 
-        A site that missed rounds goes on from the last it took part in.
+        A site that missed rounds goes on from the last it took part in, `last` by the server's word.
         """
         if self.done == number:
             return
@@ -305,6 +403,12 @@ class Participant:
         earlier = [saved for saved in self._saved_rounds() if saved <= number]
         if earlier:
             self._load_state(max(earlier))
+        if self.done < last:
+            instead = f"that after round {self.done}" if earlier else "the initial one"
+            self.warnings.append(
+                f"the site's own state after round {last} is not on its disk any more: it went on from {instead}; "
+                "look after its output folder"
+            )
 
     def _saved_rounds(self) -> list[int]:
         return [int(path.stem.removeprefix("state-")) for path in self.folder.glob("state-*.safetensors")]
@@ -367,13 +471,6 @@ class Participant:
         write_text(path, text.getvalue())
 
 
-def _load_data(plan: Plan, site: str, sites: list[str], settings: SiteSettings) -> SiteData:
-    if settings.data is not None and not settings.data.is_dir():
-        message = "the data folder named in this site's medsilo.yaml does not exist; correct 'data' there"
-        raise DataError(message, private=str(settings.data))
-    return plan.task.load(site, sites, plan.seed, settings.data)
-
-
 def _check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:
     """The inputs are what the task says; counts, and no names of files, may leave the site.
 
@@ -393,10 +490,6 @@ def _check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> No
             f"{int(wrong.sum())} values in {int(wrong.any(1).sum())} of {len(data)} cases of the {part} part are NaN "
             "or infinite; correct them at the site"
         )
-
-
-def _tested(selected: int, loss: float, score: float, cases: int) -> Parcel:
-    return Parcel(metrics={"test": _number(score), "test_loss": _number(loss), "cases": cases, "selected": selected})
 
 
 def _number(value: float) -> float | None:

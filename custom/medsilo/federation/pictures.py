@@ -11,6 +11,9 @@ from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.png import png
 
 FOLDER = "pictures"
+SMALLEST = 192  # pixels of an overlay's shorter side, so that its lines stay thin beside the image
+THERE, FOUND = (0, 114, 178), (230, 159, 0)  # Okabe and Ito's blue and orange
+DASH = 5
 
 
 @torch.no_grad()
@@ -23,6 +26,32 @@ def draw_images(layer: nn.Module, images: Tensor, folder: Path) -> None:
     for number, pair in enumerate(zip(images, after, strict=True), start=1):
         for kind, image in zip(("before", "after"), pair, strict=True):
             write_bytes(folder / f"{kind}-{number}.png", png(_pixels(image, low, high)))
+
+
+def draw_found(image: Tensor, found: Tensor, right: Tensor, path: Path) -> None:
+    """An image [C, (D,) H, W] with the outlines of masks [structures, (D,) H, W]: what is there, and, broken, what was
+    found. Of a volume, the slice with the most of it."""
+    if image.ndim == 4:
+        depth = int((right.sum((0, 2, 3)) + found.sum((0, 2, 3)) * 1e-3).argmax())
+        image, found, right = image[:, depth], found[:, depth], right[:, depth]
+    scale = max(1, -(-SMALLEST // min(image.shape[1:])))
+    pixels = _pixels(image, float(image.min()), float(image.max()))
+    pixels = pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, 2)
+    pixels = pixels.repeat(scale, 0).repeat(scale, 1)
+    across = np.add.outer(np.arange(len(pixels)), np.arange(pixels.shape[1])) // DASH % 2 == 0
+    for masks, colour, where in ((right, THERE, True), (found, FOUND, across)):
+        for mask in masks.cpu().numpy().astype(bool):
+            pixels[_outline(mask.repeat(scale, 0).repeat(scale, 1)) & where] = colour
+    write_bytes(path, png(pixels))
+
+
+def _outline(mask: np.ndarray) -> np.ndarray:
+    """The mask's pixels at most two steps from what is outside of it."""
+    inside = mask
+    for _ in range(2):
+        padded = np.pad(inside, 1, mode="edge")
+        inside = inside & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+    return mask & ~inside
 
 
 def draw_amplitude(layer: nn.Module | None, path: Path) -> None:

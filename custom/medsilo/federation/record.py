@@ -1,22 +1,28 @@
 """The run tree: what a study leaves on the server's disk, in files that other programs may rely on."""
 
+import fcntl
 import importlib.metadata
 import json
 import os
 import platform
 import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from torch import Tensor
 
 from medsilo.errors import MedsiloError
-from medsilo.files import load_tensors, newest, save_tensors, write_bytes, write_json, write_text
+from medsilo.files import load_tensors, newest, save_tensors, sweep, write_bytes, write_json, write_text
 from medsilo.package import package_facts
 from medsilo.plan import Plan
 
 AMPLITUDE = "figures/amplitude.png"  # of the server, where the method has one
+JOBS = "jobs.txt"  # the ids of the NVFlare jobs that led the study, the last one last
+LET_GO = 60.0  # seconds that a job which is ending has to let go of its study
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
 
 
@@ -29,6 +35,16 @@ def new_study(plan: Plan) -> str:
     """A name for a new run: method, task and time, and a few letters that tell apart what starts in one second."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return f"{plan.algorithm.name}-{plan.task.name}-{stamp}-{secrets.token_hex(2)}"
+
+
+def _held(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
 
 
 class Record:
@@ -53,6 +69,27 @@ class Record:
             "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         }
         write_json(self.folder / "provenance.json", provenance)
+
+    # ------------------------------------------------------------------ NVFlare's jobs that led it
+    @contextmanager
+    def led_by(self, job: str) -> Iterator[None]:
+        """While one job leads a study no other may; the system lets go of a dead process's hold."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / JOBS).open("a") as file:
+            deadline = time.monotonic() + LET_GO
+            while not _held(file):
+                if time.monotonic() > deadline:
+                    raise MedsiloError(f"another job leads {self.folder.name} now; 'medsilo status' lists jobs")
+                time.sleep(0.5)
+            file.write(job + "\n")
+            file.flush()
+            yield
+
+    @staticmethod
+    def of_job(studies: Path, job: str) -> "Record | None":
+        """The study among these that an NVFlare job led."""
+        found = (path.parent for path in studies.glob(f"*/{JOBS}") if job in path.read_text().split())
+        return next((Record(folder) for folder in found), None)
 
     # ------------------------------------------------------------------ rounds
     def rounds(self) -> list[dict[str, Any]]:
@@ -96,6 +133,10 @@ class Record:
             if path != best:
                 path.unlink()
 
+    def sweep(self) -> None:
+        """Remove what the server left half-written when it was killed. The sites see to their own folders."""
+        sweep(self.folder, *(self.folder / name for name in ("checkpoints", "global", "supermodel", "figures")))
+
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The newest checkpoint."""
         path = newest(self.checkpoints, "round-*.safetensors", lambda path: int(path.stem.removeprefix("round-")))
@@ -121,6 +162,10 @@ class Record:
     def load_best(self, round_number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The checkpoint of a round that was kept as the best."""
         return load_tensors(self._best(round_number))
+
+    def can_go_on(self) -> bool:
+        """Whether the study has not ended, and there is something to go on from."""
+        return self.summary().get("status") != "finished" and any(self.checkpoints.glob("round-*.safetensors"))
 
     # ------------------------------------------------------------------ the end
     def save_global(self, which: str, model: dict[str, Tensor], facts: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from medsilo.errors import MedsiloError
 from medsilo.files import load_yaml
-from medsilo.section import Section
+from medsilo.section import Section, in_words
 
 PRIVATE = "private-root"  # the folder beside the kits that never leaves the lead
 
@@ -159,10 +159,7 @@ def read_consortium(path: Path) -> Consortium:
     try:
         consortium = Consortium.model_validate(values)
     except ValidationError as error:
-        detail = error.errors()[0]
-        key = ".".join(map(str, detail["loc"]))
-        message = detail["msg"].removeprefix("Value error, ")
-        raise MedsiloError(f"{path.name}: {key + ': ' if key else ''}{message}") from error
+        raise MedsiloError(f"{path.name}: {in_words(error, Consortium)}") from error
     for hospital in consortium.hospitals:
         if not (path.parent / hospital.policies / "medsilo.yaml").is_file():
             raise MedsiloError(

@@ -3,45 +3,67 @@
 from collections.abc import Callable
 
 from nvflare.apis.client import Client
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 from nvflare.widgets.info_collector import InfoCollector
 
+from medsilo.algorithms.base import Parcel
 from medsilo.errors import Aborted, MedsiloError
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.record import Record, new_study
+from medsilo.federation.tracking import Course
 from medsilo.files import is_safe_name
+from medsilo.flare.tracking import receivers, send
 from medsilo.flare.transport import FlareTransport
-from medsilo.flare.wire import let_tensors_travel
-from medsilo.flare.workspace import output_folder, plan_of_job, publish, settings_of_site
-from medsilo.plan import Plan
+from medsilo.flare.wire import PRESENT, let_tensors_travel
+from medsilo.flare.workspace import cloned_from, output_folder, plan_of_job, publish, settings_of_site
+
+ROLL_CALL = 120.0  # seconds that sites have to say that they are there
 
 
 class MedsiloController(Controller):
     """Runs the plan that lies in the job."""
 
-    def __init__(self, study: str = "", resume: bool = False, engine: str = "nvflare") -> None:
-        """`study` names the run's folder (by default method, task and time); `resume` goes on from its checkpoint."""
+    def __init__(self, study: str = "", resume: bool = False, engine: str = "nvflare", roll_call: bool = False) -> None:
+        """`study` names the run's folder (by default method, task and time); `resume` goes on from its checkpoint.
+
+        A clone of a job whose study did not end goes on with that study by itself: so `medsilo resume` works.
+        `roll_call` runs nothing: it only asks the sites for an answer.
+        """
         super().__init__(task_check_period=0.05)
-        self.study, self.resume, self.engine = study, resume, engine
-        self.running: tuple[Plan, Record] | None = None
+        self.study, self.resume, self.engine, self.roll_call = study, resume, engine, roll_call
+        self.running: Coordinator | None = None
+        self.trackers: list[AnalyticsReceiver] = []
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         let_tensors_travel()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell the rounds so far to who asks for the job's statistics, as 'medsilo watch' does."""
+        """Tell the rounds so far to who asks for the job's statistics, as 'medsilo watch' does; pass on what is
+        tracked."""
         super().handle_event(event_type, fl_ctx)
+        for tracker in self.trackers:
+            tracker.handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self.running:
-            plan, record = self.running
-            facts = {"study": record.folder.name, "planned": plan.rounds, "metric": plan.task.metric}
-            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
-            collector.set_info("medsilo", {**facts, "rounds": record.rounds()})
+            plan, joined = self.running.plan, self.running.ends.get("join")
+            facts = {
+                "study": self.running.study,
+                "planned": plan.rounds,
+                "metric": plan.task.metric,
+                "absent": joined and {site: gone.reason for site, gone in sorted(joined.missing.items())},
+                "rounds": self.running.record.rounds(),
+            }
+            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info("medsilo", facts)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
+            if self.roll_call:
+                self._call(abort_signal, fl_ctx)
+                return
             summary = self._lead(abort_signal, fl_ctx)
             self.log_info(fl_ctx, f"medsilo finished: {summary['study']}")
         except Aborted as error:
@@ -50,6 +72,13 @@ class MedsiloController(Controller):
             self.log_error(fl_ctx, f"{error} {error.private}".strip())
             self.system_panic(str(error), fl_ctx)
 
+    def _call(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        sites = [client.name for client in self._engine.get_clients()]
+        transport = FlareTransport(self, fl_ctx, abort_signal)
+        missing = transport.ask(sites, lambda site: Parcel(facts=PRESENT), lambda site, reply: None, ROLL_CALL)
+        if missing:
+            raise MedsiloError(f"no answer of {', '.join(sorted(missing))}")
+
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> dict:
         plan = plan_of_job(fl_ctx)
         if plan.algorithm.pooled:
@@ -57,20 +86,34 @@ class MedsiloController(Controller):
         study = self.study or new_study(plan)
         if not is_safe_name(study):
             raise MedsiloError(f"study name {study!r} has odd characters; use letters, digits, '.', '_' and '-'")
-        settings = settings_of_site(fl_ctx)
-        record = Record(output_folder(fl_ctx, settings) / study)
+        settings, resume = settings_of_site(fl_ctx), self.resume
+        output = output_folder(fl_ctx, settings)
+        record = Record(output / study)
+        original = cloned_from(fl_ctx)
+        earlier = Record.of_job(output, original) if original else None
+        if earlier and earlier.can_go_on():
+            record, resume = earlier, True
+            self.log_info(fl_ctx, f"goes on with {record.folder.name}")
         sites = [client.name for client in self._engine.get_clients()]
         transport = FlareTransport(self, fl_ctx, abort_signal)
-        coordinator = Coordinator(plan, sites, transport, record, self.engine, self._tell(fl_ctx), settings)
-        self.running = plan, record
         try:
-            return coordinator.run(self.resume)
+            with record.led_by(fl_ctx.get_job_id()):
+                course = Course(record)
+                tell = self._tell(course, fl_ctx)
+                self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings)
+                self.trackers = receivers(plan, record.folder, self.running.everyone)
+                for tracker in self.trackers:
+                    tracker.handle_event(EventType.START_RUN, fl_ctx)
+                summary = self.running.run(resume)
+                send(self, course.of_end(summary), fl_ctx)
+            return summary
         finally:
             if self.engine == "nvflare":
                 publish(record.folder, fl_ctx)
 
-    def _tell(self, fl_ctx: FLContext) -> Callable[[dict], None]:
+    def _tell(self, course: Course, fl_ctx: FLContext) -> Callable[[dict], None]:
         def on_round(record: dict) -> None:
+            send(self, course.of_round(record), fl_ctx)
             missing = {**record["refused"], **record["lost"]}
             self.log_info(
                 fl_ctx,

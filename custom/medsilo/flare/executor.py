@@ -1,6 +1,7 @@
 """The one executor of all methods: gives the participant its place in NVFlare's client."""
 
-import traceback
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
@@ -12,14 +13,18 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.algorithms.base import Parcel
-from medsilo.errors import Aborted, MedsiloError, Refused
+from medsilo.errors import Aborted, Died, Refused
+from medsilo.federation.checks import check_package
+from medsilo.federation.isolated import Isolated
 from medsilo.federation.participant import Participant
+from medsilo.federation.reasons import details, public_reason
 from medsilo.files import is_safe_name
-from medsilo.flare.wire import let_tensors_travel, refusal, to_parcel, to_shareable
+from medsilo.flare.wire import PRESENT, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import output_folder, plan_of_job, settings_of_site
-from medsilo.package import ROOT
+from medsilo.package import package_facts
 
 ABORT_POLL = 0.2  # seconds until an abort is seen, however long a batch takes
 
@@ -31,7 +36,7 @@ class MedsiloExecutor(Executor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.participant: Participant | None = None
+        self.participant: Participant | Isolated | None = None
         self.folder: Path | None = None  # of this site in the study
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
 
@@ -40,27 +45,38 @@ class MedsiloExecutor(Executor):
             let_tensors_travel()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        started = time.monotonic()
+
         def stop() -> None:
             if abort_signal.triggered:
                 raise Aborted("the run was aborted")
+            if time.monotonic() - started > parcel.facts.get("timeout", math.inf):  # NVFlare tells a site nothing of it
+                raise Refused("took longer than participation.timeout: nobody waits for this answer any more")
 
         def work() -> Shareable:
-            parcel = to_parcel(shareable)
-            return to_shareable(self._participant(parcel, fl_ctx).answer(parcel, stop))
+            if parcel.facts == PRESENT:
+                return to_shareable(parcel)
+            reply = self._participant(parcel, fl_ctx).answer(parcel, stop)
+            for warning in reply.facts.get("warnings", []):
+                self.log_warning(fl_ctx, warning)
+            return to_shareable(reply)
 
         try:
+            parcel = to_parcel(shareable)
             return _await(self.worker.submit(work), stop)
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
             reason = public_reason(error)
             self.log_error(fl_ctx, reason)
+            add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
-            return refusal(reason)
+            return refusal(reason, isinstance(error, Died))
 
-    def _participant(self, parcel: Parcel, fl_ctx: FLContext) -> Participant:
+    def _participant(self, parcel: Parcel, fl_ctx: FLContext) -> Participant | Isolated:
         """This site in the parcel's study; made once per process."""
         if self.participant is None:
+            check_package(package_facts(), parcel.facts.get("package"))
             study, site = parcel.facts["study"], fl_ctx.get_identity_name()
             plan, settings = plan_of_job(fl_ctx), settings_of_site(fl_ctx)
             if not is_safe_name(study):
@@ -68,7 +84,11 @@ class MedsiloExecutor(Executor):
             self.folder = output_folder(fl_ctx, settings) / study / "sites" / site
             if plan.hash != parcel.facts["plan"]:
                 raise Refused("the job's plan at this site differs from the server's; submit the job again")
-            self.participant = self.participant_class(plan, site, parcel.facts["sites"], settings, self.folder)
+            sites, kind = parcel.facts["sites"], self.participant_class
+            if settings.isolation:
+                self.participant = Isolated(plan, site, sites, settings, self.folder, kind)
+            else:
+                self.participant = kind(plan, site, sites, settings, self.folder)
         return self.participant
 
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
@@ -77,7 +97,7 @@ class MedsiloExecutor(Executor):
             folder = self.folder or output_folder(fl_ctx, settings_of_site(fl_ctx))
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / "errors.log").open("a") as file:
-                file.write("".join(traceback.format_exception(error)) + getattr(error, "private", "") + "\n")
+                file.write(details(error) + "\n")
         except Exception as second:
             self.log_error(fl_ctx, f"the error's details could not be kept: {type(second).__name__}")
 
@@ -91,17 +111,3 @@ def _await(work: Future, stop: Callable[[], None]) -> Shareable:
             if work.done():  # the work itself raised a TimeoutError
                 raise
             stop()
-
-
-def public_reason(error: Exception) -> str:
-    """What may leave the site about an error: our own words, or the kind of error and the place in our code.
-
-    Messages of other libraries name files, and files are named after patients.
-    """
-    if isinstance(error, MedsiloError):
-        return str(error)
-    if isinstance(error, ModuleNotFoundError):
-        return f"the Python package {error.name!r} is missing at this site; install it"
-    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(ROOT)]
-    place = f" in {Path(ours[-1].filename).relative_to(ROOT)}:{ours[-1].lineno}" if ours else ""
-    return f"{type(error).__name__}{place}; errors.log in the site's own results has the details"

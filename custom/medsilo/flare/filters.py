@@ -1,21 +1,28 @@
-"""Filters that a hospital names in its `local/privacy.json`: they hold for every job, whatever the job says."""
+"""Filters that a hospital names in its `local/privacy.json`: they hold for every job, whatever the job says.
 
+Each works on chosen groups of tensors, in any dtype; `medsilo leak-report` names a job's groups. NVFlare turns what
+they raise into a refusal, so nothing of such an answer leaves, and both audit logs have the reason or the fact.
+"""
+
+import secrets
 from collections.abc import Sequence
+from typing import Literal
 
-from nvflare.apis.dxo import DataKind, from_shareable
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.fl_context_utils import add_job_audit_event
+from torch import Tensor
 
 from medsilo.errors import Refused
+from medsilo.flare.wire import META
 
 
-class OnlyTheseGroups(Filter):
-    """Lets an answer out when every group of tensors in it is on the hospital's list; `leak-report` names groups.
-
-    NVFlare turns the exception into a refusal, so nothing of such an answer leaves.
-    """
+class _AnswerFilter(Filter):
+    """What all have in common: refusals pass, an answer is one of medsilo's, what is done stands in the audit log."""
 
     def __init__(self, groups: Sequence[str]) -> None:
         super().__init__()
@@ -24,9 +31,100 @@ class OnlyTheseGroups(Filter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if shareable.get_return_code(ReturnCode.OK) != ReturnCode.OK:
             return shareable
-        answer = from_shareable(shareable)
-        if answer.data_kind != DataKind.COLLECTION:
-            raise Refused(f"an answer of kind {answer.data_kind} is none of medsilo's")
+        try:
+            answer = from_shareable(shareable)
+            if answer.data_kind != DataKind.COLLECTION or META not in answer.meta:
+                raise Refused(f"an answer of kind {answer.data_kind} is none of medsilo's")
+            self.look_at(answer)
+        except Refused as error:
+            add_job_audit_event(fl_ctx, msg=f"medsilo refused: {error}")
+            raise
+        if chosen := sorted(self.groups & set(answer.data)):
+            add_job_audit_event(fl_ctx, msg=f"applied {type(self).__name__} to {', '.join(chosen)}")
+        return answer.update_shareable(shareable)
+
+    def look_at(self, answer: DXO) -> None:
+        """Change the chosen groups' values, which NVFlare and nobody else holds; raises Refused to hold all back."""
+        for group in self.groups & set(answer.data):
+            member = answer.data[group]
+            member.data = {
+                name: self.change(tensor) if tensor.is_floating_point() else tensor
+                for name, tensor in member.data.items()
+            }
+
+    def change(self, tensor: Tensor) -> Tensor:
+        """What leaves instead of a tensor of floating point numbers."""
+        raise NotImplementedError
+
+
+class OnlyTheseGroups(_AnswerFilter):
+    """Lets an answer out when every group of tensors in it is on the hospital's list."""
+
+    def look_at(self, answer: DXO) -> None:
         if others := sorted(set(answer.data) - self.groups):
             raise Refused(f"this hospital does not let {', '.join(others)} out; its privacy.json lists what it does")
-        return shareable
+
+
+class EnoughCases(_AnswerFilter):
+    """Holds an answer back when one of these groups in it was learned from fewer training cases than `least`."""
+
+    def __init__(self, groups: Sequence[str], least: int) -> None:
+        super().__init__(groups)
+        self.least = least
+
+    def look_at(self, answer: DXO) -> None:
+        cases = answer.meta[META]["samples"]
+        few = sorted(self.groups & set(answer.data))
+        if few and not (isinstance(cases, int) and cases >= self.least):
+            raise Refused(f"this hospital lets {', '.join(few)} out only over {self.least} cases or more")
+
+
+class Clipped(_AnswerFilter):
+    """Brings each tensor's outliers, which may be one case's own, back to the given percentile of its magnitudes."""
+
+    def __init__(self, groups: Sequence[str], percentile: float) -> None:
+        super().__init__(groups)
+        if not 0 < percentile <= 100:
+            raise ValueError(f"percentile {percentile!r} is not above 0 and at most 100")
+        self.percentile = percentile
+
+    def change(self, tensor: Tensor) -> Tensor:
+        if not tensor.numel():
+            return tensor
+        rank = max(1, round(self.percentile / 100 * tensor.numel()))
+        limit = float(tensor.float().abs().flatten().kthvalue(rank).values)
+        return tensor.clamp(-limit, limit)
+
+
+class Noisy(_AnswerFilter):
+    """Adds noise of a standard deviation of `relative` times that of each tensor, new and secret in every answer.
+
+    So no run can be repeated to the digit. It blurs single cases; it is no proof of differential privacy, which would
+    need a bound on what one case can change. `least` is what values are raised to that must not fall below it: 0 for
+    amplitudes and variances.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[str],
+        relative: float,
+        kind: Literal["gaussian", "laplace"] = "gaussian",
+        least: float | None = None,
+    ) -> None:
+        super().__init__(groups)
+        if not relative > 0:
+            raise ValueError(f"relative {relative!r} is not above 0")
+        if kind not in ("gaussian", "laplace"):
+            raise ValueError(f"kind {kind!r} is not known; use gaussian or laplace")
+        self.relative, self.kind, self.least = relative, kind, least
+
+    def change(self, tensor: Tensor) -> Tensor:
+        values = tensor.float()
+        chance = torch.Generator().manual_seed(secrets.randbits(63))
+        if self.kind == "gaussian":
+            noise = torch.randn(values.shape, generator=chance)
+        else:  # the difference of two exponential values is Laplace's; of variance 2
+            both = torch.empty(2, *values.shape).exponential_(generator=chance)
+            noise = (both[0] - both[1]) / 2**0.5
+        noisy = values + self.relative * values.std(correction=0) * noise
+        return (noisy if self.least is None else noisy.clamp(min=self.least)).to(tensor.dtype)

@@ -13,6 +13,7 @@ from medsilo.files import write_json, write_text
 from medsilo.package import ROOT, package_facts, package_files
 from medsilo.plan import Plan, load_plan
 
+META = "meta.json"
 CONFIG = Path("app/config")
 PLAN = CONFIG / "plan.yaml"
 CUSTOM = Path("app/custom")
@@ -28,7 +29,7 @@ def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
     server = {"server": {"task_request_interval": 0.1}, "workflows": [controller]}
     client = {"executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {}}}]}
     return {
-        Path("meta.json"): {
+        Path(META): {
             "name": plan.algorithm.name,
             "min_clients": plan.participation.required,
             "resource_spec": {},
@@ -44,23 +45,50 @@ def find_job(job: str | Path) -> Path:
     folder = Path(job)
     if (folder / PLAN).is_file():
         return folder
+    if folder.is_file():
+        raise MedsiloError(f"{folder} is no job but a file; give the job's folder, and a plan with --plan")
     around = folder.parent if folder.parent.is_dir() else Path("jobs")
     known = sorted(path.parents[2].name for path in around.glob("*/app/config/plan.yaml"))
     jobs = ", ".join(known) or "none"
     raise MedsiloError(f"no job at {folder}: it needs {PLAN}; jobs in {around}: {jobs}")
 
 
-def plan_of(job: Path, changes: Iterable[str] = ()) -> Plan:
-    """A job's plan, with `a.b=value` changes."""
-    return load_plan(job / PLAN, changes)
+def plan_of(job: Path, changes: Iterable[str] = (), plan: Path | None = None) -> Plan:
+    """A job's plan, or another in its place, with `a.b=value` changes."""
+    if plan is None:
+        return load_plan(job / PLAN, changes)
+    chosen, method = load_plan(plan, changes), load_plan(job / PLAN).algorithm.name
+    if chosen.algorithm.name != method:
+        raise MedsiloError(
+            f"{plan.name} is a plan of {chosen.algorithm.name} and the job one of {method}; give that method's job, or "
+            f"--set algorithm.name={method}"
+        )
+    return chosen
+
+
+def stated(job: Path) -> tuple[dict[str, Any], str | None]:
+    """What a job's meta.json says of medsilo (version and hash), and the privacy scope that it asks for."""
+    meta = _meta(job)
+    return meta.get("custom_props", {}).get("medsilo", {}), meta.get("scope")
+
+
+def _meta(job: Path) -> dict[str, Any]:
+    try:
+        return json.loads((job / META).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MedsiloError(f"the job's {META} cannot be read ({type(error).__name__}); pack it again") from error
 
 
 def write_job(destination: Path, plan: Plan, job: Path | None = None, **controller_args: Any) -> None:
-    """Write a job for this plan. What `job` has beyond the canonical form (filters, components, code) stays."""
+    """Write a job for this plan. What `job` has beyond the canonical form stays: filters, components, code,
+    resources and scope."""
     if destination.exists():
         raise MedsiloError(f"{destination} exists; choose another place or remove it")
     for path, content in canonical_job(plan).items():
-        if job and path.name != "meta.json":
+        if job and path.name == META:
+            own = {key: content[key] for key in ("name", "min_clients", "deploy_map")}  # these the plan says
+            content = {**content, **_meta(job), **own}
+        elif job:
             content = json.loads((job / path).read_text())
         for workflow in content.get("workflows", []):
             if workflow.get("path") == CONTROLLER:
@@ -71,17 +99,17 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
         shutil.copytree(job / CUSTOM, destination / CUSTOM, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def pack(job: Path, destination: Path, changes: Iterable[str] = (), with_code: bool = False) -> Path:
+def pack(
+    job: Path, destination: Path, changes: Iterable[str] = (), with_code: bool = False, plan: Path | None = None
+) -> Path:
     """Write the job as it is submitted, with the package's code inside if asked (for sites that allow custom code)."""
-    plan = plan_of(job, changes)
-    write_job(destination, plan, job)
+    write_job(destination, plan_of(job, changes, plan), job)
     if with_code:
         for path in package_files():
             target = destination / CUSTOM / "medsilo" / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((ROOT / path).read_bytes())
-        meta = json.loads((destination / "meta.json").read_text())
-        write_json(destination / "meta.json", {**meta, "custom_props": {"medsilo": package_facts()}})
+        write_json(destination / META, {**_meta(destination), "custom_props": {"medsilo": package_facts()}})
     return destination
 
 

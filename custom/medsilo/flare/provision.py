@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from nvflare.lighter.constants import CtxKey
+from nvflare.lighter.constants import CtxKey, ProvFileName
 from nvflare.lighter.prov_utils import prepare_builders
 from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
+from nvflare.lighter.utils import load_private_key, sign_folders
 
 from medsilo.errors import MedsiloError
 from medsilo.files import load_yaml, write_json, write_text
@@ -51,10 +52,12 @@ def provision(consortium: Consortium, policies: Path, kits: Path, renew: Collect
     names = [participant["name"] for participant in project["participants"]]
     if unknown := sorted(set(renew) - set(names)):
         raise MedsiloError(f"nobody in {consortium.name} is called {unknown[0]!r}; known: {', '.join(names)}")
-    _forget(root / consortium.name / "state" / "cert.json", renew)
+    state = root / consortium.name / "state" / "cert.json"
+    _forget(state, renew)
     fresh = _build(project, root)
     try:
         _complete(consortium, policies, fresh)
+        _seal([fresh / name / "startup" for name in names], state)
         new = [name for name in names if not (kits / name).exists()]
         for name in new:
             (fresh / name).chmod(0o700)
@@ -134,8 +137,15 @@ def _build(project: dict[str, Any], root: Path) -> Path:
     return Path(context[CtxKey.CURRENT_PROD_DIR])
 
 
+def _seal(folders: list[Path], state: Path) -> None:
+    """The root's signature over every file: NVFlare starts no kit whose certificate, key or addresses were changed."""
+    key = load_private_key(json.loads(state.read_text())["root_pri_key"])
+    for folder in folders:
+        sign_folders(str(folder), key, signature_file=ProvFileName.SIGNATURE_JSON)
+
+
 def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
-    """Each hospital's own policies, and a server that keeps its jobs on a disk of its own and knows our classes."""
+    """Each hospital's own policies; a server with a disk of its own for jobs, that forgets none; our classes."""
     for hospital in consortium.hospitals:
         shutil.copytree(policies / hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
         read_settings(fresh / hospital.name / "local")
@@ -146,4 +156,6 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
     components = {component["id"]: component for component in resources["components"]}
     components["job_manager"]["args"]["uri_root"] = str(storage / "jobs")
+    forgotten = {"id": "forgotten_jobs", "path": "medsilo.flare.janitor.ForgottenJobs", "args": {}}
+    resources["components"].append(forgotten)
     write_json(local / "resources.json", resources)

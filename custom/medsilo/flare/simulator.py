@@ -92,7 +92,8 @@ def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int |
 def _prepare_workspace(record: Record, settings: SiteSettings) -> Path:
     """The simulator's workspace with the policy a hospital would have: our classes on the allow-list, no others."""
     workspace = record.folder / "nvflare"
-    local = {**settings.model_dump(mode="json"), "output": str(record.folder.parent)}
+    one_machine = {"isolation": False, "memory_limit": None}  # its sites are processes of a run that one person started
+    local = {**settings.model_dump(mode="json"), **one_machine, "output": str(record.folder.parent)}
     write_text(workspace / "local" / FILE_NAME, yaml.safe_dump(local))
     write_json(workspace / "local" / "resources.json", {"format_version": 2, "class_allow_list": ["medsilo.flare."]})
     return workspace

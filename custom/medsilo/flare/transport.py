@@ -13,6 +13,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.errors import Aborted, MedsiloError
 from medsilo.federation.coordinator import Missing, Outgoing, Receive
@@ -58,10 +59,12 @@ class FlareTransport:
             try:  # an exception that left this callback would end the task without a reason
                 receive(site, to_parcel(result))
             except MedsiloError as error:
-                missing[site] = Missing("refused", str(error))
+                missing[site] = Missing.refused(error)
             except Exception as error:
                 self.controller.log_exception(fl_ctx, f"while merging the answer of {site}")
                 missing[site] = Missing("refused", f"{type(error).__name__} at the server; its log says more")
+            if site in missing:
+                add_job_audit_event(fl_ctx, msg=f"medsilo refused the answer of {site}: {missing[site].reason}")
             answered.add(site)
             news.set()
 

@@ -12,12 +12,14 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
+from torch import Tensor
 
 from medsilo.algorithms.base import Parcel
-from medsilo.errors import Refused
+from medsilo.errors import Died, Refused
 
 META = "medsilo"
-REFUSAL = "medsilo.refusal"
+REFUSAL, DIED = "medsilo.refusal", "medsilo.died"
+PRESENT = {"task": "present"}  # the facts of a parcel that asks for nothing but an answer
 
 
 def let_tensors_travel() -> None:
@@ -28,7 +30,8 @@ def let_tensors_travel() -> None:
 def to_shareable(parcel: Parcel) -> Shareable:
     """Wrap a parcel. Tensors are referenced and not copied; dicts are new, since filters change them in place."""
     groups = {group: DXO(DataKind.WEIGHTS, data=dict(tensors)) for group, tensors in parcel.groups.items()}
-    meta = {META: {"facts": parcel.facts, "samples": parcel.samples, "metrics": parcel.metrics}}
+    dtypes = {group: {name: str(tensor.dtype) for name, tensor in parcel.groups[group].items()} for group in groups}
+    meta = {META: {"facts": parcel.facts, "samples": parcel.samples, "metrics": parcel.metrics, "dtypes": dtypes}}
     return DXO(DataKind.COLLECTION, data=groups, meta=meta).to_shareable()
 
 
@@ -38,14 +41,17 @@ def to_parcel(shareable: Shareable) -> Parcel:
     if code != ReturnCode.OK:
         filtered = code == ReturnCode.TASK_RESULT_FILTER_ERROR
         reason = "a privacy filter of the site held the answer back" if filtered else f"the site answered {code}"
-        raise Refused(shareable.get_header(REFUSAL) or f"{reason}; its own log says why")
+        reason = shareable.get_header(REFUSAL) or f"{reason}; its own log says why"
+        if shareable.get_header(DIED):
+            raise Died(reason)
+        raise Refused(reason)
     try:
         collection = from_shareable(shareable)
         if collection.data_kind != DataKind.COLLECTION:
             raise ValueError(collection.data_kind)
         content = collection.meta[META]
         groups = {
-            group: {name: _as_tensor(value) for name, value in member.data.items()}
+            group: {name: _as_sent(value, content["dtypes"][group][name]) for name, value in member.data.items()}
             for group, member in collection.data.items()
         }
         return Parcel(groups, dict(content["facts"]), content["samples"], dict(content["metrics"]))
@@ -53,13 +59,21 @@ def to_parcel(shareable: Shareable) -> Parcel:
         raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
 
 
-def _as_tensor(value: Any) -> Any:
-    """Some of NVFlare's filters turn tensors into numpy arrays; what is neither is refused later, by name."""
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+def _as_sent(value: Any, dtype: str) -> Any:
+    """Some of NVFlare's filters turn tensors into numpy arrays, counts into fractions, and values into half of their
+    bytes: that is undone here. What is no tensor or no number is refused later, by name."""
+    tensor = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+    if not isinstance(tensor, Tensor) or str(tensor.dtype) == dtype:
+        return tensor
+    sent = getattr(torch, dtype.removeprefix("torch."))
+    if sent.is_floating_point:
+        return tensor.to(sent)
+    return tensor.round().to(sent) if tensor.isfinite().all() else tensor
 
 
-def refusal(reason: str) -> Shareable:
+def refusal(reason: str, died: bool = False) -> Shareable:
     """A site's answer when it could not do the work."""
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(REFUSAL, reason)
+    reply.set_header(DIED, died)
     return reply

@@ -1,5 +1,6 @@
 """Where things lie in NVFlare's workspace: the job's plan, the site's settings, the place for results."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from nvflare.apis.workspace import Workspace
 from medsilo.plan import Plan, load_plan
 from medsilo.site.settings import SiteSettings, read_settings
 
-PUBLISHED = ("plan.yaml", "provenance.json", "rounds.jsonl", "summary.json", "global", "figures")
+SHARED = ("global", "supermodel", "figures")  # the super model has personal models of hospitals that agreed, no others
+PUBLISHED = ("plan.yaml", "provenance.json", "jobs.txt", "rounds.jsonl", "summary.json", *SHARED)
 
 
 def _workspace(fl_ctx: FLContext) -> Workspace:
@@ -32,8 +34,14 @@ def output_folder(fl_ctx: FLContext, settings: SiteSettings) -> Path:
     return settings.output or Path(_workspace(fl_ctx).get_root_dir()) / "medsilo"
 
 
+def cloned_from(fl_ctx: FLContext) -> str | None:
+    """The job that this one is a clone of, as 'medsilo resume' makes them."""
+    meta = Path(_workspace(fl_ctx).get_job_meta_path(fl_ctx.get_job_id()))
+    return json.loads(meta.read_text()).get("cloned_from") if meta.exists() else None
+
+
 def publish(run: Path, fl_ctx: FLContext) -> None:
-    """Copy into NVFlare's own run folder, which the lead can download, what no single hospital owns.
+    """Copy into NVFlare's own run folder, which the lead can download, what no hospital keeps to itself.
 
     The server's checkpoints stay behind: they may hold hospitals' personal models.
     """

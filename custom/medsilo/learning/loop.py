@@ -11,9 +11,11 @@ from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, TensorDataset
 
 from medsilo.errors import MedsiloError
+from medsilo.learning.seeds import seed_for
 from medsilo.learning.steps import Step, plain_step
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+Case = tuple[Tensor, Tensor]  # inputs and targets, of one case or of a batch
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, inputs, targets) -> what is minimised
 Lesson = Callable[[Tensor, Tensor], Tensor]  # (inputs, targets) -> loss, after the networks have learnt from them
 CPU = torch.device("cpu")
@@ -144,25 +146,40 @@ def train_epoch(
     return float(total / cases)
 
 
+class Drawn(Dataset):
+    """Training cases as one epoch sees them: each drawn anew from its seed, so that workers change nothing."""
+
+    def __init__(self, cases: Dataset, draw: Callable[[Case, int], Case], seed: int) -> None:
+        self.cases, self.draw, self.seed = cases, draw, seed
+
+    def __len__(self) -> int:
+        return len(self.cases)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Case:
+        return self.draw(self.cases[index], seed_for(self.seed, index))
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    data: Iterator[tuple[Tensor, Tensor]],
+    data: Iterator[Case],
     loss_function: LossFunction,
-    case_scores: LossFunction,
+    measure: Callable[[Tensor, Tensor], dict[str, Tensor]],
     compute: Compute,
     stop: Stop = lambda: None,
-) -> tuple[float, float, int]:
-    """Mean loss and mean score over cases, and the number of cases."""
+    infer: Callable[[nn.Module, Tensor], Tensor] = lambda model, inputs: model(inputs),
+) -> tuple[float, dict[str, Tensor]]:
+    """Mean loss over cases, and what is measured of each case, [cases] float64."""
     model.eval()
-    loss = torch.zeros((), dtype=torch.float64, device=compute.device)
-    score, cases = loss.clone(), 0
+    loss, cases = torch.zeros((), dtype=torch.float64, device=compute.device), 0
+    measured: dict[str, list[Tensor]] = {}
     for inputs, targets in data:
         stop()
         with compute.cast():
-            output = model(inputs)
+            output = infer(model, inputs)
         output = output.float()
         loss += loss_function(output, targets) * len(inputs)
-        score += case_scores(output, targets).sum()
         cases += len(inputs)
-    return float(loss / cases), float(score / cases), cases
+        for name, values in measure(output, targets).items():
+            measured.setdefault(name, []).append(values.double())
+    return float(loss / cases), {name: torch.cat(values).cpu() for name, values in measured.items()}

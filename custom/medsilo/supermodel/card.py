@@ -34,8 +34,7 @@ with {plan.algorithm.name} without sharing images. {RULES[model.rule].format(gam
 | agreed to share their personal model | {", ".join(model.agreed) or "none"} |
 | represented by the global model | {", ".join(kept) or "none"} |
 | input | {plan.task.channels} channel(s), {plan.task.classes} classes, network {plan.network.name} |
-| spacing of training images (x, y, z in mm) | {_ranges(origin.seen.spacing or plan.task.spacing)} |
-| median intensity of training images | {_ranges(origin.seen.intensity and (origin.seen.intensity,))} |
+| spacing of training images (x, y, z in mm) | {_ranges(origin.spacing or plan.task.spacing)} |
 | rounds of training | {plan.rounds} |
 | medsilo | {package["version"]}, {package["hash"][:12]} |
 | plan hash | {plan.hash} |

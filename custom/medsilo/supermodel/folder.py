@@ -24,17 +24,7 @@ from medsilo.supermodel.tuning import Tuning
 MANIFEST, PLAN, CARD = "supermodel.json", "plan.yaml", "card.md"
 GLOBAL_FILE, SELECTOR_FILE, PERSONAL = "global.safetensors", "selector.safetensors", "personal"
 Tensors = Mapping[str, Tensor]
-Range = tuple[float, float]
-
-
-class Seen(Section):
-    """What the training images were like, least and greatest; what is not known is None."""
-
-    spacing: tuple[Range, ...] | None = None  # millimetres along x, y (and z)
-    intensity: Range | None = None  # of the images' median values
-
-
-NOTHING_SEEN = Seen()
+Spacing = tuple[tuple[float, float], ...]  # least and greatest, millimetres along x, y (and z)
 
 
 @dataclass(frozen=True)
@@ -44,7 +34,7 @@ class Origin:
     plan: Plan
     selector: Network  # the selector's network, a section as the plan has them
     tuning: Tuning | None = None
-    seen: Seen = NOTHING_SEEN
+    spacing: Spacing | None = None  # of the training images
 
 
 class FileFacts(Section):
@@ -63,7 +53,7 @@ class Manifest(Section):
     sites: tuple[str, ...]
     agreed: tuple[str, ...]
     selector: dict[str, Any]
-    seen: Seen
+    spacing: Spacing | None
     tuning: tuple[tuple[float, int, float], ...] | None  # (gamma, cases, mean score) for each gamma tried
     plan_hash: str
     package: dict[str, str]
@@ -129,7 +119,7 @@ def save(model: SuperModel, folder: Path) -> None:
         sites=model.sites,
         agreed=model.agreed,
         selector=origin.selector.model_dump(mode="json"),
-        seen=origin.seen,
+        spacing=origin.spacing,
         tuning=origin.tuning and origin.tuning.curve,
         plan_hash=origin.plan.hash,
         package=package_facts(),
@@ -144,7 +134,7 @@ def load(folder: Path) -> SuperModel:
     for name in _files(manifest.agreed):
         _check(folder / name, name, manifest.files.get(name))
     tuning = Tuning(manifest.tuning) if manifest.tuning else None
-    origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.seen)
+    origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.spacing)
     tensors = {name: load_tensors(folder / name)[0] for name in _files(manifest.agreed) if name.endswith("tensors")}
     return assemble(
         origin,

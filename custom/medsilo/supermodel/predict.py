@@ -40,13 +40,20 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
     task = source.plan.task
     if not np.isfinite(scan.values).all():
         raise DataError("an image has values that are NaN or infinite")
-    answers = [source.answer(cases.to(device)) for cases in task.inputs_of(scan.values).split(BATCH)]
-    output = torch.cat([output for output, _, _ in answers]).float().cpu()
+    answers: list[tuple[list[str], Tensor | None]] = []
+
+    def answer(cases: Tensor) -> Tensor:
+        output, names, confidence = source.answer(cases)
+        answers.append((names, confidence))
+        return output
+
+    parts = task.inputs_of_scan(scan).split(BATCH)
+    output = torch.cat([task.infer(answer, cases.to(device)).float().cpu() for cases in parts])
     if not output.isfinite().all():
         raise MedsiloError("the network's output is NaN or infinite; check the image's intensities")
-    counts = Counter(name for _, names, _ in answers for name in names)
+    counts = Counter(name for names, _ in answers for name in names)
     found: dict[str, Any] = {"expert": min(counts, key=lambda name: (-counts[name], name)), "experts": dict(counts)}
-    sure = [confidence for _, _, confidence in answers if confidence is not None]
+    sure = [confidence for _, confidence in answers if confidence is not None]
     found["confidence"] = round(float(torch.cat(sure).mean()), 6) if sure else None
     labels = None
     if output.dim() == 2:
@@ -73,16 +80,11 @@ def _sizes(labels: np.ndarray, spacing: Sequence[float], classes: int) -> dict[s
 
 def _far(source: Source, scan: Scan) -> list[str]:
     """What is unlike the training images, one line each."""
-    warnings = []
-    ranges = source.seen.spacing or source.plan.task.spacing or ()
-    for axis, own, (low, high) in zip("xyz", scan.spacing, ranges, strict=False):
-        if not low / FAR <= own <= high * FAR:
-            warnings.append(f"spacing along {axis} is {own:.3g} mm, far from training ({low:g} to {high:g} mm)")
-    if source.seen.intensity:
-        (low, high), own = source.seen.intensity, float(np.median(scan.values))
-        if not low <= own <= high:
-            warnings.append(f"median intensity is {own:.4g}, outside training ({low:g} to {high:g})")
-    return warnings
+    return [
+        f"spacing along {axis} is {own:.3g} mm, far from training ({low:g} to {high:g} mm)"
+        for axis, own, (low, high) in zip("xyz", scan.spacing, source.spacing or (), strict=False)
+        if not low / FAR <= own <= high * FAR
+    ]
 
 
 def predict_all(source: Source, images: Sequence[Path], out: Path, device: torch.device, say: Say) -> int:

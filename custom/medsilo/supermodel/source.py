@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from medsilo.errors import MedsiloError
 from medsilo.files import is_safe_name, load_tensors
 from medsilo.plan import Plan, load_plan
-from medsilo.supermodel.folder import MANIFEST, NOTHING_SEEN, Seen, load
+from medsilo.supermodel.folder import MANIFEST, Spacing, load
 from medsilo.supermodel.model import SuperModel
 
 SINGLE = "model"  # the expert's name where there is only one
@@ -19,11 +19,11 @@ GLOBAL_MODEL = "global/best.safetensors"  # of a run whose hospitals share one m
 
 @dataclass(frozen=True)
 class Source:
-    """A model that is ready to answer, the plan it was trained by, and what its training images were like."""
+    """A model that is ready to answer, the plan it was trained by, and its training images' spacing if it is known."""
 
     network: nn.Module
     plan: Plan
-    seen: Seen
+    spacing: Spacing | None
     facts: dict[str, Any]  # for predictions.json: which model this is
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
@@ -51,14 +51,14 @@ def open_source(folder: Path, site: str = "") -> Source:
         network.load_state_dict(tensors)
     except RuntimeError as error:
         raise MedsiloError(f"{name} does not fit the plan's network", private=str(error)) from error
-    return Source(network.eval(), plan, NOTHING_SEEN, {"kind": "model", "file": name, "plan_hash": plan.hash})
+    return Source(network.eval(), plan, plan.task.spacing, {"kind": "model", "file": name, "plan_hash": plan.hash})
 
 
 def _super(model: SuperModel) -> Source:
     assert model.origin is not None
     plan = model.origin.plan
     facts = {"kind": "super model", "rule": model.rule, "threshold": model.threshold, "plan_hash": plan.hash}
-    return Source(model, plan, model.origin.seen, facts)
+    return Source(model, plan, model.origin.spacing or plan.task.spacing, facts)
 
 
 def _single(folder: Path, site: str) -> str:
@@ -70,5 +70,6 @@ def _single(folder: Path, site: str) -> str:
     if not site:
         raise MedsiloError(f"every hospital of this run has a model of its own; choose with --site: {', '.join(own)}")
     if not is_safe_name(site) or site not in own:
-        raise MedsiloError(f"--site {site}: this run has no model of it; choose one of: {', '.join(own) or 'none'}")
+        there = f"choose one of: {', '.join(own)}" if own else "it has none of one hospital alone; leave --site out"
+        raise MedsiloError(f"--site {site}: no model of it is here; {there}")
     return f"sites/{site}/best.safetensors"

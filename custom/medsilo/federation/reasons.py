@@ -1,0 +1,34 @@
+"""What may leave a site about an error: our own words, or the kind of error and the place in our code."""
+
+import errno
+import traceback
+from pathlib import Path
+
+from medsilo.errors import MedsiloError
+from medsilo.package import ROOT
+
+
+def public_reason(error: Exception) -> str:
+    """One line without names of files: messages of other libraries hold them, and files are named after patients."""
+    if isinstance(error, MedsiloError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"the Python package {error.name!r} is missing at this site; install it"
+    if is_out_of_memory(error):
+        return "out of memory at this site; lower training.batch_size, or allow more (memory_limit in its medsilo.yaml)"
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(ROOT)]
+    place = f" in {Path(ours[-1].filename).relative_to(ROOT)}:{ours[-1].lineno}" if ours else ""
+    return f"{type(error).__name__}{place}; errors.log in the site's own results has the details"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, on a GPU or beside it; torch says so on the CPU in its text only."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    told = isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    return told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def details(error: Exception) -> str:
+    """The whole story, for the site's own eyes: it may name files and patients."""
+    return "".join(traceback.format_exception(error)) + getattr(error, "private", "")

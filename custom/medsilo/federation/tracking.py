@@ -1,0 +1,155 @@
+"""What tracking programs are shown: the numbers that sites tell the server, by name and round, and nothing else."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from medsilo.errors import MedsiloError
+from medsilo.federation.record import Record
+from medsilo.plan import Plan
+
+SERVER = "server"
+TENSORBOARD, MLFLOW, MLFLOW_FILES = "tensorboard", "mlflow.db", "mlflow"  # in the run's folder
+OF_ROUNDS = ("train_loss", "validation", "validation_loss", "seconds")
+Point = tuple[str, float, int]  # name, value, rounds that the model has gone through
+Points = dict[str, list[Point]]  # of the server and of each site
+
+
+def of_round(record: dict[str, Any]) -> Points:
+    """A round as points; what a site withholds is none."""
+    number, sites = record["round"], record["sites"]
+    # What is validated in a round is the model as it arrived.
+    steps = {"validation": number - 1, "validation_loss": number - 1}
+    found = {
+        site: [(name, float(line[name]), steps.get(name, number)) for name in OF_ROUNDS if line[name] is not None]
+        for site, line in sites.items()
+    }
+    own = [("seconds", float(record["seconds"]), number), ("sites", float(len(sites)), number)]
+    own += [(name, float(sum(line[name] for line in sites.values())), number) for name in ("bytes_up", "bytes_down")]
+    return {SERVER: own, **found}
+
+
+def of_end(summary: dict[str, Any]) -> Points:
+    """What is known when all rounds are over: the last validation, and the test of the selected model."""
+    done, metric, found = summary["rounds"]["done"], summary["metric"], {}
+    for site, facts in summary["sites"].items():
+        test, selected = facts["test"] or {}, summary["selected"]["rounds"].get(site, done)
+        last = facts["validation"][done] if len(facts["validation"]) > done else None
+        values = [("validation", last, done), ("test", test.get(metric), selected)]
+        values.append(("test_loss", test.get("loss"), selected))
+        found[site] = [(name, float(value), step) for name, value, step in values if value is not None]
+    return found
+
+
+class Course:
+    """The points of a run in their order; of one that goes on, those of the rounds before come first.
+
+    What a run that was killed had tracked may end anywhere, so a run that goes on is tracked anew.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self.record, self.begun = record, False
+        shutil.rmtree(record.folder / TENSORBOARD, ignore_errors=True)
+        (record.folder / MLFLOW).unlink(missing_ok=True)
+
+    def of_round(self, line: dict[str, Any]) -> Iterator[Points]:
+        """A round that is over."""
+        yield from self._before(line["round"])
+        yield of_round(line)
+
+    def of_end(self, summary: dict[str, Any]) -> Iterator[Points]:
+        """What is known at the end."""
+        yield from self._before(summary["rounds"]["done"] + 1)
+        yield of_end(summary)
+
+    def _before(self, number: int) -> Iterator[Points]:
+        if not self.begun:
+            yield from (of_round(line) for line in self.record.rounds() if line["round"] < number)
+        self.begun = True
+
+
+class Tracker(Protocol):
+    """Takes points."""
+
+    def write(self, points: Points) -> None:
+        """Keep them."""
+
+    def close(self) -> None:
+        """Bring all to the disk."""
+
+
+class EventFiles:
+    """TensorBoard's event files, a folder for the server and each site."""
+
+    def __init__(self, run: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.folder, self.make = run / TENSORBOARD, SummaryWriter
+        self.writers: dict[str, Any] = {}
+
+    def write(self, points: Points) -> None:
+        for who, own in points.items():
+            if who not in self.writers:
+                self.writers[who] = self.make(str(self.folder / who))
+            for name, value, step in own:
+                self.writers[who].add_scalar(name, value, step)
+
+    def close(self) -> None:
+        for writer in self.writers.values():
+            writer.close()
+
+
+class MlflowRuns:
+    """MLflow's database in the run's folder: the run is an experiment, the server and each site a run of it."""
+
+    def __init__(self, run: Path) -> None:
+        check_mlflow()
+        from mlflow.tracking import MlflowClient
+
+        self.client = MlflowClient(tracking_uri=address(run))
+        files = (run / MLFLOW_FILES).resolve().as_uri()
+        self.experiment = self.client.create_experiment(run.name, artifact_location=files)
+        self.runs: dict[str, str] = {}
+
+    def write(self, points: Points) -> None:
+        for who, own in points.items():
+            if who not in self.runs:
+                self.runs[who] = self.client.create_run(self.experiment, run_name=who).info.run_id
+            for name, value, step in own:
+                self.client.log_metric(self.runs[who], name, value, step=step)
+
+    def close(self) -> None:
+        for run in self.runs.values():
+            self.client.set_terminated(run)
+
+
+def check_mlflow() -> None:
+    """Raises MedsiloError where MLflow is not installed."""
+    try:
+        import mlflow  # noqa: F401
+    except ImportError:
+        raise MedsiloError(
+            "the plan has tracking.mlflow, but the Python package mlflow is not installed where the results are kept; "
+            "install it there (pip install mlflow), or set tracking.mlflow=false"
+        ) from None
+
+
+def address(run: Path) -> str:
+    """That of MLflow's database of a run."""
+    return f"sqlite:///{(run / MLFLOW).resolve()}"
+
+
+@contextmanager
+def trackers(plan: Plan, run: Path, kept: bool = True) -> Iterator[list[Tracker]]:
+    """The plan's trackers of a run in this process; none where the run's folder is not kept."""
+    found: list[Tracker] = []
+    if kept:
+        run.mkdir(parents=True, exist_ok=True)
+        found = [EventFiles(run), *([MlflowRuns(run)] if plan.tracking.mlflow else [])]
+    try:
+        yield found
+    finally:
+        for tracker in found:
+            tracker.close()

@@ -1,0 +1,72 @@
+"""Small hospitals for tests: volumes with a bright ball, photographs with a bright square."""
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import SimpleITK
+
+from medsilo.tasks.volumes import Volume, write_volume
+
+
+def ball(shape: tuple[int, int, int], spacing: tuple[float, float, float], seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A volume [D, H, W] of noise with a ball of 7 mm somewhere in it, and the ball's mask."""
+    random = np.random.default_rng(seed)
+    lengths = np.array(spacing[::-1])
+    extent = np.array(shape) * lengths
+    centre = random.uniform(0.35, 0.65, 3) * extent
+    places = np.stack(np.meshgrid(*(np.arange(n) for n in shape), indexing="ij"), -1) * lengths
+    mask = ((places - centre) ** 2).sum(-1) < 7.0**2
+    return (random.normal(0, 0.2, shape) + 2.0 * mask).astype(np.float32), mask.astype(np.uint8)
+
+
+def affine_of(spacing: tuple[float, float, float], tilt: float = 5.0) -> np.ndarray:
+    """[4, 4], LPS: tilted, and off the scanner's centre."""
+    angle = np.deg2rad(tilt)
+    affine = np.eye(4)
+    affine[1:3, 1:3] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    affine[:3, :3] *= np.array(spacing)
+    affine[:3, 3] = (-15.0, 12.0, 30.0)
+    return affine
+
+
+def write_balls(
+    folder: Path,
+    patients: Iterable[str],
+    shape: tuple[int, int, int] = (12, 24, 20),
+    spacing: tuple[float, float, float] = (1.5, 1.5, 2.5),
+    stored_as: str = "RAS",
+) -> Path:
+    """images/<patient>.nii.gz and labels/<patient>.nii.gz."""
+    for number, patient in enumerate(patients):
+        image, mask = ball(shape, spacing, number + 100 * sum(shape))
+        for kind, values in (("images", image), ("labels", mask)):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            write_volume(folder / kind / f"{patient}.nii.gz", Volume(values, affine_of(spacing)), stored_as)
+    return folder
+
+
+def write_pixels(path: Path, pixels: np.ndarray) -> None:
+    """An image file of pixels [H, W] or [H, W, channels]."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    SimpleITK.WriteImage(SimpleITK.GetImageFromArray(pixels, isVector=pixels.ndim == 3), str(path))
+
+
+def photograph(seed: int, size: tuple[int, int] = (30, 40)) -> tuple[np.ndarray, np.ndarray]:
+    """RGB pixels with a bright square, and the square's mask of 0 and 255."""
+    random = np.random.default_rng(seed)
+    mask = np.zeros(size, np.uint8)
+    down, across = (random.integers(2, length - 12) for length in size)
+    mask[down : down + 10, across : across + 10] = 255
+    return (random.integers(0, 80, (*size, 3)) + mask[..., None] // 2).astype(np.uint8), mask
+
+
+def write_table(path: Path, rows: Iterable[Mapping[str, object]], separator: str = ",") -> None:
+    """A CSV file whose columns are the first row's keys."""
+    rows = list(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=separator)
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,118 @@
+"""A study goes on after real processes were killed: over mutual TLS, with the numbers of an undisturbed run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from medsilo import cli
+from medsilo.federation.record import Record
+from medsilo.flare import lead
+from medsilo.flare.jobs import write_job
+from medsilo.study import inprocess
+from tests.conftest import SITES, make_plan
+from tests.federation.test_simulator import assert_same_outcome
+from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
+from tests.secure.test_mutual_tls import gathered
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
+TWO = SITES[:2]
+
+
+def ended(kit: Path, job: str) -> str:
+    """Wait for a job's end; its status."""
+
+    def over() -> bool:
+        with lead.connected(kit) as session:
+            return str(session.get_job_status(job)).startswith("FINISHED")
+
+    wait_until(over, 240, f"the end of {job}")
+    return status_of(kit, job)
+
+
+def status_of(kit: Path, job: str) -> str:
+    return lead.status(kit, job)[0].split()[1]
+
+
+def test_killed_servers_and_sites_cost_no_finished_round(
+    pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    plan = make_plan("fedbn", "training.rounds=40", "participation.timeout=30", sites=TWO)
+    inprocess.run(plan, folder=tmp_path / "loop")
+    write_job(tmp_path / "job", plan, study="often-killed")
+    kit, record = pair.kit(LEAD), Record(pair.kit(SERVER) / "medsilo" / "often-killed")
+
+    def until_round(number: int) -> None:
+        wait_until(lambda: len(record.rounds()) >= number, 120, f"round {number}")
+
+    def resume(job: str | Path) -> str:
+        capsys.readouterr()
+        assert cli.main(["resume", str(job), "--kit", str(kit)]) == 0
+        new = capsys.readouterr().out.strip()
+        assert status_of(kit, new) in ("RUNNING", "FINISHED:COMPLETED")  # all hospitals have joined
+        return new
+
+    # NVFlare's own process at a hospital dies, and takes the job with it.
+    zeroth = lead.submit(tmp_path / "job", kit, print)
+    until_round(3)
+    (process,) = pair.family(TWO[0], "client.worker_process")
+    process.kill()
+    assert ended(kit, zeroth) == "FINISHED:EXECUTION_EXCEPTION"
+    done = record.load_checkpoint()[1]["round"]
+    assert 3 <= done < 40
+    first = resume(zeroth)
+    until_round(done + 4)
+
+    # The server's job process dies.
+    assert cli.main(["resume", first, "--kit", str(kit)]) == 1
+    assert f"job {first} is RUNNING; 'medsilo abort {first}' ends it first" in capsys.readouterr().err
+    (process,) = pair.family(SERVER, "runner_process")
+    process.kill()
+    assert ended(kit, first) in ("FINISHED:ABNORMAL", "FINISHED:EXECUTION_EXCEPTION")
+    done = record.load_checkpoint()[1]["round"]
+    second = resume(first)
+    until_round(done + 4)
+
+    # The server's machine dies, and comes back: as NVFlare leaves it, with a job that nobody can end ...
+    pair.kill(SERVER)
+    resources = pair.kit(SERVER) / "local/resources.json"
+    ours = resources.read_text()
+    components = [part for part in json.loads(ours)["components"] if part["id"] != "forgotten_jobs"]
+    resources.write_text(json.dumps({**json.loads(ours), "components": components}))
+    pair.start_party(SERVER)
+    pair.await_hospitals()
+    capsys.readouterr()
+    assert cli.main(["status", second, "--kit", str(kit)]) == 0
+    assert f"RUNNING  fedbn  {LEAD}" in (line := capsys.readouterr().out)
+    assert f"(lost when the server died: medsilo resume {second})" in line
+    for command, words in (("abort", "is not running"), ("watch", "was lost when the server died")):
+        assert cli.main([command, second, "--kit", str(kit)]) == 1
+        assert words in capsys.readouterr().err
+    # ... and with the component that ends what the server forgot.
+    pair.kill(SERVER)
+    resources.write_text(ours)
+    pair.start_party(SERVER)
+    pair.await_hospitals()
+    assert ended(kit, second) == "FINISHED:ABNORMAL"
+    done = record.load_checkpoint()[1]["round"]
+    third = resume(second)
+    until_round(done + 4)
+
+    # A hospital's machine dies, and comes back.
+    pair.restart(TWO[1])
+    assert ended(kit, third) == "FINISHED:EXECUTION_EXCEPTION"
+    summary = record.summary()
+    assert summary["status"] == "failed" and f"{TWO[1]} lost:" in summary["reason"]
+    assert cli.main(["watch", third, "--kit", str(kit)]) == 1
+    watched = capsys.readouterr().out
+    assert f"to go on from the last finished round: medsilo resume {third}" in watched and summary["reason"] in watched
+    fourth = resume(lead.fetch(third, kit, tmp_path / "runs"))  # what was fetched knows its job
+    assert ended(kit, fourth) == "FINISHED:COMPLETED"
+
+    assert [line["round"] for line in record.rounds()] == list(range(1, 41))
+    assert_same_outcome(tmp_path / "loop", gathered(pair, "often-killed", TWO, tmp_path / "secure"))
+    assert (record.folder / "jobs.txt").read_text().split() == [zeroth, first, second, third, fourth]
+    assert all(site["warnings"] == {} for site in record.summary()["sites"].values())
+    assert cli.main(["resume", fourth, "--kit", str(kit)]) == 1
+    assert "is finished; there is nothing to resume" in capsys.readouterr().err
+    assert json.loads((record.folder / "summary.json").read_text())["status"] == "finished"

@@ -1,0 +1,51 @@
+"""What 'submit' finds out before anything starts: hospitals that lack the package, or have another version of it."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from medsilo.errors import MedsiloError
+from medsilo.flare import lead
+from medsilo.flare.jobs import write_job
+from medsilo.package import ROOT, package_facts
+from tests.conftest import SITES, make_plan
+from tests.secure.consortium import LEAD, Consortium
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("second-consortium")]
+OTHER, WITHOUT = SITES[0], SITES[2]
+
+
+@pytest.fixture
+def changed(consortium: Consortium, tmp_path: Path) -> Path:
+    """The package as another version, and a folder in which it is not what it should be."""
+    shutil.copytree(ROOT, tmp_path / "other/medsilo", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "other/medsilo/__init__.py").write_text('__version__ = "0.0.9"\n')
+    (tmp_path / "without/medsilo").mkdir(parents=True)
+    (tmp_path / "without/medsilo/__init__.py").write_text("")
+    return tmp_path
+
+
+def test_another_version_or_none_is_refused_before_anything_starts(
+    consortium: Consortium, changed: Path, tmp_path: Path
+) -> None:
+    def why_not(*sites: str) -> str:
+        job = tmp_path / f"job-{sites[0]}"
+        write_job(job, make_plan("fedavg", sites=list(sites)), study=job.name)
+        with pytest.raises(MedsiloError) as refused:
+            lead.submit(job, consortium.kit(LEAD), print)
+        return str(refused.value)
+
+    with (
+        consortium.changed(OTHER, PYTHONPATH=changed / "other"),
+        consortium.changed(WITHOUT, PYTHONPATH=changed / "without"),
+        ThreadPoolExecutor() as pool,
+    ):
+        other, without = pool.map(why_not, (OTHER, WITHOUT), (SITES[1], SITES[1]))
+    ours = package_facts()
+    assert f"{OTHER} refused: runs medsilo 0.0.9 (" in other
+    assert f"the server {ours['version']} ({ours['hash'][:12]})" in other
+    assert not (consortium.kit(OTHER) / "medsilo" / f"job-{OTHER}").exists()  # it did not even look at its data
+    assert f"; {WITHOUT} can't run medsilo {ours['version']}: it is not installed there" in without
+    assert other.startswith("not started: ") and without.startswith("not started: ") and "\n" not in other + without
