@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 NARROW, WIDE, HEIGHT = 330, 380, 220
-LEFT, RIGHT, TOP, BOTTOM = 48, 14, 12, 42
+LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42
 COLOURS = 8
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4")  # five dashes and seven markers: no pair repeats with eight colours
 MARKERS = ("circle", "square", "triangle", "diamond", "wedge", "bar", "cross")
@@ -21,12 +21,17 @@ MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a c
 
 @dataclass(frozen=True)
 class Series:
-    """One line: `values[x]` for x = 0, 1, 2, …; None leaves a gap. `ring` circles one point."""
+    """One line: `values[n]` at `places[n]`, by default at n; None leaves a gap. `ring` circles the point at that n."""
 
     name: str
     values: Sequence[float | None]
     style: int = 0
     ring: int | None = None
+    places: Sequence[float] | None = None
+
+    def place(self, n: int) -> float:
+        """Where the n-th value lies on the x axis."""
+        return n if self.places is None else self.places[n]
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -49,8 +54,9 @@ def line_chart(
     x_label: str,
     y_label: str,
     y_ticks: Sequence[float],
-    last_x: int,
+    last_x: float,
     width: int = NARROW,
+    unit: str = "rounds",
 ) -> Markup:
     """One chart. `key` makes its ids unique in the page; `y_ticks` and `last_x` may be shared to make charts alike."""
     svg = ElementTree.Element(
@@ -59,12 +65,12 @@ def line_chart(
         | {"aria-labelledby": f"{key}-title", "aria-describedby": f"{key}-description"},
     )
     _text(svg, "title", title, id=f"{key}-title")
-    _text(svg, "desc", describe(series), id=f"{key}-description")
-    plot = _Plot(y_ticks[0], y_ticks[-1], max(last_x, 1), width)
-    _axes(svg, plot, y_ticks, x_label, y_label)
+    _text(svg, "desc", describe(series, unit), id=f"{key}-description")
+    plot = _Plot(y_ticks[0], y_ticks[-1], last_x or 1, width)
+    _axes(svg, plot, y_ticks, x_label, y_label, whole=unit == "rounds")
     every = max([1, *(math.ceil(len(one.values) * len(series) / MOST_MARKERS) for one in series)])
     for one in series:
-        _series(svg, plot, one, every)
+        _series(svg, plot, one, every, unit)
     return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
 
 
@@ -77,16 +83,16 @@ def swatch(style: int) -> Markup:
     return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
 
 
-def describe(series: Sequence[Series]) -> str:
+def describe(series: Sequence[Series], unit: str = "rounds") -> str:
     """The chart in words: where each line starts and ends."""
     sentences = []
     for one in series:
-        known = [(x, value) for x, value in enumerate(one.values) if value is not None]
+        known = [(one.place(n), value) for n, value in enumerate(one.values) if value is not None]
         if not known:
             sentences.append(f"{one.name}: no values.")
         else:
             (start, first), (end, last) = known[0], known[-1]
-            sentences.append(f"{one.name}: {first:.3f} after {start} rounds, {last:.3f} after {end}.")
+            sentences.append(f"{one.name}: {first:.3f} after {start:.4g} {unit}, {last:.3f} after {end:.4g}.")
     return " ".join(sentences)
 
 
@@ -96,7 +102,7 @@ class _Plot:
 
     low: float
     high: float
-    last: int
+    last: float
     width: int
 
     @property
@@ -110,7 +116,9 @@ class _Plot:
         return round(HEIGHT - BOTTOM - (value - self.low) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM), 1)
 
 
-def _axes(svg: ElementTree.Element, plot: _Plot, y_ticks: Sequence[float], x_label: str, y_label: str) -> None:
+def _axes(
+    svg: ElementTree.Element, plot: _Plot, y_ticks: Sequence[float], x_label: str, y_label: str, whole: bool
+) -> None:
     decimals = max((len(f"{tick:.10f}".rstrip("0").partition(".")[2]) for tick in y_ticks), default=0)
     for tick in y_ticks:
         ElementTree.SubElement(svg, "path", {"class": "gridline", "d": f"M{LEFT} {plot.y(tick)}H{plot.right}"})
@@ -118,9 +126,9 @@ def _axes(svg: ElementTree.Element, plot: _Plot, y_ticks: Sequence[float], x_lab
     floor = HEIGHT - BOTTOM
     ElementTree.SubElement(svg, "path", {"class": "axis", "d": f"M{LEFT} {floor}H{plot.right}"})
     for position in ticks(0, plot.last, most=9):
-        if position == int(position) and position <= plot.last:
+        if position <= plot.last and (position == int(position) or not whole):
             ElementTree.SubElement(svg, "path", {"class": "axis", "d": f"M{plot.x(position)} {floor}v4"})
-            _text(svg, "text", f"{position:.0f}", x=plot.x(position), y=floor + 17, **{"text-anchor": "middle"})
+            _text(svg, "text", f"{position:g}", x=plot.x(position), y=floor + 17, **{"text-anchor": "middle"})
     centre = (LEFT + plot.right) / 2
     _text(svg, "text", x_label, x=centre, y=HEIGHT - 6, **{"text-anchor": "middle", "class": "label"})
     middle = (TOP + floor) / 2
@@ -128,25 +136,24 @@ def _axes(svg: ElementTree.Element, plot: _Plot, y_ticks: Sequence[float], x_lab
     _text(svg, "text", y_label, x=12, y=middle, **turned)
 
 
-def _series(svg: ElementTree.Element, plot: _Plot, one: Series, every: int) -> None:
+def _series(svg: ElementTree.Element, plot: _Plot, one: Series, every: int, unit: str) -> None:
     group = ElementTree.SubElement(svg, "g", {"class": f"s{one.style % COLOURS}"})
     path, drawing = [], False
-    for x, value in enumerate(one.values):
+    for n, value in enumerate(one.values):
         if value is not None:
-            path.append(f"{'L' if drawing else 'M'}{plot.x(x)} {plot.y(value)}")
+            path.append(f"{'L' if drawing else 'M'}{plot.x(one.place(n))} {plot.y(value)}")
         drawing = value is not None
     if path:
         ElementTree.SubElement(group, "path", _stroke(one.style) | {"d": "".join(path)})
-    for x, value in enumerate(one.values):
+    for n, value in enumerate(one.values):
         if value is None:
             continue
-        if x == one.ring:
-            ring = {"class": "ring", "cx": str(plot.x(x)), "cy": str(plot.y(value)), "r": "7"}
-            ElementTree.SubElement(group, "circle", ring)
-        if _marked(one, x, every):
-            outline = _marker(one.style, plot.x(x), plot.y(value))
-            mark = ElementTree.SubElement(group, "path", {"class": "mark", "d": outline})
-            _text(mark, "title", f"{one.name}, after {x} rounds: {value:.3f}")
+        x, y = plot.x(one.place(n)), plot.y(value)
+        if n == one.ring:
+            ElementTree.SubElement(group, "circle", {"class": "ring", "cx": str(x), "cy": str(y), "r": "7"})
+        if _marked(one, n, every):
+            mark = ElementTree.SubElement(group, "path", {"class": "mark", "d": _marker(one.style, x, y)})
+            _text(mark, "title", f"{one.name}, after {one.place(n):.4g} {unit}: {value:.3f}")
 
 
 def _marked(one: Series, x: int, every: int) -> bool:

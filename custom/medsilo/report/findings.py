@@ -9,6 +9,14 @@ from medsilo.report.table import number
 
 MOST_ABSENCE_NOTICES = 6
 MOST_SITES_IN_A_SENTENCE = 5
+SYNTHETIC = (
+    "The data are synthetic. The numbers show that the software works; they say nothing about patients, and the order "
+    "of the methods may be another on real images."
+)
+CHOSEN = (
+    "The model that is tested was chosen on validation data, so validation curves look better than new data would. "
+    "Test data were used once per run."
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ class Cost:
     seconds: float | None
     bytes_up: float | None
     bytes_down: float | None
+    memory: int | None  # the most that a process held
 
 
 def is_local(run: Run) -> bool:
@@ -129,6 +138,7 @@ def costs(runs: Sequence[Run]) -> list[Cost]:
             _per_contribution(run, "seconds"),
             _per_contribution(run, "bytes_up"),
             _per_contribution(run, "bytes_down"),
+            max(filter(None, [run.summary.memory, *(run.site(site).memory for site in run.sites)]), default=None),
         )
         for run in runs
     ]
@@ -143,10 +153,7 @@ def limits(runs: Sequence[Run]) -> list[str]:
     """What no reader may conclude from this page."""
     found = []
     if any(run.summary.synthetic for run in runs):
-        found.append(
-            "The data are synthetic. The numbers show that the software works; they say nothing about patients, and "
-            "the order of the methods may be another on real images."
-        )
+        found.append(SYNTHETIC)
     if len(runs) > 1:
         found.append(
             "Each row is a single run with a single seed. Another seed moves every score, and without repeated runs "
@@ -162,11 +169,7 @@ def limits(runs: Sequence[Run]) -> list[str]:
         if all(run.summary.metric == "accuracy" for run in runs):
             detail += f": one case more or less right moves its accuracy by {1 / cases:.3f}"
         found.append(f"Test sets are small. {detail}.")
-    found.append(
-        "The model that is tested was chosen on validation data, so validation curves look better than new data would. "
-        "Test data were used once, for the table."
-    )
-    return found
+    return [*found, CHOSEN]
 
 
 def _headline(ranked: Sequence[Run], sites: int) -> str:
@@ -189,8 +192,8 @@ def _seed_remark(ranked: Sequence[Run]) -> str:
     seed = ranked[0].summary.seed
     which = "one seed" if seed is None else f"one seed ({seed})"
     if len(ranked) == 1:
-        return f"This is one run with {which}, so the score has no interval."
-    return f"Each method was run once, with {which}: the scores have no interval, so no winner is claimed."
+        return f"This is one run with {which}: how another seed would have trained is not known."
+    return f"Each method was run once, with {which}, and another seed may turn their order: no winner is claimed."
 
 
 def _joining(best: Run, complete: Sequence[Run], sites: Sequence[str]) -> list[str]:

@@ -3,8 +3,9 @@
 import base64
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,10 @@ from medsilo.errors import MedsiloError
 from medsilo.png import SIGNATURE
 
 SCHEMA = 1
+CASES = "test.csv"  # of a site: its test cases' scores
 LARGEST_PICTURE = 2_000_000  # bytes
+Interval = tuple[float, float]
+OVERLAYS = ("best", "median", "worst")
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
 
 
@@ -28,13 +32,17 @@ class SiteResult(Part):
     """What one site gave and got over the whole run. A value that is missing is None, never 0."""
 
     cases: dict[str, int | None] = {}
+    classes: dict[str, list[int] | None] | None = None  # by part: the cases of each class, where they are told
     contributed: int | None = None
     missed: dict[int, str] = {}
     validation: list[float | None] = []
     test: dict[str, float | None] | None = None
+    figures: dict[str, float | None] = {}  # all that was measured on the test cases
+    withheld: list[str] = []  # what of it the site does not tell, because it covers too few cases
     bytes_up: int | None = None
     bytes_down: int | None = None
     seconds: float | None = None
+    memory: int | None = None
 
 
 class Package(Part):
@@ -123,8 +131,10 @@ class Summary(Part):
     unseen: dict[str, SiteResult] = {}  # tested, but not trained at
     mean_test: float | None = None
     pooled_test: float | None = None
+    pooled: dict[str, float | None] = {}  # all figures, over the sites' cases together
     details: Details = Details()
     seconds: float | None = None
+    memory: int | None = None  # of the server
     started: str | None = None
     ended: str | None = None
 
@@ -136,6 +146,13 @@ class Summary(Part):
         return self
 
 
+class Sent(Part):
+    """What one site sent and got in one round."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
 class Round(Part):
     """One line of rounds.jsonl: who was asked, who answered, who was refused or lost and why."""
 
@@ -145,6 +162,7 @@ class Round(Part):
     answered: list[str] = []
     refused: dict[str, str] = {}
     lost: dict[str, str] = {}
+    sites: dict[str, Sent] = {}
 
 
 class Cross(Part):
@@ -177,6 +195,15 @@ class Absence:
 
 
 @dataclass(frozen=True)
+class Overlay:
+    """One test case with the structures that are there and that were found."""
+
+    which: str  # best, median or worst
+    score: float | None
+    image: str
+
+
+@dataclass(frozen=True)
 class Run:
     """One run folder. `label` is what people read; `read_all` makes it unique among the runs shown together."""
 
@@ -189,6 +216,8 @@ class Run:
     pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by site: (before, after) as data URIs
     amplitude: str | None = None  # the picture of the amplitude that all sites share
     cross: Cross | None = None
+    intervals: dict[str, Interval] = field(default_factory=dict)  # of the score, where the cases' scores are here
+    overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # by site
 
     @property
     def failed(self) -> bool:
@@ -208,10 +237,27 @@ class Run:
         test = self.site(site).test
         return None if test is None else test[self.summary.metric]
 
+    def withholds(self, site: str) -> bool:
+        """Whether the site does not tell the score: it has too few test cases."""
+        return self.summary.metric in self.site(site).withheld
+
     def test_cases(self, site: str) -> int | None:
         result = self.site(site)
         tested = result.test.get("cases") if result.test is not None else None
         return result.cases.get("test") if tested is None else int(tested)
+
+    @property
+    def mean_curve(self) -> list[float | None]:
+        """Validation, mean over sites; no value where a site has none: over fewer sites it would jump for no reason."""
+        curves = [self.site(site).validation for site in self.sites]
+        columns = [[curve[n] if n < len(curve) else None for curve in curves] for n in range(last_round([self]) + 1)]
+        return [None if None in column or not column else sum(filter(None, column)) / len(column) for column in columns]
+
+    @property
+    def traffic(self) -> list[float]:
+        """The bytes that all sites sent and got after 0, 1, 2, … rounds."""
+        rounds = [sum(sent.bytes_up + sent.bytes_down for sent in line.sites.values()) for line in self.rounds]
+        return [0.0, *accumulate(map(float, rounds))]
 
     def elsewhere(self, owner: str) -> tuple[list[float | None], float | None, float | None]:
         """One site's model on every site's test data; mean over sites, and over cases. From cross.json."""
@@ -255,7 +301,10 @@ def read(folder: Path) -> Run:
     rounds = _rounds(folder, name, summary)
     amplitude = _picture(Path(folder) / "figures/amplitude.png")
     pictures, cross = _pictures(Path(folder)), _cross(folder, name)
-    return Run(name, summary.title, summary, rounds, plan, provenance, pictures, amplitude, cross)
+    intervals, ranks = _cases(Path(folder), summary)
+    overlays = _overlays(Path(folder), ranks)
+    run = Run(name, summary.title, summary, rounds, plan, provenance, pictures, amplitude, cross)
+    return replace(run, intervals=intervals, overlays=overlays)
 
 
 def read_all(folders: Sequence[Path]) -> list[Run]:
@@ -272,6 +321,17 @@ def read_all(folders: Sequence[Path]) -> list[Run]:
 def all_sites(runs: Sequence[Run]) -> list[str]:
     """The sites of all runs, in the order in which the runs name them."""
     return list(dict.fromkeys(site for run in runs for site in run.sites))
+
+
+def same(runs: Sequence[Run], view: Callable[[Run], Any]) -> Any:
+    """What all runs agree on, or None."""
+    values = {view(run) for run in runs}
+    return values.pop() if len(values) == 1 else None
+
+
+def last_round(runs: Iterable[Run]) -> int:
+    """The last round of the longest validation curve."""
+    return max([0, *(len(run.site(site).validation) - 1 for run in runs for site in run.sites)])
 
 
 def spans(numbers: Iterable[int]) -> str:
@@ -318,6 +378,32 @@ def _cross(folder: Path, name: str) -> Cross | None:
         return None
     where = f"cross.json of run '{name}'"
     return _checked(Cross, _parsed(_text(folder, "cross.json", name), where), where)
+
+
+def _cases(folder: Path, summary: Summary) -> tuple[dict[str, Interval], dict[str, dict[str, float]]]:
+    """By site, from its test cases' scores where they are here: the interval, and the best, median and worst score."""
+    kept = {path.parent.name for path in folder.glob(f"sites/*/{CASES}")}
+    tests = {site: facts.test for site, facts in summary.sites.items() if site in kept and facts.test}
+    told = {site: (test[summary.metric], int(test.get("cases") or 0)) for site, test in tests.items()}
+    known = {site: (score, cases) for site, (score, cases) in told.items() if score is not None}
+    if not known:
+        return {}, {}
+    from medsilo.study.evidence import interval
+    from medsilo.study.scores import ranks, scores_in
+
+    scores = scores_in(folder, summary.metric, known)
+    return {site: interval(own) for site, own in scores.items()}, {site: ranks(own) for site, own in scores.items()}
+
+
+def _overlays(folder: Path, ranks: dict[str, dict[str, float]]) -> dict[str, list[Overlay]]:
+    """Segmentations that sites allowed to be drawn."""
+    found: dict[str, list[Overlay]] = {}
+    for site in sorted(path.parent.name for path in folder.glob("sites/*/pictures")):
+        for which in OVERLAYS:
+            image = _picture(folder / "sites" / site / "pictures" / f"test-{which}.png")
+            if image:
+                found.setdefault(site, []).append(Overlay(which, ranks.get(site, {}).get(which), image))
+    return found
 
 
 def _pictures(folder: Path) -> dict[str, list[tuple[str, str]]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from medsilo.report.read import Run, all_sites, one_line, spans
 
-MISSING = "–"
+MISSING, WITHHELD = "–", "withheld"
 
 
 def number(value: float | None) -> str:
@@ -12,14 +12,25 @@ def number(value: float | None) -> str:
     return MISSING if value is None else f"{value:.3f}"
 
 
+def score_text(run: Run, site: str) -> str:
+    """A site's test score; a word where the site does not tell it, so that it isn't taken for a score of nothing."""
+    return WITHHELD if run.withholds(site) else number(run.score(site))
+
+
 def text_table(runs: Sequence[Run]) -> str:
     """Test scores, method x site, with mean over sites and pooled over cases, and below it whatever went missing."""
     sites = all_sites(runs)
     header = [_heading(runs), *map(one_line, sites), "mean", "pooled"]
     first = max(len(name) for name in [header[0], *(one_line(run.label) for run in runs)])
-    widths = [max(len(title), 5) for title in header[1:]]
+    shortest = len(WITHHELD) if any(run.withholds(site) for run in runs for site in sites) else 5
+    widths = [max(len(title), shortest) for title in header[1:]]
     lines = [_line(header, first, widths), "-" * (first + sum(width + 2 for width in widths))]
     lines += [_row(run, sites, first, widths) for run in runs]
+    if shortest > 5:
+        lines += [
+            "",
+            f"{WITHHELD}: fewer test cases than a site tells the score of (smallest_metric in medsilo.yaml)",
+        ]
     return "\n".join(lines + _absence_lines(runs))
 
 
@@ -44,8 +55,8 @@ def _row(run: Run, sites: Sequence[str], first: int, widths: Sequence[int]) -> s
     label = one_line(run.label)
     if run.failed:
         return f"{label:<{first}}  FAILED: {one_line(run.summary.reason or 'no reason given')}"
-    scores = [*(run.score(site) for site in sites), run.summary.mean_test, run.summary.pooled_test]
-    return _line([label, *map(number, scores)], first, widths)
+    means = [run.summary.mean_test, run.summary.pooled_test]
+    return _line([label, *(score_text(run, site) for site in sites), *map(number, means)], first, widths)
 
 
 def _line(cells: Sequence[str], first: int, widths: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
+from medsilo.algorithms import ALGORITHMS
 from medsilo.errors import MedsiloError, PlanError
 from medsilo.federation.record import Record
 from medsilo.flare import simulator
@@ -17,6 +18,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
 
 Engine = Literal["simulator", "inprocess"]
+SITES, EPOCHS = "participation.sites", "training.local_epochs"
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,19 @@ class Row:
 
     title: str
     changes: tuple[str, ...]
+    unswept: str = ""  # the title without the sweep's values
+    values: tuple[str, ...] = ()  # the sweep's
+
+    @property
+    def name(self) -> str:
+        """The title as it was given."""
+        return self.unswept or self.title
+
+    @property
+    def method(self) -> str | None:
+        """The method, if the row names one."""
+        named = [change for change in self.changes if change.startswith("algorithm.name=")]
+        return named[-1].removeprefix("algorithm.name=") if named else None
 
     @classmethod
     def parse(cls, text: str) -> "Row":
@@ -35,11 +50,25 @@ class Row:
         name, *own = text.split(":")
         return cls(text, (f"algorithm.name={name}", *(f"algorithm.{change}" for change in own)))
 
-    def swept(self, sweep: Mapping[str, Sequence[str]]) -> "Iterator[Row]":
-        """This row with every combination of the values that the sweep gives its keys."""
-        for values in product(*sweep.values()):
-            changes = [f"{key}={value}" for key, value in zip(sweep, values, strict=True)]
-            yield Row(" ".join([self.title, *changes]), (*self.changes, *changes))
+    def swept(self, sweep: Mapping[str, Sequence[str]], work: int | None = None) -> "Iterator[Row]":
+        """This row with every combination of the values of the sweep's keys that its method has.
+
+        With `work`, so many local epochs in all: rounds are fewer where there are more local epochs.
+        """
+        own = {key: values for key, values in sweep.items() if self._has(key)}
+        for values in product(*own.values()):
+            changes = tuple(f"{key}={value}" for key, value in zip(own, values, strict=True))
+            meant = [_meant(key, value) for key, value in zip(own, values, strict=True)]
+            epochs = dict(zip(own, values, strict=True)).get(EPOCHS)
+            if work and epochs:
+                meant.append(f"training.rounds={_rounds(work, epochs)}")
+            title = " ".join([self.title, *changes])
+            yield Row(title, (*self.changes, *meant), self.title if changes else "", changes)
+
+    def _has(self, key: str) -> bool:
+        section, _, rest = key.partition(".")
+        algorithm = ALGORITHMS.get(self.method or "")
+        return section != "algorithm" or algorithm is None or rest.partition(".")[0] in algorithm.model_fields
 
 
 def parse_sweep(texts: Iterable[str]) -> dict[str, list[str]]:
@@ -51,6 +80,30 @@ def parse_sweep(texts: Iterable[str]) -> dict[str, list[str]]:
             raise PlanError(f"--sweep {text!r}: write it as key=value,value, for example algorithm.pull=0.1,0.3")
         sweep[key] = values.split(",")
     return sweep
+
+
+def _meant(key: str, value: str) -> str:
+    """The change to the plan that a value of a sweep stands for: a number of sites stands for so many of them."""
+    if key != SITES or not value.isdecimal():
+        return f"{key}={value}"
+    return f"{SITES}=[{','.join(f'site-{number:02d}' for number in range(1, int(value) + 1))}]"
+
+
+def _rounds(work: int, epochs: str) -> int:
+    if not epochs.isdecimal() or int(epochs) == 0 or work % int(epochs):
+        raise PlanError(f"--equal-work: {work} epochs in all can't be rounds of {epochs}; choose divisors of {work}")
+    return work // int(epochs)
+
+
+def swept_rows(rows: Sequence[Row], sweep: Mapping[str, Sequence[str]], work: int | None = None) -> list[Row]:
+    """All rows with all values of the sweep; an error for a key that no row's method has."""
+    if work and EPOCHS not in sweep:
+        raise PlanError(f"--equal-work needs --sweep {EPOCHS}=1,2,...")
+    found = [swept for row in rows for swept in row.swept(sweep, work)]
+    for key in sweep:
+        if not any(value.startswith(f"{key}=") for row in found for value in row.values):
+            raise PlanError(f"--sweep {key}: no row's method has it")
+    return found
 
 
 @dataclass(frozen=True)
@@ -67,10 +120,10 @@ class Cell:
         return f"{self.row.title}, seed {self.seed}"
 
     def summary(self) -> dict[str, Any]:
-        """The finished run's summary, if it is one of this very plan; else nothing."""
+        """The finished run's summary, if it is one of this very plan and tells a score; else nothing."""
         summary = Record(self.folder).summary() if self.folder.is_dir() else {}
         whole = summary.get("status") == "finished" and summary.get("plan_hash") == self.plan.hash
-        return summary if whole else {}
+        return summary if whole and summary["mean_test"] is not None else {}
 
 
 def cells_of(plan: Plan, rows: Sequence[Row], seeds: Sequence[int], changes: Sequence[str], folder: Path) -> list[Cell]:
@@ -113,6 +166,8 @@ def run_cell(cell: Cell, engine: Engine, settings: SiteSettings) -> str:
             inprocess.run(cell.plan, folder=cell.folder, settings=settings)
     except MedsiloError as error:
         return f"{error} {error.private}".rstrip()
+    if not cell.summary():
+        return "every site withholds its test score: each has fewer test cases than smallest_metric in its medsilo.yaml"
     shutil.rmtree(cell.folder / "checkpoints")  # only for going on with a run, and as large as all its models
     for state in cell.folder.glob("sites/*/state-*.safetensors"):
         state.unlink()

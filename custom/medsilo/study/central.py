@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import ConcatDataset, Dataset
 
-from medsilo.federation.participant import Participant, Stop
+from medsilo.federation.participant import Measure, Participant, Stop
+from medsilo.federation.summary import tested_as
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.base import Cases, SiteData
+from medsilo.tasks.metrics import Measures, added
 
 POOL = "pooled"
 
@@ -21,16 +24,18 @@ class Pool(Participant):
         parts = ("train", "validation", "test")
         pooled = SiteData(*(_together([getattr(h.data, part) for h in hospitals.values()]) for part in parts))
         self.hospitals = hospitals
-        self.scores: dict[str, list[tuple[float, float, int]]] = {site: [] for site in hospitals}
+        self.scores: dict[str, list[tuple[float, float, Measures]]] = {site: [] for site in hospitals}
         super().__init__(plan, POOL, [POOL], settings, folder, pooled)
 
-    def _evaluate(self, part: Dataset, stop: Stop) -> tuple[float, float, int]:
+    def _evaluate(
+        self, part: Dataset, stop: Stop, model: nn.Module, measure: Measure | None = None
+    ) -> tuple[float, float, Measures]:
         which = "test" if part is self.data.test else "validation"
         for site, hospital in self.hospitals.items():
-            self.scores[site].append(super()._evaluate(getattr(hospital.data, which), stop))
-        latest = [scores[-1] for scores in self.scores.values()]
-        losses, scores, cases = zip(*latest, strict=True)
-        return sum(losses) / len(losses), sum(scores) / len(scores), sum(cases)
+            self.scores[site].append(super()._evaluate(getattr(hospital.data, which), stop, model, measure))
+        losses, scores, measures = zip(*(scores[-1] for scores in self.scores.values()), strict=True)
+        together = {name: torch.cat([measured[name] for measured in measures]) for name in measures[0]}
+        return sum(losses) / len(losses), sum(scores) / len(scores), together
 
 
 def _together(parts: list[Dataset]) -> Dataset:
@@ -45,19 +50,27 @@ def spread_over_hospitals(pool: Pool, summary: dict[str, Any], plan: Plan) -> di
     """The pool's summary as the hospitals see it: their own cases, curves and test scores."""
     inner = summary["sites"][POOL]
     selected = summary["selected"]["rounds"][POOL]
-    sites = {}
+    sites, tested = {}, {}
     for site, hospital in pool.hospitals.items():
-        *curve, (loss, score, cases) = pool.scores[site]
-        test = {plan.task.metric: score, "loss": loss, "cases": cases}
-        validation = [value for _, value, _ in curve]
-        sites[site] = {**inner, "cases": hospital.cases, "validation": validation, "test": test}
-    total = sum(facts["test"]["cases"] for facts in sites.values())
-    pooled = sum(facts["test"][plan.task.metric] * facts["test"]["cases"] for facts in sites.values())
+        *curve, test = pool.scores[site]
+        tested[site] = hospital.tested(selected, *test)
+        validation = [score for _, score, _ in curve]
+        sites[site] = {
+            **inner,
+            "cases": hospital.cases,
+            "classes": hospital.classes(),
+            "validation": validation,
+            **tested_as(plan.task, tested[site]),
+        }
+    told = [facts["test"] for facts in sites.values() if facts["test"][plan.task.metric] is not None]
+    total = sum(test["cases"] for test in told)
+    pooled = sum(test[plan.task.metric] * test["cases"] for test in told)
     return {
         **summary,
         "plan_hash": plan.hash,
         "agreed": {**summary["agreed"], "sites": list(sites), "minimum": len(sites)},
         "selected": {"by": "mean", "rounds": dict.fromkeys(sites, selected)},
         "sites": sites,
-        "pooled_test": pooled / total,
+        "pooled_test": pooled / total if total else None,
+        "pooled": plan.task.figures(added(parcel.facts["counts"] for parcel in tested.values())),
     }

@@ -6,16 +6,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from medsilo.files import write_json
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Cell, Engine, fill
 from medsilo.study.tables import About, write_page
+from medsilo.study.verdict import Verdict, chosen_baseline
 
 CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models
 BAR = 20
+HERE = {"--data": "DATA", "--site-config": "LOCAL"}  # options that name folders of this machine
+VERDICT = "verdict.json"
 
 
 def most_at_once() -> int:
@@ -32,9 +37,11 @@ class Study:
     about: About
     plan: Plan  # that the rows change
     cells: Sequence[Cell]
+    against: str | None = None  # the row that all are held against; by default FedAvg's
 
     def run(self, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]) -> list[str]:
         """Fill the cells and write the page after each; returns what failed."""
+        chosen_baseline([cell.row for cell in self.cells], self.against)
         failures: list[str] = []
         started, before = time.monotonic(), sum(1 for cell in self.cells if cell.summary())
         say(f"{len(self.cells)} runs, {before} of them finished before, {at_once} at a time, in {self.folder}")
@@ -49,30 +56,44 @@ class Study:
             left = (time.monotonic() - started) / (finished - before) * (len(self.cells) - finished)
             bar = "#" * (BAR * finished // len(self.cells))
             say(f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {_time(left)} left)")
-            self.write(failures)
+            write_page(self.folder, self.about, self.plan, self.cells, failures)
 
         fill(self.cells, engine, settings, at_once, done)
-        self.write(failures)
+        self.conclude(failures)
         return failures
 
-    def write(self, failures: Sequence[str]) -> Path:
-        return write_page(self.folder, self.about, self.plan, self.cells, failures)
+    def conclude(self, failures: Sequence[str]) -> dict[str, Any]:
+        """The statistics of what is finished, into verdict.json and the page."""
+        about = {"title": self.about.title, "notes": self.about.notes, "command": self.about.command}
+        facts = {**about, "machine": self.about.machine, "cells": len(self.cells), "failures": list(failures)}
+        runs = [
+            {"row": cell.row.title, "seed": cell.seed, "run": cell.folder.name} for cell in self.cells if cell.summary()
+        ]
+        verdict = {**Verdict(self.cells, self.against).table(), "about": facts, "runs": runs}
+        write_json(self.folder / VERDICT, verdict)
+        write_page(self.folder, self.about, self.plan, self.cells, failures, verdict)
+        return verdict
 
 
 def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
+def _told_apart(argument: str) -> list[str]:
+    """--data=FOLDER is --data FOLDER."""
+    return argument.split("=", 1) if argument.startswith("--") else [argument]
+
+
 def shown(arguments: Sequence[str]) -> str:
     """The command as another person would give it: without the words about it, and without this machine's folders."""
     kept: list[str] = []
-    arguments = iter(arguments)  # type: ignore[assignment]
-    for argument in arguments:
+    words = iter([part for argument in arguments for part in _told_apart(argument)])
+    for argument in words:
         if argument in ("--title", "--notes", "--machine", "--out"):
-            next(iter(arguments), None)
-        elif argument == "--data":
-            kept += [argument, "DATA"]
-            next(iter(arguments), None)
+            next(words, None)
+        elif argument in HERE:
+            kept += [argument, HERE[argument]]
+            next(words, None)
         else:
             kept.append(argument)
     return "medsilo " + shlex.join(kept)

@@ -20,6 +20,8 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, d
     It is written to the run folder's cross.json. settings: where the data are, by default those of the run itself.
     """
     name = run_folder.resolve().name
+    if not (run_folder / "plan.yaml").is_file():
+        raise MedsiloError(f"{name} is no run's folder; give one under runs/", str(run_folder))
     summary = Record(run_folder).summary()
     if summary.get("status") != "finished":
         raise MedsiloError(

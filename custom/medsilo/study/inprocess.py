@@ -1,15 +1,17 @@
 """A study in one process, without NVFlare: the reference that every NVFlare run must equal."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from medsilo.errors import MedsiloError
+from medsilo.federation import tracking
 from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
 from medsilo.federation.participant import Participant
 from medsilo.federation.record import Record, new_study
@@ -42,7 +44,7 @@ class Loop:
             try:
                 receive(site, self.participants[site].answer(outgoing(site)))
             except MedsiloError as error:
-                missing[site] = Missing("refused", str(error))
+                missing[site] = Missing.refused(error)
         return missing
 
     def pause(self, seconds: float) -> None:
@@ -70,7 +72,20 @@ def run(
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = folder or Path(str(place)) / new_study(plan)
         work = _run_central if plan.algorithm.pooled else _run_federated
-        return work(plan, root, resume, settings or SiteSettings(), on_round)
+        course = tracking.Course(Record(root))
+        with tracking.trackers(plan, root, bool(folder)) as trackers:
+
+            def track(course: Iterable[tracking.Points]) -> None:
+                for points, tracker in product(course, trackers):
+                    tracker.write(points)
+
+            def follow(record: dict[str, Any]) -> None:
+                track(course.of_round(record))
+                on_round(record)
+
+            run = work(plan, root, resume, settings or SiteSettings(), follow)
+            track(course.of_end(run.summary))
+        return run
 
 
 def _run_federated(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> Run:

@@ -13,6 +13,7 @@ def round_lines(record: dict[str, Any], rounds: int, metric: str) -> list[str]:
         reason = record["refused"].get(site) or record["lost"].get(site)
         text = _facts(facts, metric) if facts else f"MISSING: {reason}"
         lines.append(f"{head}  {site:<{width}}  {text}")
+        lines += [f"{head}  {site:<{width}}  WARNING: {line}" for line in record.get("warnings", {}).get(site, [])]
     return lines
 
 

@@ -27,8 +27,15 @@ class About:
     machine: str
 
 
-def write_page(folder: Path, about: About, plan: Plan, cells: Sequence[Cell], failures: Sequence[str]) -> Path:
-    """table.md and table.json: what was run, where, how long, what came out, what failed."""
+def write_page(
+    folder: Path,
+    about: About,
+    plan: Plan,
+    cells: Sequence[Cell],
+    failures: Sequence[str],
+    verdict: dict[str, Any] | None = None,
+) -> Path:
+    """table.md and table.json: what was run, where, how long, what came out, how sure it is, what failed."""
     found = {row: _facts(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
     finished = sum(map(len, found.values()))
     hours = sum(facts["seconds"] for own in found.values() for facts in own.values()) / 3600
@@ -36,19 +43,25 @@ def write_page(folder: Path, about: About, plan: Plan, cells: Sequence[Cell], fa
         f"# {about.title}",
         "",
         *([about.notes, ""] if about.notes else []),
+        *([f"**{verdict['headline']}**", ""] if verdict else []),
         f"{finished} of {len(cells)} runs are finished; {hours:.2f} hours of runs in all. Machine: {about.machine}. "
         f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d', time.gmtime())}.",
         "",
         *table(cells[0].plan, found),
         "",
-        *(f"* **{row.title}**: `{' '.join(row.changes)}`" for row in found),
+        *(sure(verdict) if verdict else []),
+        *(
+            f"* **{row.title}**: `{' '.join(row.changes)}`"
+            for row in found
+            if row.changes != (f"algorithm.name={row.title}",)
+        ),
         *(["", "Failed:", "", *(f"* {failure}" for failure in failures)] if failures else []),
         "",
         "## How to repeat it",
         "",
         f"    {about.command}",
         "",
-        "The plan that the rows change:",
+        "The plan that the rows and `--set` change:",
         "",
         *(f"    {line}" for line in plan.to_yaml().rstrip().splitlines()),
     ]
@@ -78,8 +91,7 @@ def table(plan: Plan, found: dict[Row, dict[int, Facts]]) -> list[str]:
         f"Test {plan.task.metric} in %, mean ± standard deviation over seeds. Task `{plan.task.name}`, network "
         f"`{plan.network.name}`, norm `{getattr(plan.network, 'norm', 'none')}` unless the row says otherwise.",
         "",
-        f"| {' | '.join(heads)} |",
-        f"|{'---|' * len(heads)}",
+        *_lines(heads),
     ]
     for row, own in found.items():
         facts = list(own.values())
@@ -97,6 +109,67 @@ def table(plan: Plan, found: dict[Row, dict[int, Facts]]) -> list[str]:
         ]
         lines.append(f"| {' | '.join(values)} |")
     return lines
+
+
+def sure(verdict: dict[str, Any]) -> list[str]:
+    """Differences with their intervals: from the row that all are held against, and from what each site has alone."""
+    sites = verdict["sites"] if len(verdict["sites"]) <= MOST_SITES else []
+    lines = []
+    held = [row for row in verdict["rows"] if row["against"]]
+    if held:
+        lines += [
+            f"## Against {verdict['against']}",
+            "",
+            "Difference in points, paired by test case, with its 95 % interval for other patients and other seeds "
+            "(whole patients are resampled); p after Holm's correction for all rows. "
+            "**Bold**: the interval leaves zero out, and so does the corrected test.",
+            "",
+            *_lines(["row", "mean over sites", "p", "pooled over cases", "p", *sites]),
+        ]
+        for row in held:
+            found = row["difference"]
+            cells = [_difference(found["mean"]), _p(found["mean"]), _difference(found["pooled"]), _p(found["pooled"])]
+            cells += [_difference(found["sites"][site]) for site in sites]
+            lines.append(f"| {' | '.join([row['title'], *cells])} |")
+        lines.append("")
+    joined = [row for row in verdict["rows"] if any(row["joining"].values())]
+    if joined and sites:
+        lines += [
+            "## Does joining pay?",
+            "",
+            "Every site: the method's model minus the site's own, in points, with the interval; Holm's correction for "
+            "all methods that the site may choose from.",
+            "",
+            *_lines(["row", *sites]),
+            *(
+                f"| {' | '.join([row['title'], *(_difference(row['joining'][site]) for site in sites)])} |"
+                for row in joined
+            ),
+            f"| **does it?** | {' | '.join(verdict['joining'][site] for site in sites)} |",
+            "",
+        ]
+    kept = sorted({site for row in verdict["rows"] for site in row["means_only"]})
+    if kept:
+        lines += [
+            f"Only means are known of {', '.join(kept)}, which keep their cases' scores: seeds alone count there.",
+            "",
+        ]
+    return lines
+
+
+def _lines(heads: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+
+
+def _difference(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    text = f"{100 * found['mean']:+.1f} ({100 * found['low']:+.1f} to {100 * found['high']:+.1f})".replace("-", "−")
+    return f"**{text}**" if found["sure"] else text
+
+
+def _p(found: dict[str, Any] | None) -> str:
+    return "–" if found is None else "< 0.001" if found["adjusted"] < 0.001 else f"{found['adjusted']:.3f}"
 
 
 def rounds_to(level: float | None, facts: Facts) -> int | None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.errors import MedsiloError
-from medsilo.federation.participant import EVALUATION_BATCH
 from medsilo.federation.record import Record
 from medsilo.files import load_tensors
 from medsilo.learning.layers import judges_by_batch
@@ -63,8 +62,11 @@ class Finished:
         return sorted(self.summary["agreed"]["sites"])
 
     def data(self, site: str, settings: SiteSettings) -> SiteData:
-        """The site's data, as it trained and was tested on them."""
-        return self.plan.task.load(site, self.sites, self.plan.seed, settings.data)
+        """The site's data, as it trained and was tested on them; of images of any size, pieces."""
+        data = self.plan.task.read(site, self.sites, self.plan.seed, settings.data)
+        return SiteData(
+            *(self.plan.task.pieces(part, self.plan.seed) for part in (data.train, data.validation, data.test))
+        )
 
     def model(self, site: str, device: torch.device) -> nn.Module:
         """The model that the site tested, in evaluation mode: its own file, the pool's, or the one all share."""
@@ -109,16 +111,16 @@ def drawn(data: Dataset, most: int, seed: int, *purpose: str) -> Subset:
     return Subset(data, sorted(order[:most].tolist()))
 
 
-def as_evaluated(model: nn.Module, cases: Dataset, compute: Compute, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def as_evaluated(run: Finished, model: nn.Module, cases: Dataset, compute: Compute) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches as a round evaluates them: mixed where a batch norm takes each batch's own statistics, else in order."""
-    order = generator_for(seed, "evaluation") if judges_by_batch(model) else None
-    return batches(cases, EVALUATION_BATCH, compute, order, whole=True)
+    order = generator_for(run.plan.seed, "evaluation") if judges_by_batch(model) else None
+    return batches(cases, run.plan.task.evaluation_batch, compute, order, whole=True)
 
 
 def mean_loss(run: Finished, model: nn.Module, cases: Dataset, compute: Compute) -> float:
     """The model's loss on these cases in evaluation mode."""
-    data = as_evaluated(model, cases, compute, run.plan.seed)
-    return evaluate(model, data, run.plan.task.loss, run.plan.task.case_scores, compute)[0]
+    task, data = run.plan.task, as_evaluated(run, model, cases, compute)
+    return evaluate(model, data, task.loss, lambda output, target: {}, compute, infer=task.infer)[0]
 
 
 def number(value: float) -> float | None:

@@ -62,7 +62,7 @@ def maps(runs: Sequence[Finished], asked: Question) -> Finding:
         sites: list[str] = []
         for site in run.sites:
             cases = drawn(run.data(site, asked.settings).validation, asked.cases or CASES, asked.seed, site)
-            own, targets = features(network, as_evaluated(network, cases, compute, run.plan.seed))
+            own, targets = features(network, as_evaluated(run, network, cases, compute))
             values.append(own)
             classes += targets.tolist() if targets.ndim == 1 else [None] * len(own)
             sites += [site] * len(own)

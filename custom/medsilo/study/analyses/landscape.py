@@ -4,7 +4,8 @@ Only trained weights move. Batch norm stands as the model is evaluated: in evalu
 it was saved with, which stay where they are. The cases are training cases: the loss is what the sites minimised.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -80,53 +81,45 @@ def surface(
 
 def landscapes(runs: Sequence[Finished], asked: Question) -> Finding:
     """The loss of each run's model over the plane of two filter-normalised directions, on each site's cases."""
-    places = ladder(asked.reach, asked.steps)
-    found: list[dict[str, Any]] = []
-    lines = []
-    for run, site in _pairs(runs):
-        model, loss = _at(run, site, asked)
+    places, found, lines = ladder(asked.reach, asked.steps), [], []
+    for run, site, model, loss in _each(runs, asked):
         directions = [filter_normalised(model, generator_for(asked.seed, "landscape", axis)) for axis in "xy"]
         losses = surface(model, directions, places, loss)
         right, up = divmod(int(losses.nan_to_num(torch.inf).argmin()), len(places))
         centre, lowest = float(losses[asked.steps, asked.steps]), float(losses[right, up])
         at = [places[right], places[up]]
         found.append(
-            {"run": run.label, "site": site, "centre": number(centre), "lowest": number(lowest), "lowest_at": at}
+            {"run": run, "site": site, "centre": number(centre), "lowest": number(lowest), "lowest_at": at}
             | {"losses": [list(map(number, column)) for column in losses.tolist()]}
         )
-        lines.append(f"{run.label}, {site}: loss {centre:.3f} at the model, lowest {lowest:.3f} at {at}")
+        lines.append(f"{run}, {site}: loss {centre:.3f} at the model, lowest {lowest:.3f} at {at}")
     return Finding({"places": places, "surfaces": found}, {"landscape": _draw_surfaces(places, found)}, lines)
 
 
 def profiles(runs: Sequence[Finished], asked: Question) -> Finding:
     """The loss of each run's model along random directions of length 1, the same for all networks of one form."""
-    places = ladder(asked.reach, asked.steps)
-    found: list[dict[str, Any]] = []
-    lines = []
-    for run, site in _pairs(runs):
-        model, loss = _at(run, site, asked)
+    places, found, lines = ladder(asked.reach, asked.steps), [], []
+    for run, site, model, loss in _each(runs, asked):
         directions = [unit(model, generator_for(asked.seed, "profile", which)) for which in range(LINES)]
         losses = torch.stack([surface(model, [direction], places, loss) for direction in directions])
         centre = float(losses[0, asked.steps])
         rise = float(losses[:, [0, -1]].mean()) - centre
         found.append(
-            {"run": run.label, "site": site, "centre": number(centre), "mean_rise_at_edge": number(rise)}
+            {"run": run, "site": site, "centre": number(centre), "mean_rise_at_edge": number(rise)}
             | {"losses": [list(map(number, line)) for line in losses.tolist()]}
         )
-        lines.append(f"{run.label}, {site}: loss {centre:.3f}, {rise:+.3f} on average at distance {asked.reach:g}")
+        lines.append(f"{run}, {site}: loss {centre:.3f}, {rise:+.3f} on average at distance {asked.reach:g}")
     return Finding({"places": places, "profiles": found}, {"profile": _draw_profiles(places, found)}, lines)
 
 
-def _pairs(runs: Sequence[Finished]) -> list[tuple[Finished, str]]:
-    return [(run, site) for run in runs for site in run.sites]
-
-
-def _at(run: Finished, site: str, asked: Question) -> tuple[nn.Module, Callable[[], float]]:
-    """The site's model, and what gives its loss on the site's training cases wherever its weights stand."""
+def _each(runs: Sequence[Finished], asked: Question) -> Iterator[tuple[str, str, nn.Module, Callable[[], float]]]:
+    """Each run's label, site and model, and what gives its loss on training cases wherever its weights stand."""
     compute = asked.settings.compute()
-    model = run.model(site, compute.device)
-    cases = drawn(run.data(site, asked.settings).train, asked.cases or CASES, asked.seed, site)
-    return model, lambda: mean_loss(run, model, cases, compute)
+    for run in runs:
+        for site in run.sites:
+            model = run.model(site, compute.device)
+            cases = drawn(run.data(site, asked.settings).train, asked.cases or CASES, asked.seed, site)
+            yield run.label, site, model, partial(mean_loss, run, model, cases, compute)
 
 
 def _grid(found: Sequence[dict[str, Any]]) -> tuple[Figure, list[tuple[Axes, dict[str, Any]]]]:

@@ -1,0 +1,215 @@
+"""What methods found beside their scores: whom AdaFed's sites learn from, whose model FedSM chose, what HarmoFL does to
+the images; and what was found in them. A panel is about one run, or about the seeds of a study's row."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from medsilo.report.charts import Series, line_chart, swatch, ticks
+from medsilo.report.formats import cell
+from medsilo.report.pictures import heat_map
+from medsilo.report.read import OVERLAYS, Run, SuperModelFacts, same
+from medsilo.report.table import MISSING, number
+
+MOST_OVERLAYS = 12_000_000  # characters that the overlays of one page may take
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a panel is about: one run, or a study's row with the runs of those of its seeds that finished."""
+
+    label: str
+    runs: Sequence[Run]
+    seeds: Sequence[int] = ()  # those that the study asked for
+
+    @property
+    def missing(self) -> str:
+        """The seeds without a run, in words; or nothing."""
+        here = [run.summary.seed for run in self.runs]
+        gone = [str(seed) for seed in self.seeds if seed not in here]
+        return f"seed{'s' if len(gone) > 1 else ''} {', '.join(gone)} missing" if gone else ""
+
+    @property
+    def several(self) -> bool:
+        return len(self.runs) > 1
+
+
+def having(subjects: Sequence[Subject], fact: Callable[[Run], Any]) -> Iterator[Subject]:
+    """The subjects of which a run tells this, each with those runs."""
+    for subject in subjects:
+        runs = [run for run in subject.runs if fact(run)]
+        if runs:
+            yield replace(subject, runs=runs)
+
+
+def similarity(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
+    """Who learns from whom, where the method weighs sites: W, its mean over seeds."""
+    panels = []
+    for place, subject in enumerate(having(subjects, lambda run: run.summary.details.similarity)):
+        found = [one for run in subject.runs if (one := run.summary.details.similarity)]
+        sites = found[0].sites
+        columns = [list(zip(*rows, strict=True)) for rows in zip(*(one.weights for one in found), strict=True)]
+        weights = [[statistics.mean(values) for values in row] for row in columns]
+        title = f"{subject.label}: how much each site (row) takes from each (column)"
+        panels.append(
+            {
+                "subject": subject,
+                "map": heat_map(sites, weights, key=f"similarity-{place}", title=title),
+                "source": same(subject.runs, lambda run: _pretrained(run.summary.details.pretraining)),
+                "spread": max(max(values) - min(values) for row in columns for values in row),
+                "sites": sites,
+                "rows": [
+                    (site, [_over_seeds(values, number) for values in row])
+                    for site, row in zip(sites, columns, strict=True)
+                ],
+            }
+        )
+    return panels
+
+
+def _pretrained(facts: dict[str, Any] | None) -> str:
+    """On what the weights rest."""
+    if facts is None:
+        return "No data were shared: the weights rest on the sites' own batch norm, or on none."
+    source = "a file at the server" if facts.get("source") == "file" else str(facts.get("data", MISSING))
+    start = " The models started from it, too." if facts.get("start") else ""
+    return f"The model that measured the sites' data was trained on: {source}.{start}"
+
+
+def super_models(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
+    """Whose model answered for each site's cases, and the scores of the thresholds that were tried."""
+    panels = []
+    for place, subject in enumerate(having(subjects, lambda run: run.summary.details.super_model)):
+        facts = [one for run in subject.runs if (one := run.summary.details.super_model)]
+        sites, rule = facts[0].sites, facts[0].rule
+        names = ["global", *(site for site in sites if any(site in one.agreed for one in facts))]
+        tables = [(("Test cases", ""), [one.tested for one in facts])]
+        if rule == "threshold":
+            tables.insert(0, (("Validation cases", "with γ = 0"), [one.validated for one in facts]))
+        panels.append(
+            {
+                "subject": subject,
+                "names": names,
+                "tables": [(title, _frequencies(told, names, sites)) for title, told in tables],
+                "kept": [site for site in sites if not all(site in one.agreed for one in facts)],
+                "rule": rule,
+                **_thresholds(subject, facts, f"threshold-{place}"),
+            }
+        )
+    return panels
+
+
+def _frequencies(
+    told: Sequence[dict[str, dict[str, int]]], names: Sequence[str], sites: Sequence[str]
+) -> list[tuple[tuple[str, str], list[dict[str, Any]]]]:
+    """By site, the share of its cases that each model answered for."""
+    rows = []
+    for site in dict.fromkeys(site for one in told for site in one):
+        known = [chosen for one in told if (chosen := one.get(site)) and sum(chosen.values())]
+        shares = [[chosen.get(name, 0) / sum(chosen.values()) for chosen in known] for name in names]
+        cells = [_over_seeds(values, "{:.0%}".format) for values in shares]
+        rows.append(((site, "" if site in sites else "did not train"), cells))
+    return rows
+
+
+def _thresholds(subject: Subject, facts: Sequence[SuperModelFacts], key: str) -> dict[str, Any]:
+    """The pooled validation score by γ, a line for each run; nothing for a rule that knows no γ."""
+    lines = [f"seed {run.summary.seed}" if subject.several else "Pooled validation score" for run in subject.runs]
+    series, rows = [], []
+    for style, (line, one) in enumerate(zip(lines, facts, strict=True)):
+        gammas, scores = [point[0] for point in one.curve], [point[2] for point in one.curve]
+        chosen = gammas.index(one.threshold) if one.threshold in gammas else None
+        series.append(Series(line, scores, style, chosen, gammas))
+        rows.append((line, [cell(score, aside="chosen" if n == chosen else "") for n, score in enumerate(scores)]))
+    known = [score for one in series for score in one.values if score is not None]
+    if not known:
+        return {"chart": None}
+    chart = line_chart(
+        series,
+        key=key,
+        title=f"{subject.label}: pooled validation score by threshold γ",
+        x_label="threshold γ",
+        y_label=f"validation {subject.runs[0].summary.metric}",
+        y_ticks=ticks(min(known), max(known)),
+        last_x=1.0,
+        unit="γ",
+    )
+    return {
+        "chart": chart,
+        "legend": [{"name": one.name, "swatch": swatch(one.style)} for one in series] if subject.several else [],
+        "gammas": [f"{gamma:g}" for gamma in series[0].places or ()],
+        "scores": rows,
+    }
+
+
+def harmonised(subjects: Sequence[Subject], most: int | None = None) -> list[dict[str, Any]]:
+    """Images before and after, of the first run that has some and at most so many a site, and every run's amplitude.
+
+    Rows with the very same pictures, as of a sweep that changes only the step, are one panel.
+    """
+    panels: dict[str, dict[str, Any]] = {}
+    for subject in having(subjects, lambda run: run.pictures or run.amplitude):
+        first = next((run for run in subject.runs if run.pictures), None)
+        pictures = {site: pairs[:most] for site, pairs in first.pictures.items()} if first else {}
+        amplitudes = [(f"seed {run.summary.seed}", run.amplitude) for run in subject.runs if run.amplitude]
+        panel = {"subject": subject, "pictures": pictures, "amplitudes": amplitudes, "first": first}
+        alike = panels.setdefault(repr((pictures, amplitudes)), panel)
+        if alike is not panel:
+            alike["subject"] = replace(alike["subject"], label=f"{alike['subject'].label}, {subject.label}")
+    return list(panels.values())
+
+
+def overlays_of_runs(runs: Sequence[Run]) -> dict[str, Any]:
+    """A table for each run, a line for each site."""
+    tables = [
+        {"label": run.label, "lines": [(site, "", own) for site, own in run.overlays.items()]}
+        for run in runs
+        if run.overlays
+    ]
+    return {"head": "Site", "kinds": OVERLAYS, "tables": tables}
+
+
+def overlays_of_study(subjects: Sequence[Subject]) -> dict[str, Any]:
+    """A table for each site, a line for each row: its first seed. What makes the page too large is left out."""
+    shown = [(subject.label, subject.runs[0]) for subject in having(subjects, lambda run: run.overlays)]
+    sites = dict.fromkeys(site for _, run in shown for site in run.overlays)
+    tables = [
+        {
+            "label": site,
+            "lines": [
+                (label, f"seed {run.summary.seed}", run.overlays[site]) for label, run in shown if site in run.overlays
+            ],
+        }
+        for site in sites
+    ]
+    drawn = [one for _, run in shown for own in run.overlays.values() for one in own]
+    for kinds in (OVERLAYS, ("median", "worst"), ("median",), ()):
+        if sum(len(one.image) for one in drawn if one.which in kinds) <= MOST_OVERLAYS:
+            break
+    return {"head": "Method", "kinds": kinds, "tables": tables}
+
+
+def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
+    """The scores at hospitals that did not train."""
+    told = list(having(subjects, lambda run: run.summary.unseen))
+    sites = list(dict.fromkeys(site for subject in told for run in subject.runs for site in run.summary.unseen))
+    rows = []
+    for subject in told:
+        scores = [[_score_unseen(run, site) for run in subject.runs] for site in sites]
+        known = [[score for score in own if score is not None] for own in scores]
+        rows.append((subject.label, [_over_seeds(own, number) for own in known]))
+    return {"sites": sites, "rows": rows, "several": any(subject.several for subject in told)}
+
+
+def _score_unseen(run: Run, site: str) -> float | None:
+    test = run.summary.unseen[site].test if site in run.summary.unseen else None
+    return test[run.summary.metric] if test else None
+
+
+def _over_seeds(values: Sequence[float], form: Callable[[float], str]) -> dict[str, Any]:
+    """The mean, and below it the lowest and the highest where they differ."""
+    if not values:
+        return cell(None)
+    mean, low, high = statistics.mean(values), form(min(values)), form(max(values))
+    return cell(mean, form(mean), f"{low}–{high}" if low != high else "")

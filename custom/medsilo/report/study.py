@@ -1,0 +1,267 @@
+"""The page about a whole study: methods and seeds, with what may be concluded and what may not."""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from medsilo.errors import MedsiloError
+from medsilo.report import findings, panels
+from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
+from medsilo.report.findings import Answer, Notice
+from medsilo.report.formats import between, bytes_text, cell, seconds_text
+from medsilo.report.layout import fill, save
+from medsilo.report.panels import Subject
+from medsilo.report.pictures import Bars, site_bars
+from medsilo.report.provenance import provenance
+from medsilo.report.read import Run, last_round, read, same
+from medsilo.report.table import number
+
+VERDICT = "verdict.json"
+MEGABYTE = 1e6
+Rows = dict[str, list[Run]]  # a row's finished runs, by its title
+
+
+def write_study(folder: Path, destination: Path | None = None) -> Path:
+    """Read a comparison's folder, write its page and return where it is."""
+    try:
+        verdict = json.loads((folder / VERDICT).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MedsiloError(f"{folder.name} holds no {VERDICT}: run medsilo compare with --out {folder}") from error
+    found: Rows = {row["title"]: [] for row in verdict["rows"]}
+    for one in verdict["runs"]:
+        label = f"{one['row']}, seed {one['seed']}"
+        found[one["row"]].append(replace(read(folder / one["run"]), label=label))
+    return save(render(verdict, found), destination or folder / "report.html")
+
+
+def render(verdict: dict[str, Any], found: Rows) -> str:
+    """The page as text; it depends on nothing but the verdict and the runs."""
+    runs = [run for own in found.values() for run in own]
+    about, rows, seeds = verdict["about"], verdict["rows"], verdict["seeds"]
+    subjects = [Subject(title, own, seeds) for title, own in found.items()]
+    return fill(
+        "study.html",
+        about["title"],
+        about=about,
+        verdict=verdict,
+        context=_context(verdict),
+        answer=Answer(verdict["headline"], _joining_in_words(verdict)),
+        notices=_notices(verdict, found),
+        scores=[_scores(row, verdict) for row in rows],
+        tested=[_differences(row, verdict) for row in rows if row["against"]],
+        joining=[_joining(row, verdict["sites"]) for row in rows if any(row["joining"].values())],
+        bars=_bars(verdict),
+        legend_entries=[{"name": row["title"], "swatch": swatch(style)} for style, row in enumerate(rows)],
+        curves=_curves(found, verdict["metric"]),
+        figures=_figures(found),
+        overlays=panels.overlays_of_study(subjects),
+        harmonised=panels.harmonised(subjects, most=1),
+        similarity=panels.similarity(subjects),
+        super_models=panels.super_models(subjects),
+        unseen=panels.unseen(subjects),
+        costs=_costs(found),
+        provenance=provenance(runs) if runs else None,
+        limits=_limits(verdict, runs),
+    )
+
+
+def _context(verdict: dict[str, Any]) -> str:
+    seeds, sites = verdict["seeds"], verdict["sites"]
+    parts = [
+        verdict["task_title"],
+        f"{len(sites)} site{'s' if len(sites) != 1 else ''}",
+        f"{len(verdict['rows'])} rows",
+        f"seed{'s' if len(seeds) != 1 else ''} {', '.join(map(str, seeds))}",
+        verdict["network"],
+    ]
+    return " · ".join(parts)
+
+
+def _joining_in_words(verdict: dict[str, Any]) -> tuple[str, ...]:
+    """Does joining pay? One sentence for each answer."""
+    words = {
+        "yes": "at least one federation is surely better than its own model at",
+        "no": "every federation is surely worse than its own model at",
+        "open": "the intervals leave it open at",
+    }
+    by_answer = {answer: [s for s, own in verdict["joining"].items() if own == answer] for answer in words}
+    told = [f"{words[answer]} {', '.join(sites)}" for answer, sites in by_answer.items() if sites]
+    text = "; ".join(told)
+    return (f"Does joining pay? {text[0].upper()}{text[1:]}.",) if told else ()
+
+
+def _notices(verdict: dict[str, Any], found: Rows) -> list[Notice]:
+    """What belongs on the first screen beside the answer: failed runs, missing sites, cautions, synthetic data."""
+    runs = [run for own in found.values() for run in own]
+    notices = [Notice("failed", "Failed", failure) for failure in verdict["about"]["failures"]]
+    notices += [notice for notice in findings.notices(runs) if notice.kind == "missing"]
+    told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.cautions}
+    notices += [Notice("caution", "Caution", text) for text in sorted(told)]
+    kept = sorted({site for row in verdict["rows"] for site in row["means_only"]})
+    if kept:
+        text = f"{', '.join(kept)} keep their cases' scores: their intervals rest on the seeds alone."
+        notices.append(Notice("caution", "Only means", text))
+    return notices + [notice for notice in findings.notices(runs) if notice.kind == "synthetic"]
+
+
+def _score(found: dict[str, Any] | None, look: str = "") -> dict[str, Any]:
+    if found is None:
+        return cell(None, look=look)
+    spread = "" if found["sd"] is None else f" ± {found['sd']:.3f}"
+    return cell(found["mean"], number(found["mean"]) + spread, between((found["low"], found["high"])), look)
+
+
+def _scores(row: dict[str, Any], verdict: dict[str, Any]) -> dict[str, Any]:
+    missing = len(verdict["seeds"]) - len(row["seeds"])
+    return {
+        "label": row["title"],
+        "failed": False,
+        "bad": f"{missing} seed{'s' if missing > 1 else ''} missing" if missing else "",
+        "reference": row["method"] in ("local", "central"),
+        "cells": [_score(row["score"], "total"), *(_score(found) for found in (row["pooled"], *row["sites"].values()))],
+    }
+
+
+def _difference(found: dict[str, Any] | None) -> dict[str, Any]:
+    if found is None:
+        return cell(None)
+    interval = f"{findings.signed(found['low'])} to {findings.signed(found['high'])}"
+    look = ("higher" if found["mean"] > 0 else "lower") if found["sure"] else ""
+    return cell(found["mean"], findings.signed(found["mean"]), interval, look)
+
+
+def _differences(row: dict[str, Any], verdict: dict[str, Any]) -> tuple[tuple[str, str], list[dict[str, Any]]]:
+    found = row["difference"]
+    mean = found["mean"]
+    p = cell(mean["adjusted"], _p(mean["adjusted"])) if mean else cell(None)
+    at_sites = (_difference(found["sites"][site]) for site in verdict["sites"])
+    against = "" if row["against"] == verdict["against"] else f"against {row['against']}"
+    return (row["title"], against), [_difference(mean), p, _difference(found["pooled"]), *at_sites]
+
+
+def _joining(row: dict[str, Any], sites: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
+    return row["title"], [_difference(row["joining"][site]) for site in sites]
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _bars(verdict: dict[str, Any]) -> Any:
+    sites = verdict["sites"]
+    bars = []
+    for style, row in enumerate(verdict["rows"]):
+        scores = [row["sites"][site] for site in sites]
+        intervals = [(own["low"], own["high"]) if own else None for own in scores]
+        bars.append(Bars(row["title"], [own and own["mean"] for own in scores], style, intervals))
+    if not any(value is not None for one in bars for value in one.values):
+        return None
+    return site_bars(sites, bars, key="site-bars", title=f"Test {verdict['metric']} at every site")
+
+
+def _curves(found: Rows, metric: str) -> list[Any]:
+    """Validation, mean over sites and seeds, against rounds and against bytes."""
+    by_round, by_bytes = [], []
+    for style, (title, runs) in enumerate(found.items()):
+        values = _average([run.mean_curve for run in runs])
+        sent = [run.traffic for run in runs]
+        if not any(value is not None for value in values):
+            continue
+        by_round.append(Series(title, values, style))
+        places = [statistics.mean(column) / MEGABYTE for column in zip(*sent, strict=False)]
+        by_bytes.append(Series(title, values[: len(places)], style, places=places))
+    if not by_round:
+        return []
+    known = [value for one in by_round for value in one.values if value is not None]
+    marks = ticks(min(known), max(known))
+    rounds = line_chart(
+        by_round,
+        key="curve-rounds",
+        title=f"Validation {metric} by round",
+        x_label="rounds",
+        y_label=f"validation {metric}",
+        y_ticks=marks,
+        last_x=last_round(run for runs in found.values() for run in runs),
+        width=WIDE,
+    )
+    end = max(one.places[-1] for one in by_bytes if one.places)
+    traffic = line_chart(
+        by_bytes,
+        key="curve-bytes",
+        title=f"Validation {metric} by bytes",
+        x_label="megabytes that all sites sent and got",
+        y_label=f"validation {metric}",
+        y_ticks=marks,
+        last_x=end,
+        width=WIDE,
+        unit="MB",
+    )
+    return [rounds, traffic]
+
+
+def _average(curves: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """The mean curve; no value where a seed has none."""
+    return [_mean(column) for column in zip(*curves, strict=False)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """No value where one of them is missing."""
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if known and len(known) == len(values) else None
+
+
+def _figures(found: Rows) -> dict[str, Any]:
+    """All that was measured, over the sites' cases together: means over seeds."""
+    names = list(dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled))
+    rows = []
+    for title, runs in found.items():
+        values = [[run.summary.pooled.get(name) for run in runs] for name in names]
+        means = [_mean(own) for own in values]
+        rows.append((title, [cell(mean) for mean in means]))
+    return {"heads": [name.replace("_", " ") for name in names], "rows": rows}
+
+
+def _costs(found: Rows) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Means over seeds of what a run cost."""
+    forms: dict[str, Callable[[float | None], str]] = {
+        "total_seconds": seconds_text,
+        "seconds": seconds_text,
+        "bytes_up": bytes_text,
+        "bytes_down": bytes_text,
+        "memory": bytes_text,
+    }
+    rows = []
+    for title, runs in found.items():
+        costs = findings.costs(runs)
+        cells = []
+        for field, form in forms.items():
+            mean = _mean([getattr(cost, field) for cost in costs])
+            cells.append(cell(mean, form(mean)))
+        rows.append((title, cells))
+    return rows
+
+
+def _limits(verdict: dict[str, Any], runs: Sequence[Run]) -> list[str]:
+    seeds = len(verdict["seeds"])
+    found = []
+    if verdict["synthetic"]:
+        found.append(findings.SYNTHETIC)
+    if seeds > 1:
+        found.append(
+            f"Intervals are for other patients of the same sites and for other seeds, of which there are {seeds}: so "
+            "few make them wide where seeds differ. They are not for other hospitals."
+        )
+    else:
+        found.append("There is one seed: intervals are for other patients only, and nothing is said to be sure.")
+    found.append(
+        "An interval that reaches zero does not say that two methods are alike; it says that these runs cannot tell "
+        "them apart. Hyper-parameters were the same for all rows unless a row says otherwise, which may suit one "
+        "method better than another."
+    )
+    found.append(findings.CHOSEN)
+    if runs and same(runs, lambda run: run.summary.engine) is None:
+        found.append("The runs used different engines, so their times do not compare.")
+    return found

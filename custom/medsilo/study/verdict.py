@@ -1,0 +1,207 @@
+"""What a comparison says: every method's score, its difference from the one all are held against, and whether joining
+pays; with intervals, and with a name only where the interval allows one. It is kept in verdict.json."""
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from medsilo.errors import MedsiloError
+from medsilo.study.cells import Cell, Row
+from medsilo.study.evidence import DRAWS, LEVEL, Difference, Scores, better, compare, holm, level
+from medsilo.study.scores import scores_in, told
+
+DEFAULT = "fedavg"
+ALONE, POOLED = "local", "central"  # what no federation makes; others are held against it
+Table = dict[str, Any]
+Seeds = dict[int, dict[str, Scores]]  # by seed, by site
+
+
+def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
+    """The row that all are held against: the one that was asked for, else FedAvg where it is among them."""
+    names = {row.name for row in rows}
+    if against is not None and against not in names:
+        raise MedsiloError(f"--against {against!r}: no row has this title; rows: {', '.join(sorted(names))}")
+    return against or (DEFAULT if DEFAULT in names else None)
+
+
+class Verdict:
+    """The statistics of a comparison's finished cells."""
+
+    def __init__(self, cells: Sequence[Cell], against: str | None) -> None:
+        self.cells = {(cell.row, cell.seed): cell for cell in cells}
+        self.rows = list(dict.fromkeys(cell.row for cell in cells))
+        self.found: dict[Row, Seeds] = {row: {} for row in self.rows}
+        for cell in cells:
+            if summary := cell.summary():
+                self.found[cell.row][cell.seed] = scores_in(cell.folder, summary["metric"], told(summary))
+        self.against = chosen_baseline(self.rows, against)
+        self.base = {row: self._kin(row, lambda other: other.name == self.against) for row in self.rows}
+        self.alone = {row: self._kin(row, lambda other: other.method == ALONE) for row in self.rows}
+
+    def table(self) -> Table:
+        """All of it, as verdict.json has it."""
+        sites = sorted({site for seeds in self.found.values() for scores in seeds.values() for site in scores})
+        plan = next(iter(self.cells.values())).plan
+        differences = {part: self._against(pooled=part == "pooled") for part in ("mean", "pooled")}
+        at_site = {site: self._against([site]) for site in sites}
+        joining = {site: self._joining(site) for site in sites}
+        headline, named = self.sentence(differences["mean"])
+        rows = []
+        for row in self.rows:
+            entry: Table = {
+                "title": row.title,
+                "method": row.method or plan.algorithm.name,
+                "changes": list(row.changes),
+                "seeds": sorted(self.found[row]),
+                "score": self._score(row),
+                "pooled": self._score(row, pooled=True),
+                "sites": {site: self._score(row, [site]) for site in sites},
+                "against": base.title if (base := self.base[row]) else None,
+                "difference": {
+                    **{part: differences[part].get(row) for part in differences},
+                    "sites": {site: at_site[site].get(row) for site in sites},
+                },
+                "joining": {site: joining[site].get(row) for site in sites},
+                "means_only": sorted(
+                    {s for own in self.found[row].values() for s in own if own[s].summed_up is not None}
+                ),
+            }
+            rows.append(entry)
+        return {
+            "schema": 1,
+            "task": plan.task.name,
+            "task_title": plan.task.title,
+            "synthetic": plan.task.synthetic,
+            "metric": plan.task.metric,
+            "network": plan.network.name,
+            "seeds": sorted({seed for _, seed in self.cells}),
+            "sites": sites,
+            "level": LEVEL,
+            "draws": DRAWS,
+            "against": self.against,
+            "headline": headline,
+            "winner": named,
+            "joining": {site: self._pays(joining[site]) for site in sites},
+            "rows": rows,
+        }
+
+    # ------------------------------------------------------------------ what is held against what
+    def _kin(self, row: Row, is_base: Callable[[Row], bool]) -> Row | None:
+        """The baseline with the same values of the sweep, else the one without any."""
+        bases = [other for other in self.rows if is_base(other)]
+        alike = [other for other in bases if other.values == row.values] or [o for o in bases if not o.values]
+        return alike[0] if alike and alike[0] != row else None
+
+    def _pairs(self, row: Row, base: Row) -> Iterator[int]:
+        """The seeds in which both were tested on the same cases."""
+        for seed in sorted(self.found[row].keys() & self.found[base].keys()):
+            one, other = self.cells[row, seed].plan, self.cells[base, seed].plan
+            if one.task == other.task and one.participation.sites == other.participation.sites:
+                yield seed
+
+    def _difference(
+        self, row: Row, base: Row, sites: Sequence[str] | None = None, pooled: bool = False
+    ) -> Difference | None:
+        seeds = list(self._pairs(row, base))
+        mine, theirs = ([self.found[each][seed] for seed in seeds] for each in (row, base))
+        names = sites or sorted({site for own in mine for site in own})
+        whole = bool(seeds) and all(set(names) <= own.keys() for own in [*mine, *theirs])
+        return compare(mine, theirs, names, pooled=pooled) if whole else None
+
+    def _score(self, row: Row, sites: Sequence[str] | None = None, pooled: bool = False) -> Table | None:
+        """The mean over seeds, its standard deviation, and the interval; no score lies beyond 0 and 1."""
+        seeds = list(self.found[row].values())
+        names = sites or sorted({site for own in seeds for site in own})
+        if not seeds or not names or not all(set(names) <= own.keys() for own in seeds):
+            return None
+        found = level(seeds, names, pooled=pooled)
+        each = [level([own], names, pooled=pooled).mean for own in seeds]
+        spread = statistics.stdev(each) if len(each) > 1 else None
+        return {
+            "mean": found.mean,
+            "sd": spread,
+            "low": max(found.low, 0.0),
+            "high": min(found.high, 1.0),
+            "by_seed": each,
+        }
+
+    def _against(self, sites: Sequence[str] | None = None, pooled: bool = False) -> dict[Row, Table]:
+        pairs = {row: base for row, base in self.base.items() if base}
+        found = {row: self._difference(row, base, sites, pooled) for row, base in pairs.items()}
+        return _tested({row: difference for row, difference in found.items() if difference})
+
+    def _joining(self, site: str) -> dict[Row, Table]:
+        """Every federation against what the site reaches alone."""
+        pairs = {row: own for row, own in self.alone.items() if own and row.method not in (ALONE, POOLED)}
+        found = {row: self._difference(row, own, [site]) for row, own in pairs.items()}
+        return _tested({row: difference for row, difference in found.items() if difference})
+
+    # ------------------------------------------------------------------ in words
+    def sentence(self, differences: Mapping[Row, Table]) -> tuple[str, str | None]:
+        """The answer, and the method it names if it names one."""
+        metric = next(iter(self.cells.values())).plan.task.metric
+        held = {row: found for row, found in differences.items() if row.method not in (ALONE, POOLED)}
+        if self.against is None:
+            return "No row is named to hold the others against, so nothing is tested; see --against.", None
+        if not held:
+            return (
+                f"Nothing can be held against {self.against}: no other federated method has a finished run on its test "
+                "cases.",
+                None,
+            )
+        if all(found["seeds"] == 1 for found in held.values()):
+            return (
+                "One seed says nothing about the luck of training, so no winner is named; repeat with --seeds 0,1,2.",
+                None,
+            )
+        ahead = [row for row, found in held.items() if found["sure"] and found["mean"] > 0]
+        ahead.sort(key=lambda row: -held[row]["mean"])
+        rest = self._also(differences, ahead)
+        if not ahead:
+            return (
+                f"No federated method is surely better than {self.against} in mean test {metric}: no interval stays "
+                f"above zero after correction for {len(differences)} comparisons.{rest}"
+            ), None
+        listed = "; ".join(f"{row.title} by {_with_interval(held[row])}" for row in ahead)
+        text = f"Better than {self.against} in mean test {metric}: {listed}.{rest}"
+        rivals = {row: self._difference(ahead[0], row) for row in held if row != ahead[0]}
+        known = {row.title: difference for row, difference in rivals.items() if difference}
+        if len(better(known)) < len(rivals):
+            return f"{text} {ahead[0].title} is not surely better than every other, so none is named the best.", None
+        return text, ahead[0].title
+
+    @staticmethod
+    def _also(differences: Mapping[Row, Table], said: Sequence[Row]) -> str:
+        """What else is surely higher or lower: methods that lose, and what is no federation."""
+        higher = [row.title for row, one in differences.items() if one["sure"] and one["mean"] > 0 and row not in said]
+        lower = [row.title for row, one in differences.items() if one["sure"] and one["mean"] < 0]
+        found = {"Surely higher, but no federation": higher, "Surely lower": lower}
+        return "".join(f" {words}: {', '.join(titles)}." for words, titles in found.items() if titles)
+
+    def _pays(self, found: Mapping[Row, Table]) -> str:
+        """Whether joining pays for a site: yes, no, open; or nothing where there is no model of its own."""
+        if not found:
+            return "unknown"
+        if any(one["sure"] and one["mean"] > 0 for one in found.values()):
+            return "yes"
+        return "no" if all(one["sure"] and one["mean"] < 0 for one in found.values()) else "open"
+
+
+def _tested(found: Mapping[Row, Difference]) -> dict[Row, Table]:
+    """Differences with their p-values corrected for all of them."""
+    adjusted = holm({row.title: difference.p for row, difference in found.items()})
+    return {
+        row: {
+            **asdict(difference),
+            "low": max(difference.low, -1.0),  # no difference of scores lies beyond
+            "high": min(difference.high, 1.0),
+            "adjusted": adjusted[row.title],
+            "sure": difference.decides and adjusted[row.title] < 1 - LEVEL,
+        }
+        for row, difference in found.items()
+    }
+
+
+def _with_interval(found: Table) -> str:
+    return f"{found['mean']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})".replace("-", "−")
