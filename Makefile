@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests run in three processes, one thread each: half of a federation's time is waiting.
 PARALLEL := -n 3 --dist loadgroup
-test test-slow: export OMP_NUM_THREADS = 1
+test test-slow test-long: export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-slow bench clean
+.PHONY: demo test test-slow test-long bench screenshots clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -15,10 +15,13 @@ test: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) --durations=10
+	$(BIN)/python -m pytest -m "not slow and not long" $(PARALLEL) --durations=10
 
 test-slow: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m slow $(PARALLEL) --durations=10
+
+test-long: $(VENV)/.test-ready
+	$(BIN)/python -m pytest -m long $(PARALLEL) --durations=10
 
 # A dash: what misses its bound does not stop the others.
 bench: $(VENV)/.test-ready
@@ -26,6 +29,11 @@ bench: $(VENV)/.test-ready
 	-$(BIN)/python benchmarks/adafed.py
 	-$(BIN)/python benchmarks/federation.py
 	-$(BIN)/python benchmarks/harmofl.py
+	-$(BIN)/python benchmarks/fedsm.py
+	-$(BIN)/python benchmarks/data.py
+
+screenshots: $(VENV)/.demo-ready
+	$(BIN)/python docs/screenshots.py
 
 $(VENV)/.demo-ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

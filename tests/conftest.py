@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 from medsilo.plan import Plan, parse_plan
+from medsilo.site.settings import SiteSettings
+from medsilo.study.cells import Row, cells_of, run_cell
+from medsilo.study.compare import Study
+from medsilo.study.tables import About
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
@@ -40,3 +44,21 @@ def shared_data() -> Path:
 def root() -> Path:
     """The repository."""
     return Path(__file__).resolve().parent.parent
+
+
+def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
+    """A finished comparison of two seeds, run here and now."""
+    cells = cells_of(plan, [Row.parse(title) for title in titles], [0, 1], [], folder)
+    for cell in cells:
+        assert run_cell(cell, "inprocess", SiteSettings(device="cpu")) == ""
+    study = Study(folder, About("A study", "Words about it.", "medsilo compare", "a test"), plan, cells)
+    study.conclude([])
+    return study
+
+
+@pytest.fixture(scope="session")
+def panels_study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """A comparison of methods that have panels, on images with masks. It is read and never changed."""
+    small = ["task.patients=4", "task.size=32", "training.rounds=1", "training.batch_size=8"]
+    plan = make_plan("fedavg", "task.name=synthetic-prostate", *small)
+    return make_study(tmp_path_factory.mktemp("panels"), plan, "harmofl", "adafed", "fedsm:pull=0.6")

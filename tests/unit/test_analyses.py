@@ -26,6 +26,7 @@ from medsilo.study.analyses import KINDS, drift, inversion, landscape
 from medsilo.study.analyses.base import Finished, Question, drawn, mean_loss, read_finished
 from medsilo.study.analyses.features import embed, features, maps
 from medsilo.study.central import POOL
+from medsilo.supermodel import SuperModel
 from medsilo.tasks.base import Cases
 from tests.conftest import make_plan
 
@@ -228,7 +229,14 @@ def test_batch_norm_that_stays_is_no_drift(tmp_path: Path) -> None:
     assert len(sent) < len(list(site.modules["model"].parameters()))
 
 
-@pytest.mark.parametrize(("method", "says"), [("local", "sends no trained weights"), ("central", "nothing drifts")])
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("local", "sends no trained weights"),
+        ("central", "nothing drifts"),
+        ("pfedme", "no optimizer moves"),
+    ],
+)
 def test_what_sends_nothing_has_no_drift(method: str, says: str, finished: Callable[..., Path]) -> None:
     with pytest.raises(MedsiloError, match=says):
         drift.drifts([only(finished(method))], Question(CPU))
@@ -277,6 +285,24 @@ def test_a_network_of_a_super_model_has_a_map(finished: Callable[..., Path], tmp
     save_tensors(copy.folder / "supermodel" / "model.safetensors", run.plan.build_networks()["model"].state_dict())
     (one,) = maps([copy], Question(CPU, cases=5, network="model")).data["maps"]
     assert [point["site"] for point in one["points"]] == [site for site in SITES for _ in range(5)]
+
+
+def test_the_command_maps_a_super_model_s_selector(finished: Callable[..., Path], tmp_path: Path) -> None:
+    folder = finished("fedsm", "training.rounds=1")
+    asked = ["--network", "selector", "--cases", "6", "--device", "cpu"]
+    assert main(["analyse", "tsne", str(folder), "-o", str(tmp_path), *asked]) == 0
+    (one,) = json.loads((tmp_path / "tsne.json").read_text())["maps"]
+    run, values = only(folder), []
+    selector = SuperModel.load(folder / "supermodel").selector
+    for site in SITES:
+        cases = drawn(run.data(site, CPU).validation, 6, 0, site)
+        inputs = torch.stack([image for image, _ in cases])
+        with torch.no_grad():
+            values.append(selector[:-1](inputs))  # all but the last layer
+    found = [point["at"] for point in one["points"]]
+    np.testing.assert_allclose(found, embed(torch.cat(values), 0).tolist(), rtol=1e-4, atol=1e-3)
+    assert (one["network"], one["features"]) == ("selector", values[0].shape[1])
+    assert [point["site"] for point in one["points"]] == [site for site in SITES for _ in range(6)]
 
 
 # ---------------------------------------------------------------------------------------------------- inversion

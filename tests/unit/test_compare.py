@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from medsilo.cli import main
+from medsilo.cli import _parser, main
 from medsilo.errors import PlanError
+from medsilo.study.asked import asked
 from medsilo.study.cells import Row, cells_of, parse_sweep
 from medsilo.study.compare import shown
 from medsilo.study.tables import rounds_to
@@ -66,6 +67,19 @@ def test_cells_go_seed_by_seed_and_wrong_rows_are_named_before_anything_runs(tmp
         cells_of(base, [Row("a b", ()), Row("a+b", ())], [0], [], tmp_path)
 
 
+def test_a_protocol_brings_what_it_says_of_each_method() -> None:
+    command = ["compare", "--task", "synthetic-histology", "--protocol", "released-code", "--seeds", "0"]
+    command += ["--methods", "fedavg,harmofl,fedsm"]
+    _, (fedavg, harmofl, fedsm) = asked(_parser().parse_args(command))
+    assert [cell.plan.protocol for cell in (fedavg, harmofl, fedsm)] == ["released-code"] * 3
+    method: Any = harmofl.plan.algorithm
+    assert (method.amplitude.band, method.amplitude.decay) == (0, 0)
+    assert harmofl.plan.network.norm == "batch-statistics" != fedavg.plan.network.norm  # type: ignore[attr-defined]
+    assert fedsm.plan.algorithm.selector == "vgg11"  # type: ignore[attr-defined]
+    with pytest.raises(PlanError, match="selector: 'compact', but protocol 'released-code' of fedsm has 'vgg11'"):
+        asked(_parser().parse_args([*command, "--row", "small: algorithm.name=fedsm algorithm.selector=compact"]))
+
+
 def test_rounds_until_a_level_is_reached() -> None:
     facts: dict[str, Any] = {"validation": [0.1, None, 0.4, 0.6, 0.5], "measuring": 1}
     assert rounds_to(0.4, facts) == 1
@@ -78,6 +92,8 @@ def test_rounds_until_a_level_is_reached() -> None:
 def test_the_page_shows_a_command_for_everybody() -> None:
     given = ["compare", "--row", "a b: seed=1", "--data", "/home/me/data", "--out", "x", "--notes", "n", "--seeds", "0"]
     assert shown(given) == "medsilo compare --row 'a b: seed=1' --data DATA --seeds 0"
+    given = ["compare", "--data=/home/me/data", "--notes=n", "--site-config", "/home/me", "--set=seed=1"]
+    assert shown(given) == "medsilo compare --data DATA --site-config LOCAL --set seed=1"
 
 
 def test_a_comparison_is_filled_once_and_says_what_failed(
@@ -117,6 +133,7 @@ def _numbers(folder: Path) -> Any:
     return rows
 
 
+@pytest.mark.slow
 def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "medsilo.cli", "compare", "--plan", str(plan), "--methods", "local,fedavg,fedbn"]
     command += ["--seeds", "0", "--engine", "inprocess", "--at-once", "1", "--set", "training.rounds=3", "--out"]

@@ -64,7 +64,7 @@ def put(*path: Any) -> Callable[[dict[str, Any]], None]:
         (put("server", "host", "a" * 64), ["server.host", "63"]),
         (put("server", "port", 80000), ["server.port", "65535"]),
         (put("server", "storage", "jobs"), ["server.storage", "absolute"]),
-        (put("server", "prot", 8002), ["server.prot", "Extra"]),
+        (put("server", "prot", 8002), ["server.prot", "8002", "host, port"]),
         (put("root_valid_days", 0), ["root_valid_days"]),
     ],
 )

@@ -107,6 +107,7 @@ def test_what_cannot_be_compared_is_one_clear_line(case: str, copied: tuple[Plan
         words = "run local is not finished"
         if case == "no run":
             shutil.rmtree(folder)
+            words = "local is no run's folder"
     with pytest.raises(MedsiloError) as caught:
         cross(folder)
     assert words in str(caught.value)
@@ -132,7 +133,7 @@ def test_the_command_prints_the_table_and_puts_it_on_the_page(
         assert [owner, *shown] in [line.split() for line in printed.splitlines()]
         assert all(value in page for value in shown)
     assert cli.main(["cross", str(folder / "nowhere")]) == 1
-    assert capsys.readouterr().err.startswith("medsilo: run nowhere is not finished")
+    assert capsys.readouterr().err.startswith("medsilo: nowhere is no run's folder")
 
 
 def page_of(folder: Path) -> str:

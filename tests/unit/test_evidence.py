@@ -59,7 +59,37 @@ def test_testing_the_same_patients_with_more_seeds_does_not_shrink_their_share()
     difference = random.normal(0.0, 0.3, 50)
     one = compare([{"a": scores(difference)}], [{"a": scores(np.zeros(50))}])
     five = compare([{"a": scores(difference)}] * 5, [{"a": scores(np.zeros(50))}] * 5)
-    assert five.high - five.low > one.high - one.low  # the same patients, and t instead of the normal distribution
+    assert five.high - five.low == pytest.approx(one.high - one.low)
+    assert five.decides is (five.low > 0 or five.high < 0)
+
+
+def test_the_interval_reaches_as_far_as_cochran_and_cox_say() -> None:
+    """Both parts by hand: sums over patients, and over seeds."""
+    random = np.random.default_rng(9)
+    patients, seeds = 40, 3
+    own = random.normal(0.05, 0.1, patients)
+    values = [own + shift for shift in (-0.02, 0.0, 0.03)]
+    zero = [{"a": scores(np.zeros(patients))}] * seeds
+    found = compare([{"a": scores(one)} for one in values], zero)
+    by_patient = own.var() / patients  # the bootstrap's, which divides by n
+    by_seed = np.var([one.mean() for one in values], ddof=1) / seeds
+    critical = by_patient * stats.t.ppf(0.975, patients - 1) + by_seed * stats.t.ppf(0.975, seeds - 1)
+    reach = critical / np.sqrt(by_patient + by_seed)
+    assert found.high - found.mean == pytest.approx(reach, rel=0.05)  # the bootstrap's own scatter
+    just = compare([{"a": scores(one - found.low)} for one in values], zero)
+    assert just.p == pytest.approx(0.05, rel=1e-6)  # moved until the interval touches zero
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 10.0])
+def test_intervals_hold_what_they_promise(share: float) -> None:
+    """Where the truth is zero, at most about 5 in 100 miss it, whether patients or seeds make most of the variance."""
+    random, missed, times = np.random.default_rng(10), 0, 120
+    for _ in range(times):
+        own = random.normal(0, 0.1, 12)
+        trained = random.normal(0, np.sqrt(3 * share * 0.01 / 12), 3)
+        found = compare([{"a": scores(own + luck)} for luck in trained], [{"a": scores(np.zeros(12))}] * 3)
+        missed += not found.low <= 0 <= found.high
+    assert missed / times <= 0.08
 
 
 def test_an_a_a_study_names_no_winner() -> None:
@@ -105,6 +135,17 @@ def test_holm_by_hand() -> None:
 def test_equal_methods_differ_by_nothing() -> None:
     same = [{"a": scores([0.1, 0.5])}, {"a": scores([0.2, 0.4])}]
     assert compare(same, same) == Difference(0.0, 0.0, 0.0, 1.0, 2)
+
+
+def test_one_number_tells_nothing_of_others() -> None:
+    found = compare([{"a": scores([0.9])}], [{"a": scores([0.1])}])
+    assert (found.low, found.high, found.p) == (-np.inf, np.inf, 1.0) and not found.decides
+
+
+def test_one_patient_leaves_the_seeds() -> None:
+    mine = [{"a": scores([0.5 + luck] * 3, [0, 0, 0])} for luck in (0.1, 0.2, 0.3)]
+    found = compare(mine, [{"a": scores([0.5] * 3, [0, 0, 0])}] * 3)
+    assert found.p == pytest.approx(stats.ttest_1samp([0.1, 0.2, 0.3], 0).pvalue)
 
 
 def test_what_is_not_paired_is_refused() -> None:

@@ -9,9 +9,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
 from medsilo.algorithms.base import Parcel
-from medsilo.errors import DataError
-from medsilo.flare.executor import MedsiloExecutor, public_reason
-from medsilo.flare.wire import to_shareable
+from medsilo.errors import DataError, Refused
+from medsilo.federation.reasons import public_reason
+from medsilo.flare.executor import MedsiloExecutor
+from medsilo.flare.wire import to_parcel, to_shareable
 
 
 class Abort(Signal):
@@ -34,6 +35,16 @@ def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytes
     reply = executor.execute("medsilo", to_shareable(Parcel()), FLContext(), Abort(after=0.2))
     assert reply.get_return_code() == ReturnCode.TASK_ABORTED
     assert time.monotonic() - started < 1.2
+
+
+def test_work_that_nobody_waits_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server stops waiting after participation.timeout; so does the site, which is free for the next round then."""
+    executor = MedsiloExecutor()
+    slow = SimpleNamespace(answer=lambda parcel, stop: time.sleep(3))
+    monkeypatch.setattr(executor, "_participant", lambda parcel, fl_ctx: slow)
+    monkeypatch.setattr(executor, "_write_private", lambda error, fl_ctx: None)
+    with pytest.raises(Refused, match=r"took longer than participation\.timeout"):
+        to_parcel(executor.execute("medsilo", to_shareable(Parcel(facts={"timeout": 0.5})), FLContext(), Signal()))
 
 
 def test_own_words_leave_the_site_and_those_of_others_do_not() -> None:

@@ -4,7 +4,9 @@ import json
 import os
 import resource
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from medsilo.errors import MedsiloError
-from medsilo.files import is_safe_name, load_tensors, newest, save_tensors, write_json, write_text
+from medsilo.files import is_safe_name, load_tensors, newest, save_tensors, sweep, write_json, write_text
 
 TENSORS = {
     "weight": torch.tensor([[1.5, -2.0], [float("nan"), 4.0]]),
@@ -85,6 +87,27 @@ def test_saving_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
     save_tensors(path, {"b": torch.ones(2)})
     assert list(load_tensors(path)[0]) == ["b"]
     assert listed(tmp_path) == ["t.safetensors"]
+
+
+def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
+    """Killed at any moment of writing; safetensors writes to a name of its own first."""
+    script = (
+        "import sys, torch; from pathlib import Path; from medsilo.files import save_tensors\n"
+        "big = {'w': torch.zeros(4 << 20)}\n"
+        "while True: save_tensors(Path(sys.argv[1]) / 'state.safetensors', big); print('whole', flush=True)"
+    )
+    left: set[str] = set()
+    for pause in (0.0, 0.004, 0.008, 0.012, 0.016):
+        with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE) as process:
+            assert process.stdout
+            process.stdout.readline()
+            time.sleep(pause)
+            process.kill()
+        left |= {path.name for path in tmp_path.iterdir()} - {"state.safetensors"}
+        sweep(tmp_path, tmp_path / "nowhere")
+        assert [path.name for path in tmp_path.iterdir()] == ["state.safetensors"]
+        assert load_tensors(tmp_path / "state.safetensors")[0]["w"].numel() == 4 << 20
+    assert left
 
 
 def test_what_was_read_does_not_change_with_the_file(tmp_path: Path) -> None:

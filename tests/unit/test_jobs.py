@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from medsilo import cli
 from medsilo.algorithms import ALGORITHMS
 from medsilo.errors import MedsiloError
 from medsilo.flare.jobs import CONFIG, CUSTOM, canonical_job, check_components, find_job, pack, plan_of
@@ -68,6 +69,32 @@ def test_packing_resolves_the_plan_and_its_minimum(tmp_path: Path) -> None:
     assert not (job / CUSTOM).exists()
     with pytest.raises(MedsiloError, match="exists; choose another place"):
         pack(JOBS / "fedavg", tmp_path / "job")
+
+
+def test_what_a_job_asks_of_hospitals_stays_when_it_is_packed(tmp_path: Path) -> None:
+    job = pack(JOBS / "fedavg", tmp_path / "job", with_code=True)
+    meta = json.loads((job / "meta.json").read_text())
+    wishes = {"resource_spec": {"hospital-a": {"num_of_gpus": 1}}, "scope": "public"}
+    (job / "meta.json").write_text(json.dumps({**meta, **wishes, "min_clients": 9}))
+    again = json.loads((pack(job, tmp_path / "again") / "meta.json").read_text())
+    assert again == {**meta, **wishes}
+    (job / "meta.json").write_text("{")
+    with pytest.raises(MedsiloError, match=r"meta\.json cannot be read .*; pack it again"):
+        pack(job, tmp_path / "third")
+
+
+def test_another_plan_goes_into_the_job_that_is_packed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    plan = JOBS / "fedavg/plans/nifti-folder.yaml"
+    arguments = ["--plan", str(plan), "--set", "training.rounds=3"]
+    assert cli.main(["pack", str(JOBS / "fedavg"), *arguments, "-o", str(tmp_path / "job")]) == 0
+    assert plan_of(tmp_path / "job") == load_plan(plan, ["training.rounds=3"])
+    assert cli.main(["leak-report", str(JOBS / "fedavg"), *arguments]) == 0
+    told = capsys.readouterr().out
+    assert "task nifti-folder" in told and "1 to 3" in told
+    assert cli.main(["pack", str(plan)]) == 1
+    assert "--plan" in capsys.readouterr().err
+    assert cli.main(["run", str(JOBS / "fedsm"), "--plan", str(plan), "--out", str(tmp_path)]) == 1
+    assert "is a plan of fedavg and the job one of fedsm" in capsys.readouterr().err
 
 
 def test_an_unknown_job_lists_those_that_are_there() -> None:

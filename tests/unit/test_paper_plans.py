@@ -1,39 +1,118 @@
-"""The plans of HarmoFL's paper load as they are, and run when they are made small."""
+"""The papers' plans have the papers' numbers, name the papers' data, and run when they are made small."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from medsilo.plan import load_plan
+from medsilo.files import load_yaml
+from medsilo.plan import Plan, load_plan
 from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
-from tests.unit.test_nuclei import draw
+from medsilo.tasks import TASKS
+from tests import layouts
 
-PLANS = Path(__file__).resolve().parents[2] / "jobs" / "harmofl" / "plans"
-SMALLER = ["training.rounds=2", "training.batch_size=8"]
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+SETS = ["monusac2020-lung", "monusac2020-breast", "monuseg2018", "tnbc"]
+UNET, BASIC = "network.features=[2, 4]", "network.features=[2, 2, 4, 4, 4]"
+POOL = ["task.minimum=12", "task.alpha=5", "participation.sites=[a, b]"]
+SELECTOR = ["algorithm.selector=compact", "protocol=clinical"]
+
+
+def nuclei(folder: Path) -> Path:
+    for name, make in (("monusac2020", layouts.monusac), ("monuseg2018", layouts.monuseg), ("tnbc", layouts.tnbc)):
+        make(folder / name)
+    return folder
+
+
+def prostates(*sites: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        for site in sites:
+            layouts.prostate(folder, site=site)
+        return folder
+
+    return make
+
+
+def organs(letter: str) -> Callable[[Path], Path]:
+    return lambda folder: layouts.organ_mnist(folder, f"organ{letter}mnist")
+
+
+MRI = [prostates("ISBI", "ISBI_1.5"), "task.size=32", "participation.sites=[isbi, isbi-15]", BASIC]
+CASES = [prostates("I2CVB", "promise12"), "task.size=32", "participation.sites=[i2cvb, promise12]", UNET, *SELECTOR]
+EYES = [layouts.riga, "task.size=32", "participation.sites=[binrushed, magrabia]", UNET, *SELECTOR]
 SMALL = {
-    "camelyon17": ["task.size=32", "task.patients=6", "task.patches=4", "participation.sites=[a, b]"],
-    "nuclei": ["task.size=32", "network.features=[2, 2, 4, 4, 4]"],
-    "prostate": ["task.size=32", "task.patients=6", "network.features=[2, 2, 4, 4, 4]"],
+    "harmofl/camelyon17": [
+        layouts.camelyon17,
+        "task.size=32",
+        "training.rounds=1",
+        "participation.sites=[center-0, center-4]",
+    ],
+    "harmofl/nuclei": [nuclei, "task.size=32", f"participation.sites=[{', '.join(SETS)}]", BASIC],
+    "harmofl/prostate": MRI,
+    "fedsm/prostate": CASES,
+    "fedsm/retinal": EYES,
+    "fedsm-extra/prostate": [*CASES, "algorithm.selector_rounds=1"],
+    "fedsm-extra/retinal": [*EYES, "algorithm.selector_rounds=1"],
+    "adafed/covid19": [layouts.covid_xray, "task.size=63", "network.size=63", "network.width=4", *POOL],
+    "adafed/organamnist": [organs("a"), "task.release=null", *POOL],
+    "adafed/organcmnist": [organs("c"), "task.release=null", *POOL],
+    "adafed/organsmnist": [organs("s"), "task.release=null", *POOL],
+    "adafed/pamap2": [layouts.pamap2, "task.steps=8", "task.stride=4", *POOL],
 }
-SMALL["prostate"].append("participation.sites=[a, b]")
+PLANS = {name: JOBS / name.replace("/", "/plans/") for name in SMALL}
 
 
-def test_the_papers_numbers() -> None:
-    plans = {name: load_plan(PLANS / f"{name}.yaml") for name in SMALL}
-    assert all(plan.protocol == "paper" and plan.algorithm.perturbation.alpha == 0.05 for plan in plans.values())
-    assert [plan.task.shape[-1] for plan in plans.values()] == [96, 256, 384]
-    assert [plan.rounds for plan in plans.values()] == [100, 500, 500]
-    assert [plan.training.batch_size for plan in plans.values()] == [128, 8, 16]
-    assert [plan.training.learning_rate for plan in plans.values()] == [1e-3, 1e-4, 1e-4]
-    assert [plan.training.optimizer for plan in plans.values()] == ["sgd", "sgd", "adam"]
-    assert [plan.training.truncate for plan in plans.values()] == [True, False, True]
-    assert plans["prostate"].training.betas == (0.9, 0.99)
+def loaded(method: str, *changes: str) -> dict[str, Plan]:
+    return {
+        name: load_plan(path.with_suffix(".yaml"), changes) for name, path in PLANS.items() if name.startswith(method)
+    }
+
+
+def test_every_plan_of_a_paper_names_real_data_and_is_run_here() -> None:
+    plans = {f"{path.parents[1].name}/{path.stem}": load_yaml(path.read_text()) for path in JOBS.glob("*/plans/*.yaml")}
+    papers = {name: plan["task"]["name"] for name, plan in plans.items() if plan["protocol"] == "paper"}
+    assert papers.keys() == SMALL.keys()
+    assert not any(TASKS[task].synthetic for task in papers.values())
+
+
+def test_harmofl_s_numbers() -> None:
+    plans = list(loaded("harmofl").values())
+    assert all(plan.algorithm.perturbation.alpha == 0.05 for plan in plans)
+    assert [plan.task.shape for plan in plans] == [(3, 96, 96), (3, 256, 256), (3, 384, 384)]
+    assert [plan.task.split for plan in plans] == ["paper"] * 3
+    assert [len(plan.participation.sites) for plan in plans] == [5, 6, 6]
+    assert [plan.rounds for plan in plans] == [100, 500, 500]
+    assert [plan.training.batch_size for plan in plans] == [128, 8, 16]
+    assert [plan.training.learning_rate for plan in plans] == [1e-3, 1e-4, 1e-4]
+    assert [plan.training.optimizer for plan in plans] == ["sgd", "sgd", "adam"]
+    assert [plan.training.truncate for plan in plans] == [True, False, True]
+    assert plans[2].training.betas == (0.9, 0.99)
+
+
+def test_fedsm_s_numbers() -> None:
+    for name, plan in loaded("fedsm", *SELECTOR).items():  # the paper's selector takes seconds to make
+        retinal = name.endswith("retinal")
+        assert plan.algorithm.pull == (0.7 if retinal else 0.3)
+        assert (plan.rounds, plan.task.shape, len(plan.participation.sites)) == (150, (1 + 2 * retinal, 256, 256), 6)
+        assert plan.task.shares == (0.5, 0.25, 0.25) and plan.training.betas == (0.9, 0.999)
+
+
+def test_adafed_s_numbers() -> None:
+    plans = loaded("adafed")
+    assert [plan.task.shape for plan in plans.values()] == [(1, 224, 224), *[(1, 28, 28)] * 3, (27, 200)]
+    assert [plan.task.classes for plan in plans.values()] == [4, 11, 11, 11, 10]
+    for plan in plans.values():
+        assert (len(plan.participation.sites), plan.task.partition, plan.task.split) == (20, "dirichlet", "paper")
+        assert (plan.task.alpha, plan.algorithm.self_weight, plan.training.learning_rate) == (0.1, 0.5, 0.01)
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_they_run(name: str, tmp_path: Path) -> None:
-    plan = load_plan(PLANS / f"{name}.yaml", [*SMALLER, *SMALL[name]])
-    folder = draw(tmp_path / "data") if name == "nuclei" else None
-    settings = SiteSettings(device="cpu", data=folder, smallest_average=1)
+    make, *changes = SMALL[name]
+    small = ["training.rounds=2", "training.batch_size=8", *changes]
+    if name.startswith("adafed"):
+        small.append("algorithm.pretraining.epochs=1")
+    plan = load_plan(PLANS[name].with_suffix(".yaml"), small)
+    settings = SiteSettings(device="cpu", data=make(tmp_path / "data"), smallest_average=1, smallest_metric=1)
     assert inprocess.run(plan, settings=settings).summary["status"] == "finished"

@@ -10,7 +10,8 @@ import SimpleITK
 import torch
 
 from medsilo import cli
-from medsilo.federation.pictures import draw_amplitude, draw_images
+from medsilo.federation.pictures import FOUND, THERE, draw_amplitude, draw_found, draw_images
+from medsilo.federation.scoring import read_measures
 from medsilo.flare.jobs import plan_of
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.plan import load_plan
@@ -133,3 +134,59 @@ def test_the_command(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     assert "hospital-c: 172 of its 256 training images; REFUSED" in text
     assert "2 to 3" in text
     assert cli.main(["leak-report", "nowhere"]) == 1
+
+
+# What was found
+
+
+def square(first: int, last: int, size: int = 64) -> torch.Tensor:
+    mask = torch.zeros(1, size, size, dtype=torch.bool)
+    mask[:, first:last, first:last] = True
+    return mask
+
+
+def test_outlines_lie_where_the_masks_end(tmp_path: Path) -> None:
+    image = torch.rand(1, 64, 64)
+    draw_found(image, square(30, 50), square(10, 20), tmp_path / "a.png")
+    pixels = read(tmp_path / "a.png")
+    assert pixels.shape == (192, 192, 3)  # three times as large, so that lines are thin
+    there, found = ((pixels == colour).all(2) for colour in (THERE, FOUND))
+    assert {tuple(edge) for edge in np.argwhere(there)[[0, -1]]} == {(30, 30), (59, 59)}
+    assert there[30, 30:60].all() and not there[33:57, 33:57].any()
+    assert np.argwhere(found).min() >= 90 and np.argwhere(found).max() <= 149
+    assert 0.3 < found[90, 90:150].mean() < 0.7  # broken: told apart without its colour
+    grey = pixels[62:88, 62:88]
+    assert (grey[..., 0] == grey[..., 1]).all()
+
+
+def test_of_a_volume_the_fullest_slice_is_drawn(tmp_path: Path) -> None:
+    right = torch.zeros(1, 3, 64, 64, dtype=torch.bool)
+    right[0, 2, 10:20, 10:20] = True
+    draw_found(torch.rand(1, 3, 64, 64), torch.zeros_like(right), right, tmp_path / "a.png")
+    assert (read(tmp_path / "a.png") == THERE).all(2).any()
+
+
+def test_sites_draw_their_best_median_and_worst_test_case(tmp_path: Path) -> None:
+    changes = ["task.patients=4", "training.rounds=1", "training.batch_size=8", "task.name=synthetic-prostate"]
+    plan = make_plan("fedavg", *changes, sites=["hospital-a", "hospital-b"])
+    inprocess.run(plan, folder=tmp_path / "run")
+    page = write([tmp_path / "run"], tmp_path / "page.html", "A run").read_text()
+    for site in plan.participation.sites:
+        folder = tmp_path / "run/sites" / site
+        assert {path.name for path in (folder / "pictures").iterdir()} == {
+            "test-best.png",
+            "test-median.png",
+            "test-worst.png",
+        }
+        scores = read_measures(folder)[0]["dice"].sort().values
+        for score in (scores[-1], scores[len(scores) // 2], scores[0]):
+            assert f'<figcaption class="score">{score:.3f}</figcaption>' in page
+        best = base64.b64encode((folder / "pictures/test-best.png").read_bytes()).decode()
+        assert best in page
+
+
+def test_a_site_that_allows_no_pictures_draws_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan("fedavg", "task.patients=4", "training.rounds=1", "task.name=synthetic-prostate")
+    monkeypatch.setattr(type(plan.task), "synthetic", False)
+    inprocess.run(plan, folder=tmp_path / "run", settings=SiteSettings(device="cpu", pictures=False))
+    assert not list((tmp_path / "run").glob("sites/*/pictures/*"))

@@ -337,6 +337,7 @@ OTHERS = {
     "participation.patience": 3601,
     "transport.precision": "bfloat16",
     "tracking.select": "last",
+    "tracking.mlflow": True,
     "seed": 1,
     "protocol": "paper",
 }

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from medsilo.errors import MedsiloError
-from medsilo.report import charts, findings, page
+from medsilo.report import charts, findings, layout, page
 from medsilo.report.read import all_sites, read, read_all, spans
 from medsilo.report.table import text_table
 
@@ -189,7 +189,7 @@ def test_the_policy_allows_the_pages_one_script_and_no_other(folders: list[Path]
     text, parsed = rendered(folders)
     code = re.search(r"<script>(.*?)</script>", text, re.DOTALL)
     assert code is not None and parsed.scripts == 1
-    assert f"script-src 'sha256-{page._script_hash(code.group(0))}'" in text
+    assert f"script-src 'sha256-{layout.script_hash(code.group(0))}'" in text
 
 
 def test_failure_and_missing_rounds_stand_on_the_first_screen(folders: list[Path]) -> None:
@@ -214,6 +214,41 @@ def test_gain_over_training_alone(folders: list[Path]) -> None:
     gains = {gain.label: gain.differences for gain in findings.gains(read_all(folders))}
     assert list(gains) == ["FedAvg", "FedBN", "Central (pooled data, upper bound)"]
     assert gains["FedAvg"] == {"hospital-a": 0.075, "hospital-b": 0.001, "hospital-c": 0.033}
+
+
+def test_all_figures_are_shown_and_what_is_withheld_is_called_so(tmp_path: Path) -> None:
+    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.75, "c": None}, pooled={"accuracy": 0.6, "auroc": 0.875})
+    summary["sites"]["a"] |= {"figures": {"accuracy": 0.5, "auroc": 0.8125}, "withheld": []}
+    summary["sites"]["b"] |= {"figures": {"accuracy": 0.75}, "withheld": ["chances", "confusion"]}
+    untold = {"accuracy": None, "loss": None, "cases": 3}
+    summary["sites"]["c"] |= {"test": untold, "figures": {}, "withheld": ["accuracy"]}
+    parsed = rendered([save(tmp_path, summary)])[1]
+    assert parsed.row("FedAvg")[3:] == ["0.500", "0.750", "withheld"]
+    first = next(number for number, row in enumerate(parsed.rows) if row[0] == "Test cases of")
+    assert parsed.rows[first : first + 5] == [
+        ["Test cases of", "accuracy", "auroc"],
+        ["a", "0.500", "0.812"],
+        ["b", "0.750", "withheld"],
+        ["c", "withheld", "withheld"],
+        ["all sites' cases", "0.600", "0.875"],
+    ]
+
+
+def test_scores_have_intervals_where_their_cases_are(tmp_path: Path) -> None:
+    folder = save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.75, "b": 0.5}))
+    (folder / "sites/a").mkdir(parents=True)
+    lines = [f"{case},{case},{1.0 if case % 4 else 0.0}" for case in range(100)]
+    (folder / "sites/a/test.csv").write_text("\n".join(["case,patient,accuracy", *lines]) + "\n")
+    run = read(folder)
+    low, high = run.intervals["a"]
+    assert (high - low) / 2 == pytest.approx(1.96 * (0.75 * 0.25 / 100) ** 0.5, rel=0.1) and low < 0.75 < high
+    assert list(run.intervals) == ["a"]
+    text, parsed = rendered([folder])
+    assert parsed.row("FedAvg")[3] == f"0.750 {low:.3f}–{high:.3f}" and parsed.row("FedAvg")[4] == "0.500"
+    assert text.count('class="whisker"') == 1
+    (folder / "sites/a/test.csv").write_text("case,patient\n0,0\n")
+    with pytest.raises(MedsiloError, match=r"test\.csv of a in run 'fedavg-seed0' is damaged"):
+        read(folder)
 
 
 def test_participation_gives_the_reason_in_the_cell_and_in_a_list(folders: list[Path]) -> None:

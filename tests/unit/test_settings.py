@@ -4,31 +4,39 @@ from pathlib import Path
 
 import pytest
 
+from medsilo.cli import _parser, _settings
 from medsilo.errors import MedsiloError
 from medsilo.site.settings import SiteSettings, make_settings, read_settings
+from medsilo.tasks.sources import DataSource
 
 
 @pytest.mark.parametrize(
-    ("values", "key"),
+    ("values", "words"),
     [
-        ({"device": "gpu"}, "device"),
-        ({"device": "cuda:"}, "device"),
-        ({"device": "cpu\n"}, "device"),
-        ({"precision": "float16"}, "precision"),
-        ({"threads": 0}, "threads"),
-        ({"workers": -1}, "workers"),
-        ({"data_folder": "/d"}, "data_folder"),
-        ("cpu", "file"),
-        ([1], "file"),
+        ({"device": "gpu"}, "device: 'gpu' is not known; use auto, cpu"),
+        ({"device": "cuda:"}, "device: 'cuda:' is not known"),
+        ({"device": "cpu\n"}, "device: 'cpu\\n' is not known"),
+        ({"precision": "float16"}, "precision: the value is not known; choose 'float32' or 'bfloat16'"),
+        ({"threads": 0}, "threads: the value is too small; give 1 or more"),
+        ({"workers": -1}, "workers: the value is too small; give 0 or more"),
+        ({"memory_limit": 100}, "memory_limit: the value is too small; give 256 or more"),
+        ({"isolation": False, "memory_limit": 1024}, "memory_limit holds for the training process of its own"),
+        ({"data_folder": "/d/anna"}, "data_folder: unknown key; remove it or use one of: data, output, device"),
+        (
+            {"data": {"folder": "/d/anna", "image": "anna/*"}},
+            "data.image: unknown key; remove it or use one of: folder",
+        ),
+        ({"data": {"folder": ["/d/anna"]}}, "data.folder: the value is no path; quote it"),
+        ("anna", "write a YAML mapping with keys of these: data, output, device"),
+        (["anna"], "write a YAML mapping with keys of these: data, output, device"),
     ],
 )
-def test_wrong_settings_are_one_line(values: object, key: str) -> None:
+def test_wrong_settings_are_one_line_without_paths(values: object, words: str) -> None:
     with pytest.raises(MedsiloError) as caught:
         make_settings(values, "the site's medsilo.yaml")
     text = str(caught.value)
-    assert text.startswith(f"the site's medsilo.yaml: {key}: ")
-    assert "keys: data, output, device" in text
-    assert len(text.splitlines()) == 1
+    assert text.startswith(f"the site's medsilo.yaml: {words}")
+    assert len(text.splitlines()) == 1 and "anna" not in text
 
 
 def test_settings_are_read_from_the_kit(tmp_path: Path) -> None:
@@ -41,6 +49,25 @@ def test_settings_are_read_from_the_kit(tmp_path: Path) -> None:
         (tmp_path / "medsilo.yaml").write_text(text)
         with pytest.raises(MedsiloError, match=r"medsilo\.yaml cannot be read"):
             read_settings(tmp_path)
+
+
+def test_the_command_line_stands_above_a_sites_settings_and_these_above_those_of_a_run(tmp_path: Path) -> None:
+    run = SiteSettings(device="cpu", data={"folder": "/run"}, threads=2)  # type: ignore[arg-type]
+    (tmp_path / "medsilo.yaml").write_text("threads: 3\ndata: {folder: /site, table: t.csv, label_map: {1: ball}}\n")
+
+    def told(*words: str) -> SiteSettings:
+        return _settings(_parser().parse_args(["resume", "run", *words]), run, pictures=True)
+
+    assert told() == run.model_copy(update={"pictures": True})
+    assert told("--data", "/other").data == DataSource(folder=Path("/other"))
+    assert told("--data", "/other", "--device", "auto").model_dump(include={"device", "threads"}) == {
+        "device": "auto",
+        "threads": 2,
+    }
+    own = told("--site-config", str(tmp_path))
+    assert own.threads == 3 and own.data == read_settings(tmp_path).data and own.data.is_described
+    with pytest.raises(MedsiloError, match="no such folder of settings"):
+        told("--site-config", str(tmp_path / "nowhere"))
 
 
 def test_a_setting_given_twice_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAu
 from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.security.security import FLAuthorizer
 
+from medsilo import cli
 from medsilo.algorithms.base import Parcel
 from medsilo.errors import Refused
 from medsilo.flare.filters import OnlyTheseGroups
@@ -51,6 +52,7 @@ def test_every_file_is_read_and_explained(example: str, root: Path) -> None:
     [
         (EXECUTOR, True, True),
         ("medsilo.flare.filters.OnlyTheseGroups", True, True),
+        ("medsilo.flare.filters.Noisy", True, True),
         ("medsilo.flare.controller.MedsiloController", False, True),
         ("medsilo.flare.executor.MedsiloExecutorX", False, True),
         (WIDGET, False, True),
@@ -103,6 +105,29 @@ def test_logs_stay_at_a_strict_hospital(root: Path) -> None:
     resources = json.loads((root / "site_configs/strict-hospital/resources.json").read_text())
     assert resources["allow_log_streaming"] is False
     assert "LogStreamer" not in json.dumps(resources)
+
+
+def test_leak_report_tells_the_filters(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    examples = root / "site_configs"
+    settings = "device: cpu\n"
+
+    def told(local: Path) -> list[str]:
+        (local / "medsilo.yaml").write_text(settings)
+        arguments = ["leak-report", str(root / "jobs/harmofl"), "--local", str(local)]
+        code = cli.main(arguments)
+        out, err = capsys.readouterr()
+        return out.splitlines() if code == 0 else err.splitlines()
+
+    (tmp_path / "local").mkdir()
+    assert told(tmp_path / "local")[-1] == "No privacy.json: nothing is held back or changed."
+    shutil.copy(examples / "strict-hospital/privacy.json", tmp_path / "local")
+    assert told(tmp_path / "local")[-2:] == [
+        "privacy.json, scope strict, does to every answer:",
+        '  OnlyTheseGroups {"groups": ["model"]}',
+    ]
+    (tmp_path / "local/privacy.json").write_text("[]")
+    (line,) = told(tmp_path / "local")
+    assert line.startswith("medsilo: the site's privacy.json is no JSON object")
 
 
 def test_only_listed_groups_leave(root: Path) -> None:

@@ -1,0 +1,205 @@
+"""The pages in a real browser: they open without a complaint, sort, fit a phone, print, and can be read in the dark."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from medsilo.report import page
+from medsilo.report.study import write_study
+from medsilo.site.check_report import Finding, Report, Table
+from medsilo.study.compare import Study
+from tests.browser import Browser, chromium
+from tests.unit.test_report import SITES, round_line, save, summary_of
+
+pytestmark = pytest.mark.xdist_group("panels")  # one study serves them all
+
+PAGES = ["run", "study"]
+PANELS = ["overlays", "harmonised", "similarity", "super-models"]
+CHECKED = Report(
+    {"site": "st-anna", "job": "FedBN"},
+    [Finding("data", "stops", f"what is wrong {'at length ' * 12}", "what to do"), Finding("disk", "ok", "room")],
+    [Table("Cases", ("part", "train", "validation", "test"), [("all", 40, 12, 14)], "a note")],
+)
+ENTER, TAB = ("Enter", 13, "\r"), ("Tab", 9)
+LUMINANCE = """(colour => colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+  .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, v, n) => sum + v * [0.2126, 0.7152, 0.0722][n], 0))"""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory, panels_study: Study) -> dict[str, Path]:
+    """A run with a refused site beside others, and a study with panels."""
+    folder = tmp_path_factory.mktemp("pages")
+    names = list(SITES)
+    scores = {"fedavg": (0.9, 0.8, 0.7), "fedbn": (0.85, 0.95, None), "local": (0.6, 0.9, 0.8)}
+    runs = []
+    for method, values in scores.items():
+        summary = summary_of(method, method, dict(zip(names, values, strict=True)))
+        refused = {"refused": {names[2]: "its plan differs"}, "answered": names[:2]} if method == "fedbn" else {}
+        runs.append(save(folder, summary, [round_line(1, names), round_line(2, names, **refused)]))
+    return {
+        "run": page.write(runs, folder / "run.html", "Three runs"),
+        "study": write_study(panels_study.folder, folder / "study.html"),
+    }
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with chromium(tmp_path_factory.mktemp("profile")) as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Browser:
+    browser.size(1280, 800)
+    browser.media()
+    return browser
+
+
+def column(tab: Browser, number: int) -> list[str]:
+    """A column of the table of results, as it stands on the screen."""
+    found = f"[...document.querySelectorAll('#results tbody tr')].map(r => r.cells[{number}].dataset.value)"
+    return tab.ask(found)
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_it_opens_without_a_complaint(kind: str, pages: dict[str, Path], tab: Browser) -> None:
+    tab.open(pages[kind])
+    assert tab.ask("document.querySelectorAll('section').length") >= 5
+    assert tab.complaints == []
+    tab.ask("console.error('so the test would hear it')")
+    assert len(tab.complaints) == 1
+
+
+@pytest.mark.parametrize("kind", PAGES)
+@pytest.mark.parametrize("hand", ["mouse", "keyboard"])
+def test_tables_sort(kind: str, hand: str, pages: dict[str, Path], tab: Browser) -> None:
+    tab.open(pages[kind])
+    head = "#results thead th:nth-child(2)"
+
+    def choose() -> None:
+        if hand == "mouse":
+            tab.click(f"{head} button")
+        else:
+            tab.press(*ENTER)
+
+    tab.ask(f"document.querySelector('{head} button').focus()")
+    values = [float(value) for value in column(tab, 1)]
+    for direction in ("descending", "ascending"):
+        choose()
+        assert tab.ask(f"document.querySelector('{head}').getAttribute('aria-sort')") == direction
+        assert [float(value) for value in column(tab, 1)] == sorted(values, reverse=direction == "descending")
+
+
+def test_a_missing_value_stays_at_the_end(pages: dict[str, Path], tab: Browser) -> None:
+    tab.open(pages["run"])
+    for _ in range(2):
+        tab.click("#results thead th:nth-child(6) button")
+        assert column(tab, 5)[-1] == ""
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_every_heading_of_a_sortable_table_can_be_reached_by_tab(
+    kind: str, pages: dict[str, Path], tab: Browser
+) -> None:
+    tab.open(pages[kind])
+    tab.press(*TAB)
+    assert tab.ask("document.activeElement.className") == "skip"
+    heads = tab.ask("document.querySelectorAll('table.sortable thead th').length")
+    reached = 0
+    for _ in range(200):
+        tab.press(*TAB)
+        if tab.ask("document.activeElement === document.body"):
+            break
+        reached += tab.ask("document.activeElement.matches('th button')")
+    hidden = tab.ask("document.querySelectorAll('details:not([open]) table.sortable thead th').length")
+    assert reached == heads - hidden
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_it_fits_a_phone(kind: str, pages: dict[str, Path], tab: Browser) -> None:
+    tab.size(390, 844, phone=True)
+    tab.open(pages[kind])
+    assert tab.ask("document.documentElement.scrollWidth") <= 390
+    assert tab.ask("parseFloat(getComputedStyle(document.body).fontSize)") >= 16
+
+
+@pytest.mark.parametrize("kind", PAGES)
+def test_it_prints_every_section(kind: str, pages: dict[str, Path], tab: Browser) -> None:
+    tab.open(pages[kind])
+    tab.media("print", "dark")
+    assert tab.ask("[...document.querySelectorAll('section')].filter(s => !s.offsetHeight).length") == 0
+    assert tab.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    printed = tab.pdf()
+    assert printed.startswith(b"%PDF-") and len(re.findall(rb"/Type\s*/Page\b", printed)) >= 2
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", PAGES)
+def test_it_can_be_read_in_light_and_dark(kind: str, scheme: str, pages: dict[str, Path], tab: Browser) -> None:
+    tab.media(scheme=scheme)
+    tab.open(pages[kind])
+    style = "getComputedStyle(document.querySelector('{}'))"
+    paper, ink, soft = (
+        tab.ask(f"{LUMINANCE}({style.format(place)}.{what})")
+        for place, what in (("body", "backgroundColor"), ("body", "color"), (".note", "color"))
+    )
+    assert (paper > 0.5) == (scheme == "light")
+    for text in (ink, soft):
+        assert (max(paper, text) + 0.05) / (min(paper, text) + 0.05) >= 4.5
+
+
+def test_the_study_s_panels_are_seen(pages: dict[str, Path], tab: Browser) -> None:
+    tab.open(pages["study"])
+    for name in PANELS:
+        assert tab.ask(f"document.querySelector('#{name}').offsetHeight") > 100
+        assert tab.ask(f"document.querySelectorAll('#{name} :is(img, svg)').length") > 0
+    assert tab.ask("[...document.images].filter(i => !i.naturalWidth).length") == 0
+    assert tab.ask("document.querySelectorAll('#overlays details[open] img').length") == 9
+    assert tab.complaints == []
+
+
+def test_a_folded_panel_opens_by_keyboard_and_is_printed_only_then(pages: dict[str, Path], tab: Browser) -> None:
+    tab.open(pages["study"])
+    second = "document.querySelectorAll('#overlays details')[1]"
+    seen = f"{second}.querySelector('img').checkVisibility({{contentVisibilityAuto: true}})"
+    tab.media("print")
+    assert tab.ask(f"{second}.offsetHeight") == 0 and not tab.ask(seen)
+    tab.media()
+    assert tab.ask(f"{second}.offsetHeight") > 0 and not tab.ask(seen)
+    tab.ask(f"{second}.querySelector('summary').focus()")
+    tab.press(*ENTER)
+    assert tab.ask(seen)
+    tab.media("print")
+    assert tab.ask(f"{second}.offsetHeight") > 100 and tab.ask(seen)
+
+
+def test_open_panels_fit_a_phone(pages: dict[str, Path], tab: Browser) -> None:
+    tab.size(390, 844, phone=True)
+    tab.open(pages["study"])
+    tab.ask("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert tab.ask("document.documentElement.scrollWidth") <= 390
+    wide = "[...document.querySelectorAll('section *')].filter(e => e.getBoundingClientRect().right > 390)"
+    assert tab.ask(f"{wide}.filter(e => !e.closest('.scroll, pre')).map(e => e.outerHTML.slice(0, 80))") == []
+
+
+def test_a_refused_site_is_on_the_first_screen(pages: dict[str, Path], tab: Browser) -> None:
+    tab.open(pages["run"])
+    place = "[...document.querySelectorAll('.notices li')].find(e => e.textContent.includes('its plan differs'))"
+    assert "hospital-c" in tab.ask(f"{place}.textContent")
+    assert 0 < tab.ask(f"{place}.getBoundingClientRect().bottom") <= 800
+
+
+def test_the_page_of_a_check_opens_fits_a_phone_and_prints(tmp_path: Path, tab: Browser) -> None:
+    path = tmp_path / "check.html"
+    path.write_text(CHECKED.as_html(), encoding="utf-8")
+    tab.size(390, 844, phone=True)
+    tab.open(path)
+    assert tab.complaints == []
+    assert tab.ask("document.querySelector('.verdict').innerText").startswith("NO-GO: 1 finding must")
+    assert tab.ask("[...document.querySelectorAll('td.severity')].map(cell => cell.innerText)") == ["✕ stops", "✓ ok"]
+    assert tab.ask("document.documentElement.scrollWidth") <= 390
+    assert tab.ask("performance.getEntriesByType('resource').length") == 0
+    assert tab.pdf().startswith(b"%PDF-")

@@ -1,0 +1,209 @@
+"""A hospital's filters: ours do what they say in every dtype, and NVFlare's own leave a parcel a parcel."""
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.filter import Filter
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.filters.exclude_vars import ExcludeVars
+from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
+from nvflare.app_common.filters.svt_privacy import SVTPrivacy
+from torch import Tensor
+
+from medsilo.algorithms.base import Parcel
+from medsilo.errors import Refused
+from medsilo.flare.filters import Clipped, EnoughCases, Noisy
+from medsilo.flare.wire import refusal, to_parcel, to_shareable
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+FACTS = {"round": 3, "task": "round", "package": {"version": "1"}}
+
+
+def parcel(dtype: torch.dtype = torch.float32, samples: int = 20) -> Parcel:
+    """A model with a counter, and an amplitude."""
+    chance = torch.Generator().manual_seed(0)
+    model = {
+        "weight": torch.randn(40, 5, generator=chance).to(dtype),
+        "bn.running_var": torch.rand(7, generator=chance).to(dtype),
+        "bn.num_batches_tracked": torch.tensor(123_457),
+    }
+    return Parcel({"model": model, "amplitude": {"mean": torch.rand(3, 4, generator=chance).to(dtype)}}, FACTS, samples)
+
+
+def through(sent: Parcel, *filters: Filter) -> Parcel:
+    answer = to_shareable(sent)
+    for one in filters:
+        answer = one.process(answer, FLContext())
+    return to_parcel(answer)
+
+
+def assert_same(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) and mine[name].dtype == theirs[name].dtype for name in mine)
+
+
+# ---------------------------------------------------------------------------------------------------- ours
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_clipped_brings_outliers_back_to_the_percentile(dtype: torch.dtype) -> None:
+    sent = parcel(dtype)
+    got = through(sent, Clipped(["model"], 90))
+    assert_same(got.groups["amplitude"], sent.groups["amplitude"])
+    assert (got.facts, got.samples) == (sent.facts, sent.samples)
+    for name in ("weight", "bn.running_var"):
+        values = sent.groups["model"][name].double().numpy()
+        limit = np.sort(np.abs(values).ravel())[round(0.9 * values.size) - 1]
+        assert 0 < (np.abs(values) > limit).sum() <= values.size / 10 + 1
+        clipped = got.groups["model"][name]
+        assert clipped.dtype == dtype
+        assert np.allclose(clipped.double().numpy(), np.clip(values, -limit, limit), rtol=1e-6)
+    assert got.groups["model"]["bn.num_batches_tracked"] == 123_457
+    assert_same(through(sent, Clipped(["model", "amplitude"], 100)).groups["model"], sent.groups["model"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("kind", "excess"), [("gaussian", 0.0), ("laplace", 3.0)])
+def test_noise_has_the_spread_that_was_asked_for(kind: str, excess: float, dtype: torch.dtype) -> None:
+    """The spread and the fourth moment of 200,000 values: their standard errors are below 0.01 and 0.15."""
+    values = torch.randn(200_000, generator=torch.Generator().manual_seed(1)).mul(5).to(dtype)
+    sent = Parcel({"model": {"w": values}, "other": {"w": values}}, FACTS, 5)
+    torch.manual_seed(0)
+    first = through(sent, Noisy(["model"], 0.5, kind))
+    torch.manual_seed(0)
+    second = through(sent, Noisy(["model"], 0.5, kind))
+    assert_same(first.groups["other"], sent.groups["other"])
+    assert first.groups["model"]["w"].dtype == dtype
+    noise = (first.groups["model"]["w"].double() - values.double()).numpy()
+    assert noise.std() == pytest.approx(2.5, rel=0.03) and abs(noise.mean()) < 0.05
+    assert (noise**4).mean() / noise.var() ** 2 - 3 == pytest.approx(excess, abs=0.9 if excess else 0.1)
+    assert not torch.equal(first.groups["model"]["w"], second.groups["model"]["w"])  # nobody's seed brings it back
+
+
+def test_noise_leaves_counters_alone_and_no_variance_below_its_least() -> None:
+    sent = parcel()
+    got = through(sent, Noisy(["model", "amplitude"], 100.0, least=0.0))
+    assert got.groups["model"]["bn.num_batches_tracked"] == 123_457
+    assert min(float(t.min()) for group in got.groups.values() for t in group.values()) == 0.0
+    assert float(sent.groups["model"]["weight"].min()) < 0  # the site's own copy is as it was
+
+
+def test_too_few_cases_hold_an_answer_back() -> None:
+    assert through(parcel(samples=20), EnoughCases(["amplitude"], 20)).samples == 20
+    assert through(parcel(samples=3), EnoughCases(["selector"], 20)).samples == 3
+    with pytest.raises(Refused, match="lets amplitude, model out only over 20 cases or more"):
+        through(parcel(samples=19), EnoughCases(["amplitude", "model"], 20))
+    with pytest.raises(Refused, match="only over 20 cases"):
+        through(Parcel({"model": {}}, FACTS, True), EnoughCases(["model"], 20))
+
+
+OURS: list[Callable[[], Filter]] = [
+    lambda: Clipped(["model"], 50),
+    lambda: Noisy(["model"], 1.0),
+    lambda: EnoughCases(["model"], 5),
+]
+
+
+@pytest.mark.parametrize("make", OURS)
+def test_refusals_pass_and_what_is_not_medsilos_does_not(make: Callable[[], Filter]) -> None:
+    answer = refusal("no data")
+    assert make().process(answer, FLContext()) is answer
+    for stranger in (
+        DXO(DataKind.WEIGHTS, data={"w": torch.ones(2)}).to_shareable(),
+        DXO(DataKind.COLLECTION, data={"model": DXO(DataKind.WEIGHTS, data={"w": torch.ones(2)})}).to_shareable(),
+    ):
+        with pytest.raises(Refused, match="none of medsilo's"):
+            make().process(stranger, FLContext())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Clipped(["model"], 0),
+        lambda: Clipped(["model"], 101),
+        lambda: Noisy(["model"], 0),
+        lambda: Noisy(["model"], 1.0, "uniform"),
+    ],
+)
+def test_a_filter_with_wrong_numbers_is_not_made(make: Callable[[], Filter]) -> None:
+    with pytest.raises(ValueError, match="is not"):
+        make()
+
+
+# ---------------------------------------------------------------------------------------------------- NVFlare's
+def quantising(monkeypatch: pytest.MonkeyPatch, back: bool) -> list[Filter]:
+    """NVFlare's quantisation to half of the bytes. It imports bitsandbytes, which only the other ways of it call."""
+    unused = ("QuantState", "dequantize_4bit", "dequantize_blockwise", "quantize_4bit", "quantize_blockwise")
+    absent = SimpleNamespace(**dict.fromkeys(unused))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", absent)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.functional", absent)
+    from nvflare.app_opt.pt.quantization.dequantizer import ModelDequantizer
+    from nvflare.app_opt.pt.quantization.quantizer import ModelQuantizer
+
+    return [ModelQuantizer("float16"), *([ModelDequantizer()] if back else [])]
+
+
+FILTERS: dict[str, Callable[[pytest.MonkeyPatch], list[Filter]]] = {
+    "percentile": lambda patch: [PercentilePrivacy(10, 0.5)],
+    "sparse vector": lambda patch: [SVTPrivacy(fraction=0.5, epsilon=1.0)],
+    "both": lambda patch: [PercentilePrivacy(10, 0.5), SVTPrivacy(fraction=0.5, epsilon=1.0)],
+    "quantised": lambda patch: quantising(patch, back=False),
+    "quantised and back": lambda patch: quantising(patch, back=True),
+    "exclude": lambda patch: [ExcludeVars("nothing-of-this-name")],
+}
+
+
+@pytest.mark.parametrize("make", FILTERS.values(), ids=FILTERS)
+def test_a_parcel_stays_a_parcel_under_nvflares_filters(
+    make: Callable[[pytest.MonkeyPatch], list[Filter]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = make(monkeypatch)
+    sent = parcel()
+    if any(type(one).__name__ == "ModelQuantizer" for one in theirs):  # it raises on integers
+        del sent.groups["model"]["bn.num_batches_tracked"]
+    before = {name: tensor.clone() for name, tensor in sent.groups["model"].items()}
+    got = through(sent, *theirs)
+    assert (got.facts, got.samples, got.metrics) == (sent.facts, sent.samples, sent.metrics)
+    assert got.groups.keys() == sent.groups.keys()
+    for group, tensors in sent.groups.items():
+        assert got.groups[group].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert (got.groups[group][name].dtype, got.groups[group][name].shape) == (tensor.dtype, tensor.shape)
+            assert torch.isfinite(got.groups[group][name]).all()
+    assert_same(sent.groups["model"], before)
+
+
+def test_percentile_privacy_changes_values_as_it_says() -> None:
+    sent = parcel()
+    got = through(sent, PercentilePrivacy(30, 0.5)).groups["amplitude"]["mean"].numpy()
+    values = sent.groups["amplitude"]["mean"].numpy()
+    cut = np.percentile(values, 30)
+    assert np.allclose(got, np.where(values < cut, 0, np.minimum(values, 0.5)))
+
+
+def test_what_is_excluded_is_missing_and_the_sites_own_copy_is_not() -> None:
+    sent = parcel()
+    got = through(sent, ExcludeVars("bn"))
+    assert list(got.groups["model"]) == ["weight"] and len(sent.groups["model"]) == 3
+
+
+def test_bfloat16_is_nvflares_limit_and_the_answer_is_held_back() -> None:
+    """Its two privacy filters work on numpy, which has no bfloat16: NVFlare turns the exception into a refusal."""
+    for theirs in (PercentilePrivacy(10, 0.5), SVTPrivacy(fraction=0.5, epsilon=1.0)):
+        with pytest.raises(TypeError, match="BFloat16"):
+            through(parcel(torch.bfloat16), theirs)
+    answer = Shareable()
+    answer.set_return_code(ReturnCode.TASK_RESULT_FILTER_ERROR)
+    with pytest.raises(Refused, match="a privacy filter of the site"):
+        to_parcel(answer)
+
+
+def test_what_came_as_no_number_is_not_made_one() -> None:
+    answer = to_shareable(parcel())
+    from_shareable(answer).data["model"].data["bn.num_batches_tracked"] = torch.tensor(float("nan"))
+    assert to_parcel(answer).groups["model"]["bn.num_batches_tracked"].isnan()

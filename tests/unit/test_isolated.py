@@ -1,0 +1,228 @@
+"""A participant in a process of its own, with real processes: the same numbers, and deaths that cost a round."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from medsilo.errors import Aborted, Died, ParticipationError, Refused
+from medsilo.federation import isolated
+from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.frames import receive, send
+from medsilo.federation.isolated import Isolated
+from medsilo.federation.participant import Participant
+from medsilo.federation.record import Record
+from medsilo.plan import Plan
+from medsilo.site.settings import SiteSettings
+from medsilo.study.inprocess import Loop
+from tests.conftest import SITES, make_plan
+from tests.unit.test_participant import SMALL, Server, assert_same_run
+from tests.unit.trainers import Fragile, Hungry, Troubled
+
+A, B = SITES[:2]
+CPU = SiteSettings(device="cpu")
+GO_ON = ["participation.when_missing=continue", "participation.minimum=1"]
+Sites = Callable[..., Isolated]
+
+
+@pytest.fixture
+def isolated_site(tmp_path: Path) -> Iterator[Sites]:
+    """Makes isolated sites, and ends their processes."""
+    made: list[Isolated] = []
+
+    def make(plan: Plan, site: str = A, settings: SiteSettings = CPU, **options: Any) -> Isolated:
+        folder = options.pop("folder", tmp_path / "run") / "sites" / site
+        made.append(Isolated(plan, site, plan.participation.sites, settings, folder, **options))
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.close()
+
+
+def lead(plan: Plan, folder: Path, participants: dict[str, Any]) -> dict[str, Any]:
+    return Coordinator(plan, plan.participation.sites, Loop(participants), Record(folder), "in-process").run()
+
+
+class Refusing(Participant):
+    """What a trainer's death looks like without any process: the round is lost before anything of it is saved."""
+
+    def _train(self, number: int, phase: str, stop: Any) -> float:
+        loss = super()._train(number, phase, stop)
+        if number == 2 and self.site == B:
+            self._begin()
+            raise Refused("killed")
+        return loss
+
+
+def test_a_killed_trainer_costs_its_round_and_the_numbers_are_the_same(tmp_path: Path, isolated_site: Sites) -> None:
+    """One site's process is killed in round 2; all else is as in one process, tensor for tensor, private state too."""
+    plan = make_plan("fedbn", *SMALL, *GO_ON, "training.rounds=4", sites=[A, B])
+    folder = tmp_path / "run"
+    sites = {A: isolated_site(plan), B: isolated_site(plan, B, kind=Fragile)}
+    summary = lead(plan, folder, sites)
+    assert summary["status"] == "finished"
+    assert [line["answered"] for line in Record(folder).rounds()] == [[A, B], [A], [A, B], [A, B]]
+    missed = summary["sites"][B]["missed"]
+    assert list(missed) == ["2"] and "the training process died (SIGKILL)" in missed["2"]
+    assert "memory" in missed["2"] and "a new one goes on from the site's saved state" in missed["2"]
+
+    plain = {s: Refusing(plan, s, [A, B], CPU, tmp_path / "plain/sites" / s) for s in (A, B)}
+    lead(plan, tmp_path / "plain", plain)
+    for run in (folder, tmp_path / "plain"):  # the reason is all that differs
+        for name in ("summary.json", "rounds.jsonl"):
+            text = (run / name).read_text()
+            (run / name).write_text(text.replace(missed["2"].removeprefix("refused: "), "killed"))
+    for log in folder.glob("sites/*/worker.log"):
+        assert log.read_text() == ""
+        log.unlink()
+    assert_same_run(folder, tmp_path / "plain")
+
+
+@pytest.mark.parametrize("rule", ["wait", "stop"])
+def test_a_killed_trainer_is_asked_again_and_costs_nothing(rule: str, tmp_path: Path, isolated_site: Sites) -> None:
+    plan = make_plan("fedbn", *SMALL, f"participation.when_missing={rule}", "training.rounds=3", sites=[A, B])
+    sites = {A: isolated_site(plan), B: isolated_site(plan, B, kind=Fragile)}
+    summary = lead(plan, tmp_path / "run", sites)
+    assert (tmp_path / f"{B}-was-killed").exists()
+    assert summary["status"] == "finished" and summary["sites"][B]["missed"] == {}
+    lead(plan, tmp_path / "plain", {s: Participant(plan, s, [A, B], CPU, tmp_path / "plain/sites" / s) for s in (A, B)})
+    for log in (tmp_path / "run").glob("sites/*/worker.log"):
+        log.unlink()
+    assert_same_run(tmp_path / "run", tmp_path / "plain")
+
+
+class Dying(Participant):
+    """A site whose process cannot live."""
+
+    def _train(self, number: int, phase: str, stop: Any) -> float:
+        raise Died("killed")
+
+
+def test_under_stop_a_trainer_that_dies_twice_ends_the_study(tmp_path: Path) -> None:
+    plan = make_plan("fedbn", *SMALL, "training.rounds=3", sites=[A, B])
+    sites = {s: kind(plan, s, [A, B], CPU, tmp_path / "run/sites" / s) for s, kind in ((A, Participant), (B, Dying))}
+    asked: list[str] = []
+    answer = sites[B].answer
+    sites[B].answer = lambda *given: (asked.append(given[0].facts["task"]), answer(*given))[1]  # type: ignore[method-assign]
+    with pytest.raises(ParticipationError, match=f"{B} refused: killed"):
+        lead(plan, tmp_path / "run", sites)
+    assert asked == ["join", "round", "round"]
+
+
+def test_a_memory_limit_is_a_refusal_and_the_next_round_is_well(isolated_site: Sites) -> None:
+    plan = make_plan("fedavg", *SMALL, "training.rounds=3")
+    server, limited = Server(plan), SiteSettings(device="cpu", memory_limit=700)
+    site = isolated_site(plan, settings=limited, kind=Hungry)
+    server.take(site.answer(server.ask("round", 1)))
+    first = site.process
+    with pytest.raises(Refused, match="out of memory at this site; lower training.batch_size, or allow more"):
+        site.answer(server.ask("round", 2))
+    assert first and not psutil.pid_exists(first.pid)
+    site.answer(server.ask("round", 3))
+    assert site.process and site.process.pid != first.pid
+    with pytest.raises(Refused, match="the training process died .exit code 1.: the site's own worker.log"):
+        site.answer(server.ask("round", 3, {"model": {"w": torch.zeros(2**28)}}))  # no room for what arrives
+
+
+@pytest.mark.slow
+def test_stops_hangs_and_failures(tmp_path: Path, isolated_site: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan("fedavg", *SMALL, "training.rounds=4")
+    server = Server(plan)
+    site = isolated_site(plan, kind=Troubled)
+
+    def stop_after(seconds: float) -> Callable[[], None]:
+        until = time.monotonic() + seconds
+
+        def stop() -> None:
+            if time.monotonic() > until:
+                raise Aborted("stopped")
+
+        return stop
+
+    site.answer(server.ask("join", 0))
+    assert site.process
+    first = site.process.pid
+    with pytest.raises(Aborted):  # in the middle of training; the process ends its batch and lives on
+        site.answer(server.ask("round", 1), stop_after(0.5))
+    site.answer(server.ask("join", 0))
+    assert site.process.pid == first
+
+    monkeypatch.setattr(isolated, "STOP_LIMIT", 0.5)
+    with pytest.raises(Aborted):  # it hears nothing, and is ended
+        site.answer(server.ask("round", 2), stop_after(0.5))
+    assert not psutil.pid_exists(first)
+
+    with pytest.raises(Refused) as caught:  # a new one answers
+        site.answer(server.ask("round", 3))
+    assert str(caught.value).startswith("ValueError; errors.log") or "ValueError in" in str(caught.value)
+    assert "MUELLER" not in str(caught.value) and "MUELLER" in caught.value.private
+
+    os.kill(site.process.pid, signal.SIGSEGV)  # between two rounds
+    site.process.wait()
+    monkeypatch.setattr(isolated, "STALL", 3.0)
+    assert site.answer(server.ask("join", 0)).facts["task"] == "join"
+
+    os.kill(site.process.pid, signal.SIGSTOP)  # and a large parcel, which it does not take in
+    with pytest.raises(Refused, match="the training process died \\(it stood still\\)"):
+        site.answer(server.ask("round", 3, {"model": {"w": torch.zeros(2**22)}}))
+    assert site.answer(server.ask("join", 0)).facts["task"] == "join"
+
+
+ORPHAN = """
+import sys, time
+from pathlib import Path
+from tests.conftest import make_plan
+from tests.unit.test_isolated import CPU, SMALL, Isolated, Server
+
+plan = make_plan("fedavg", *SMALL)
+site = Isolated(plan, "hospital-a", plan.participation.sites, CPU, Path(sys.argv[1]))
+site.answer(Server(plan).ask("join", 0))
+print(site.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_no_orphan_survives_its_parent(tmp_path: Path, root: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "custom"), str(root)])}
+    command = [sys.executable, "-c", ORPHAN, str(tmp_path)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert parent.stdout
+        worker = psutil.Process(int(parent.stdout.readline()))
+    finally:
+        parent.kill()
+        parent.wait()
+    worker.wait(timeout=60)
+
+
+def test_frames_carry_every_kind_of_tensor() -> None:
+    near, far = isolated.socketpair()
+    groups = {
+        "model": {
+            "w": torch.randn(3, 4).t(),
+            "b": torch.randn(5).bfloat16(),
+            "n": torch.tensor(7),
+            "mask": torch.tensor([True, False]),
+            "z": torch.zeros(0, 3),
+        },
+        "empty": {},
+    }
+    with near, far:
+        send(near, {"facts": {"loss": 0.1}}, groups)
+        message, arrived = receive(far)
+        assert message == {"facts": {"loss": 0.1}} and arrived.keys() == groups.keys()
+        for name, tensor in groups["model"].items():
+            assert arrived["model"][name].dtype == tensor.dtype and torch.equal(arrived["model"][name], tensor)
+        near.close()
+        with pytest.raises(EOFError):
+            receive(far)

@@ -1,0 +1,40 @@
+"""Which jobs led a study, and that only one does at a time."""
+
+from pathlib import Path
+
+import pytest
+
+from medsilo.errors import MedsiloError
+from medsilo.federation import record
+from medsilo.federation.record import Record
+
+
+def test_one_job_leads_a_study_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "LET_GO", 0.1)
+    one, other = Record(tmp_path / "one"), Record(tmp_path / "other")
+    with one.led_by("job-1"):
+        with (
+            pytest.raises(MedsiloError, match="another job leads one now; 'medsilo status'"),
+            one.led_by("2"),
+        ):
+            raise AssertionError
+        with other.led_by("job-3"):
+            pass
+    with one.led_by("job-4"):
+        pass
+    assert (one.folder / "jobs.txt").read_text().split() == ["job-1", "job-4"]
+    for job, study in (("job-1", one), ("job-4", one), ("job-3", other)):
+        found = Record.of_job(tmp_path, job)
+        assert found and found.folder == study.folder
+    assert Record.of_job(tmp_path, "job") is None
+
+
+def test_what_there_is_to_go_on_from(tmp_path: Path) -> None:
+    run = Record(tmp_path)
+    assert not run.can_go_on()
+    run.save_checkpoint(0, {}, {"best": None})
+    assert run.can_go_on()
+    run.write_summary({"status": "failed"})
+    assert run.can_go_on()
+    run.write_summary({"status": "finished"})
+    assert not run.can_go_on()

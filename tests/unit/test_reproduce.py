@@ -1,0 +1,49 @@
+"""docs/reproduce.md: every command is one that would run, were the data there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from medsilo.cli import _parser
+from medsilo.study.asked import asked
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs/reproduce.md").read_text()
+COMMANDS = re.findall(r"^    medsilo (.+)$", TEXT, re.MULTILINE)
+# The papers' networks are large, and a plan is only right when its networks can be built.
+BY_SIZE = [pytest.param(line, marks=pytest.mark.long) if "compare --plan" in line else line for line in COMMANDS]
+
+
+@pytest.mark.parametrize("command", BY_SIZE)
+def test_the_command_is_one(command: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    options = _parser().parse_args(shlex.split(command))
+    options.seeds = [0]
+    if command.startswith("compare"):
+        _, cells = asked(options)
+        assert len(cells) >= 2
+        names = {cell.row.name for cell in cells}
+        assert options.against is None or options.against in names
+    if command.startswith("run"):
+        from medsilo.plan import load_plan
+
+        assert list(load_plan(options.plan, options.set).participation.unseen) == ["rim-one"]
+
+
+def test_a_sweep_at_equal_work_has_equal_work(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    command = "compare --methods fedavg,local --sweep training.local_epochs=1,2,5 --equal-work --seeds 0"
+    _, cells = asked(_parser().parse_args(shlex.split(command)))
+    work = [(cell.plan.training.local_epochs, cell.plan.training.rounds) for cell in cells]
+    assert work == [(1, 10), (2, 5), (5, 2)] * 2
+
+
+def test_a_number_of_sites_stands_for_so_many(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    command = "compare --methods fedavg --sweep participation.sites=2,3 --seeds 0"
+    _, cells = asked(_parser().parse_args(shlex.split(command)))
+    assert [list(cell.plan.participation.sites) for cell in cells] == [
+        ["site-01", "site-02"],
+        ["site-01", "site-02", "site-03"],
+    ]

@@ -1,0 +1,105 @@
+"""What TensorBoard and MLflow are shown: the numbers of the rounds, of the server and each site, and nothing else."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from nvflare.apis.analytix import AnalyticsDataType
+from nvflare.apis.fl_constant import EventScope, FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from medsilo.errors import MedsiloError
+from medsilo.flare.tracking import WHOSE, origin
+from medsilo.site.settings import SiteSettings
+from medsilo.study import inprocess
+from tests.conftest import SITES, make_plan
+
+SMALL = ["task.persons=8", "task.windows=10", "task.steps=32"]
+Curves = dict[str, dict[str, list[tuple[int, float]]]]  # by site (or server), by name: (step, value)
+
+
+def curves_of(run: Path) -> Curves:
+    """All that TensorBoard would draw of a run, but times."""
+    found: Curves = {}
+    for folder in sorted((run / "tensorboard").iterdir()):
+        events = EventAccumulator(str(folder))
+        events.Reload()
+        assert all(not names for kind, names in events.Tags().items() if kind != "scalars" and names is not False)
+        found[folder.name] = {
+            name: [(point.step, point.value) for point in events.Scalars(name)]
+            for name in events.Tags()["scalars"]
+            if name != "seconds"
+        }
+    return found
+
+
+def test_event_files_hold_the_rounds(tmp_path: Path) -> None:
+    inprocess.run(make_plan("fedavg", *SMALL), folder=tmp_path / "run")
+    found = curves_of(tmp_path / "run")
+    rounds = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert sorted(found) == [*SITES, "server"]
+    for site in SITES:
+        assert set(found[site]) == {"train_loss", "validation", "validation_loss", "test", "test_loss"}
+        losses = [(line["round"], pytest.approx(line["sites"][site]["train_loss"])) for line in rounds]
+        assert found[site]["train_loss"] == losses
+        scores = list(enumerate(map(pytest.approx, summary["sites"][site]["validation"])))
+        assert found[site]["validation"] == scores
+        score = summary["sites"][site]["test"]["accuracy"]
+        assert [value for _, value in found[site]["test"]] == [pytest.approx(score)]
+    assert [step for step, _ in found["server"]["bytes_up"]] == [1, 2]
+    assert found["server"]["sites"] == [(1, 3.0), (2, 3.0)]
+
+
+def test_what_a_site_withholds_is_not_tracked(tmp_path: Path) -> None:
+    settings = SiteSettings(device="cpu", smallest_metric=10_000)
+    inprocess.run(make_plan("local", *SMALL), folder=tmp_path / "run", settings=settings)
+    found = curves_of(tmp_path / "run")
+    assert all(set(found[site]) == {"train_loss"} for site in SITES)
+
+
+def test_mlflow_is_asked_for_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(MedsiloError, match="mlflow is not installed"):
+        inprocess.run(make_plan("local", *SMALL, "tracking.mlflow=true"), folder=tmp_path / "run")
+
+
+def test_mlflow_holds_the_rounds(tmp_path: Path) -> None:
+    tracking = pytest.importorskip("mlflow.tracking", reason="MLflow is not installed")
+    inprocess.run(make_plan("local", *SMALL, "tracking.mlflow=true"), folder=tmp_path / "run")
+    client = tracking.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/run/mlflow.db")
+    experiment = client.get_experiment_by_name("run")
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert sorted(runs) == [*SITES, "server"]
+    for site, curves in curves_of(tmp_path / "run").items():
+        for name, points in curves.items():
+            history = client.get_metric_history(runs[site].info.run_id, name)
+            assert sorted((point.step, pytest.approx(point.value)) for point in history) == points
+
+
+def test_a_point_that_a_site_sends_by_itself_is_nobodys() -> None:
+    """Sites have no way to TensorBoard but the answers that the server accepted."""
+    event = create_analytic_dxo("validation", 0.5, AnalyticsDataType.SCALAR, global_step=1).to_shareable()
+    event.set_header(WHOSE, "hospital-a")
+    context = FLContext()
+    assert origin(context, event) == "hospital-a"
+    context.set_prop(FLContextKey.EVENT_SCOPE, EventScope.FEDERATION)
+    assert origin(context, event) is None
+
+
+def test_a_run_that_goes_on_is_tracked_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    plan = make_plan("fedbn", *SMALL, "training.rounds=3")
+    inprocess.run(plan, folder=tmp_path / "whole")
+
+    def stop(line: dict) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        inprocess.run(plan, folder=tmp_path / "stopped", on_round=stop)
+    assert [step for step, _ in curves_of(tmp_path / "stopped")["server"]["sites"]] == [1, 2]
+    inprocess.run(plan, folder=tmp_path / "stopped", resume=True)
+    assert curves_of(tmp_path / "stopped") == curves_of(tmp_path / "whole")

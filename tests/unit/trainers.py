@@ -1,0 +1,44 @@
+"""Participants that die, eat, hang or fail in their processes, as a hospital's would; `tests/unit/test_isolated.py`."""
+
+import os
+import signal
+import time
+
+import torch
+
+from medsilo.federation.participant import Participant, Stop
+
+WHEN = 2  # the round in which it happens
+
+
+class Fragile(Participant):
+    """Killed in the middle of a round, once: what the next process does is another matter."""
+
+    def _train(self, number: int, phase: str, stop: Stop) -> float:
+        loss = super()._train(number, phase, stop)
+        mark = self.folder.parents[2] / f"{self.site}-was-killed"  # beside the run
+        if number == WHEN and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss
+
+
+class Hungry(Participant):
+    """Needs a gigabyte in one round."""
+
+    def _train(self, number: int, phase: str, stop: Stop) -> float:
+        if number == WHEN:
+            torch.empty(2**30, dtype=torch.uint8)
+        return super()._train(number, phase, stop)
+
+
+class Troubled(Participant):
+    """Trains for ever in the first round, hears nothing in the second, and fails with a patient's name in the third."""
+
+    def _train(self, number: int, phase: str, stop: Stop) -> float:
+        while number == 1:
+            stop()
+            time.sleep(0.01)
+        if number == 2:
+            time.sleep(3600)
+        raise ValueError("/data/patients/MUELLER_HANS_1961.nii.gz is truncated")
