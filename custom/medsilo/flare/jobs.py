@@ -24,6 +24,9 @@ EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
 def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
     """The JSON files of a job for this plan."""
     common: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": [], "components": []}
+    # A request for tensors that a cut line swallowed is made again after so many seconds without a byte; NVFlare's
+    # default of 600 would cost the site its round.
+    common["tensor_streaming_per_request_timeout"] = 30.0
     controller = {"id": "medsilo", "path": CONTROLLER, "args": {}}
     # Sites look for work this often (seconds); NVFlare's default of 2 would be the least a round takes.
     server = {"server": {"task_request_interval": 0.1}, "workflows": [controller]}
