@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
+import torch
 import yaml
 from torch import Tensor
 
 from medsilo.errors import MedsiloError
+from medsilo.spill import Kept, Stored, bytes_of
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -34,7 +35,7 @@ def _replacing(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
-    except (OSError, safetensors.SafetensorError) as error:
+    except OSError as error:
         why = "the disk is full" if _is_disk_full(error) else f"{type(error).__name__} while writing"
         raise MedsiloError(
             f"{path.name} could not be written: {why}. What was saved before is intact; free space or choose another "
@@ -47,16 +48,14 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep(*folders: Path) -> None:
-    """Remove what a killed process left half-written in folders that nobody else writes to. safetensors first writes
-    to a name of its own."""
+    """Remove what a killed process left half-written in folders that nobody else writes to."""
     for folder in folders:
-        for path in (*folder.glob(".*.part"), *folder.glob(".tmp*")):
+        for path in folder.glob(".*.part"):
             path.unlink(missing_ok=True)
 
 
-def _is_disk_full(error: Exception) -> bool:
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return getattr(error, "errno", None) in full or any(f"os error {number})" in str(error) for number in full)
+def _is_disk_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -76,23 +75,43 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any] | None = None) -> None:
-    """Write named tensors and JSON facts into one safetensors file, atomically."""
-    metadata = {"facts": json.dumps(facts or {}, allow_nan=False)}
-    with _replacing(path) as temporary:
-        safetensors.torch.save_file(_separate(tensors), temporary, metadata)
+# What the format calls the types of numbers.
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
-def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as the format wants them: contiguous, on the CPU, no two in the same memory."""
-    seen: set[int] = set()
-    separate = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        memory = tensor.untyped_storage().data_ptr()
-        separate[name] = tensor.clone() if memory in seen else tensor
-        seen.add(memory)
-    return separate
+def save_tensors(path: Path, tensors: Mapping[str, Kept], facts: Mapping[str, Any] | None = None) -> None:
+    """Write named tensors and JSON facts into one safetensors file, atomically.
+
+    One tensor after another, so that those on the disk are never in memory together; the format's own library wants
+    all of them at once.
+    """
+    header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
+    end = 0
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # each number where it is aligned
+    for name in names:
+        dtype, shape = tensors[name].dtype, tensors[name].shape
+        begin, end = end, end + shape.numel() * dtype.itemsize
+        header[name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with _replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            tensor = tensors[name]
+            tensor = tensor.read() if isinstance(tensor, Stored) else tensor.detach().cpu().contiguous()
+            file.write(bytes_of(tensor))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

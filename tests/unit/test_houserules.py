@@ -21,14 +21,23 @@ from medsilo.errors import MedsiloError
 from medsilo.files import is_safe_name
 
 PACKAGE = Path(medsilo.__file__).parent
-LEAVES = {"errors", "section", "files", "package", "png", "memory"}  # single files that know nothing of the rest
+LEAVES = {
+    "errors",
+    "section",
+    "files",
+    "package",
+    "png",
+    "memory",
+    "spill",
+}  # single files that know nothing of the rest
 
 # What a part of the package may import of ours beside itself. A part is a folder, or a file of the package's root.
 MAY_IMPORT = {
     "errors": set(),
     "section": set(),
     "package": set(),
-    "files": {"errors"},
+    "spill": {"errors"},
+    "files": {"errors", "spill"},
     "png": set(),
     "memory": set(),
     "learning": LEAVES,

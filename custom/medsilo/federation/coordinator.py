@@ -35,6 +35,7 @@ from medsilo.mixing.mixers import Mixer, WeightedMean
 from medsilo.package import package_facts
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
+from medsilo.spill import Kept
 from medsilo.supermodel import THRESHOLDS, Spacing
 
 RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
@@ -503,7 +504,7 @@ class Coordinator:
 
         Mixers never change tensors that they gave out, so what is being written stays as it is.
         """
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Kept] = {}
         facts: dict[str, Any] = {
             "plan": self.plan.hash,
             "sites": self.sites,

@@ -19,6 +19,7 @@ from medsilo.errors import MedsiloError
 from medsilo.files import load_tensors, newest, save_tensors, sweep, write_bytes, write_json, write_text
 from medsilo.package import package_facts
 from medsilo.plan import Plan
+from medsilo.spill import Kept
 
 AMPLITUDE = "figures/amplitude.png"  # of the server, where the method has one
 JOBS = "jobs.txt"  # the ids of the NVFlare jobs that led the study, the last one last
@@ -122,7 +123,7 @@ class Record:
     def _checkpoint(self, round_number: int) -> Path:
         return self.checkpoints / f"round-{round_number}.safetensors"
 
-    def save_checkpoint(self, round_number: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def save_checkpoint(self, round_number: int, tensors: dict[str, Kept], facts: dict[str, Any]) -> None:
         """The server's state after a round; the one before goes only when this one is whole."""
         save_tensors(self._checkpoint(round_number), tensors, {**facts, "round": round_number})
         for path in self.checkpoints.glob("round-*.safetensors"):

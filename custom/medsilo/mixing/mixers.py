@@ -30,6 +30,7 @@ from torch import Tensor
 from medsilo.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing.layout import Layout, Section, Tensors
 from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
+from medsilo.spill import Kept
 
 # Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
 COLUMNS = 4 << 10
@@ -103,14 +104,14 @@ class Mixer(ABC):
 
     # -- between rounds -----------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
         """What must outlive the process, between two rounds: tensors by key, and facts that JSON can hold."""
         if self._answered:
             raise MedsiloError("A round is open: finish() it before its state is saved")
         tensors, facts = self._save()
         return tensors, {"mixer": type(self).__name__, "sites": list(self._sites), **facts}
 
-    def load_state(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, Kept], facts: dict[str, Any]) -> None:
         """Continues from what `state` gave; the tensors are shared, not copied."""
         own, saved = type(self).__name__, facts.get("mixer")
         if saved != own:
@@ -140,10 +141,10 @@ class Mixer(ABC):
         """What the site was given last."""
 
     @abstractmethod
-    def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]: ...
 
     @abstractmethod
-    def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None: ...
+    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None: ...
 
     def _settle(self) -> None:  # noqa: B027
         """Does what has become possible by the last contribution."""
@@ -288,10 +289,10 @@ class WeightedMean(Mixer):
     def _row(self, site: str) -> dict[str, Tensor] | None:
         return self._given if site in self._sites else None
 
-    def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
         return dict(self._given or {}), {"given": self._given is not None}
 
-    def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
         self._begin_sum()
         self._given = dict(tensors) if facts["given"] else None
 
@@ -376,7 +377,7 @@ class PersonalMixer(Mixer):
             row = self._rows[site] = row.unpack()
         return row
 
-    def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
         """Keys are "<site>/<name>"; a model that several sites share is saved with the first of them."""
         tensors: dict[str, Tensor] = {}
         owners: dict[int, str] = {}
@@ -388,7 +389,7 @@ class PersonalMixer(Mixer):
                 tensors |= {f"{site}/{name}": tensor for name, tensor in row.items()}
         return tensors, {"rows": same}
 
-    def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
         rows: dict[str, dict[str, Tensor]] = {owner: {} for owner in facts["rows"].values()}
         for key, tensor in tensors.items():
             owner, name = key.split("/", 1)
@@ -474,14 +475,14 @@ class SimilarityMix(PersonalMixer):
         super()._merge()
         self._rows |= kept
 
-    def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
         """The last contributions' keys begin with a slash, which no site's name does."""
         tensors, facts = super()._save()
         last = {site: row.copy().unpack() for site, row in self._last.items()}
-        tensors |= {f"/{site}/{name}": tensor for site, row in last.items() for name, tensor in row.items()}
-        return tensors, {**facts, "last": sorted(last)}
+        more = {f"/{site}/{name}": tensor for site, row in last.items() for name, tensor in row.items()}
+        return {**tensors, **more}, {**facts, "last": sorted(last)}
 
-    def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
         super()._load({key: tensor for key, tensor in tensors.items() if not key.startswith("/")}, facts)
         self._last = {}
         for site in facts["last"]:
@@ -521,10 +522,10 @@ class Gallery(Mixer):
     def _merge(self) -> None:
         """Nothing came."""
 
-    def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
         return {}, {}
 
-    def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
         """Shows what the others hold."""
 
 

@@ -1,13 +1,15 @@
 """Server steps: the mean of the sites' models is not yet the next model, it shows the way to it.
 
-All stream as `WeightedMean` does: they hold what is given back, their own state, and about two parcels while a round is
-open. They are for trained weights. Buffers such as running statistics belong into a group of their own that is averaged
+All stream as `WeightedMean` does: they hold what is given back and about two parcels while a round is open; what an
+optimizer remembers from round to round lies on the disk.
+
+They are for trained weights. Buffers such as running statistics belong into a group of their own that is averaged
 plainly: a variance that Adam has stepped may be negative.
 """
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ from medsilo.errors import Refused
 from medsilo.mixing.layout import Layout, Tensors
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.waiting import reading
+from medsilo.spill import Kept, Spill, Stored
 
 REACH = "reach"  # ‖a_i‖₁ of FedNova, which travels beside the weights
 FURTHEST = 1e9
@@ -68,7 +71,8 @@ class FedNova(WeightedMean):
 class ServerOptimizer(WeightedMean):
     """θ ← θ + η u(D): D = Σ p_i θ_i - θ, the way to the mean, is an optimizer's gradient (Reddi et al. 2021, Alg. 2).
 
-    Holds one or two parcels more, in single precision at least.
+    Its vectors, a parcel's size each in single precision at least, lie in a temporary file. Every step writes a new
+    one, so that a checkpoint can be written from the old.
 
     uniform: p_i = 1 / K instead of n_i / n, K and n being those of the sites that answered.
     """
@@ -79,7 +83,7 @@ class ServerOptimizer(WeightedMean):
         super().__init__()
         self.lr, self.uniform = float(lr), uniform
         self._steps = 0
-        self._memory: list[list[Tensor]] = []  # the optimizer's vectors, block by block
+        self._memory: list[list[Stored]] = []  # the optimizer's vectors, block by block
 
     @property
     @abstractmethod
@@ -94,30 +98,35 @@ class ServerOptimizer(WeightedMean):
         super()._take(site, tensors, 1.0 if self.uniform else weight, layout)
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
-        if not self._memory:
-            self._memory = [
-                [torch.full((width,), value, dtype=section.kept) for value in self._start]
-                for section in layout.sections
-                for width in section.widths
-            ]
         self._steps += 1
+        memory: list[list[Stored]] = []
+        spill = Spill()
+        kinds = [section.kept for section in layout.sections for _ in section.blocks]
         for place, (theta, d) in enumerate(blocks):
-            held = self._memory[place]
-            wide = [vector.to(d.dtype, copy=True) for vector in held]
+            if self._memory:
+                wide = [vector.read().to(d.dtype) for vector in self._memory[place]]
+            else:
+                wide = [torch.full_like(d, value) for value in self._start]
             torch.add(theta, self._update(d, *wide), alpha=self.lr, out=d)
-            self._memory[place] = [new.to(old.dtype) for new, old in zip(wide, held, strict=True)]
+            memory.append([Stored.put(vector.to(kinds[place]), spill) for vector in wide])
+        self._memory = memory
 
-    def _save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
         """The vectors' keys begin with a slash, which no tensor's name does."""
         tensors, facts = super()._save()
-        tensors |= {f"/{place}": vector for place, vector in enumerate(chain(*self._memory))}
-        return tensors, {**facts, "steps": self._steps}
+        vectors = {f"/{place}": vector for place, vector in enumerate(chain(*self._memory))}
+        return {**tensors, **vectors}, {**facts, "steps": self._steps}
 
-    def _load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
         super()._load({name: tensor for name, tensor in tensors.items() if not name.startswith("/")}, facts)
-        kinds = len(self._start)
+        spill, kinds = Spill(), len(self._start)
+
+        def stored(place: int) -> Stored:
+            vector = tensors[f"/{place}"]
+            return vector if isinstance(vector, Stored) else Stored.put(vector, spill)
+
         places = range(0, len(tensors) - len(self._given or {}), kinds)
-        self._memory = [[tensors[f"/{place + kind}"] for kind in range(kinds)] for place in places]
+        self._memory = [[stored(place + kind) for kind in range(kinds)] for place in places]
         self._steps = facts["steps"]
 
 
