@@ -9,8 +9,8 @@ little to save; that row has no bound.
 Bytes: what a site sends and is sent in a round, as the run's summary has it, against two models and a selector.
 Memory: a whole study of the real coordinator, whose sites make up their answers, with the paper's U-Net and VGG-11.
 The peak above what the process held before, against what is given back (one global model and selector, K personal
-models) and two parcels, the size of one being that of what a site sends. With `server-adam` the selector's two moments
-lie at the server, too.
+models) and two parcels, the size of one being that of what a site sends. With `server-adam` Adam's two moments of the
+selector lie on the server's disk.
 
 Exits with 1 when a bound is not kept. Needs Linux (it forks, and reads the peak from /proc).
 """
@@ -195,8 +195,8 @@ class MadeUp:
         """Nobody has to be waited for."""
 
 
-def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, float, float]:
-    """Bytes: the study's peak, what is given back, one parcel, and the selector's moments if the rule has them."""
+def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, float]:
+    """Bytes: the study's peak, what is given back, and one parcel."""
     sites = [f"site{place:02}" for place in range(count)]
     small = make_plan({"name": "synthetic-activity"}, SITES, training={"rounds": 1})
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
@@ -208,8 +208,7 @@ def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, f
         before = most_held()
         Coordinator(plan, sites, MadeUp(plan), Record(Path(place) / "large"), "made up").run()
         parcel = sum(sizes.values())
-        moments = 2 * sizes["selector"] if sync == "server-adam" else 0
-        return most_held() - before, parcel + (count - 1) * sizes["personal"], parcel, moments
+        return most_held() - before, parcel + (count - 1) * sizes["personal"], parcel
 
 
 # ---------------------------------------------------------------------------------------------------- the lines
@@ -243,13 +242,12 @@ def memories() -> bool:
     kept = True
     for sync in ("none", "server-adam"):
         for count in (3, 6, 12):
-            used, given, parcel, moments = (size / 2**20 for size in in_a_fork(server_memory, count, "vgg11", sync))
+            used, given, parcel = (size / 2**20 for size in in_a_fork(server_memory, count, "vgg11", sync))
             bound = given + 2 * parcel
             kept = kept and used <= bound + SLACK
             parts = f"given back {given:.0f} and two parcels of {parcel:.0f}: {bound:.0f} MiB"
-            state = f", of which Adam's moments {moments:.0f}" * bool(moments)
             print(
-                f"VGG-11, {sync}, {count} sites: peak {used:.0f} MiB{state} ({parts})  {_kept(used <= bound + SLACK)}",
+                f"VGG-11, {sync}, {count} sites: peak {used:.0f} MiB ({parts})  {_kept(used <= bound + SLACK)}",
                 flush=True,
             )
     return kept

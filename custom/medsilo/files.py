@@ -102,6 +102,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Kept], facts: Mapping[str, An
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # each number where it is aligned
     for name in names:
         dtype, shape = tensors[name].dtype, tensors[name].shape
+        if dtype not in TYPES:
+            raise MedsiloError(
+                f"{path.name} could not be written: {name} has the type {dtype}, which has no name there"
+            )
         begin, end = end, end + shape.numel() * dtype.itemsize
         header[name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()

@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from medsilo.errors import MedsiloError
-from medsilo.files import is_safe_name, load_tensors, newest, save_tensors, sweep, write_json, write_text
+from medsilo.files import TYPES, is_safe_name, load_tensors, newest, save_tensors, sweep, write_json, write_text
+from medsilo.spill import Spill, Stored
 
 TENSORS = {
     "weight": torch.tensor([[1.5, -2.0], [float("nan"), 4.0]]),
@@ -66,6 +68,30 @@ def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
 def test_no_tensors_are_a_file_too(tmp_path: Path) -> None:
     save_tensors(tmp_path / "t", {})
     assert load_tensors(tmp_path / "t") == ({}, {})
+
+
+@pytest.mark.parametrize("dtype", list(TYPES))
+def test_every_type_comes_back_by_the_format_s_own_library(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = {"odd": torch.tensor([True]), "x": torch.tensor([[0, 1, 7]]).to(dtype), "one": torch.tensor(1).to(dtype)}
+    save_tensors(tmp_path / "t", tensors)
+    assert_same(safetensors.torch.load_file(tmp_path / "t"), tensors)
+
+
+def test_a_type_that_the_format_does_not_know(tmp_path: Path) -> None:
+    with pytest.raises(MedsiloError, match="deep has the type torch.complex128"):
+        save_tensors(tmp_path / "t", {"deep": torch.ones(2, dtype=torch.complex128)})
+    assert listed(tmp_path) == []
+
+
+def test_tensors_on_the_disk_are_written_like_those_in_memory(tmp_path: Path) -> None:
+    spill = Spill(tmp_path)
+    vectors = {"b": torch.randn(5), "a": torch.randn(3, dtype=torch.float64), "none": torch.empty(0)}
+    stored = {name: Stored.put(vector, spill) for name, vector in vectors.items()}
+    save_tensors(tmp_path / "stored", {**stored, "c": torch.tensor(7)}, {"round": 1})
+    save_tensors(tmp_path / "plain", {**vectors, "c": torch.tensor(7)}, {"round": 1})
+    assert (tmp_path / "stored").read_bytes() == (tmp_path / "plain").read_bytes()
+    assert_same(load_tensors(tmp_path / "stored")[0], {**vectors, "c": torch.tensor(7)})
+    assert listed(tmp_path) == ["plain", "stored"]  # the spill has no name
 
 
 def test_tensors_that_share_memory_or_are_parts_of_others(tmp_path: Path) -> None:
@@ -238,18 +264,6 @@ def test_a_file_that_does_not_fit_leaves_the_former_one(tmp_path: Path, what: st
     assert len(text.splitlines()) == 1
     assert load_tensors(path)[1] == {"round": 1}
     assert listed(tmp_path) == ["file"]
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 1 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount a file system")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_disk_that_is_full_leaves_the_former_file(tiny_disk: Path) -> None:

@@ -1,15 +1,17 @@
 """Server steps against their equations in numpy, two rounds each; orders of arrival, absent sites, saved states."""
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from medsilo.errors import Refused
+from medsilo.errors import MedsiloError, Refused
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.server import REACH, FedAdam, FedAvgM, FedNova, FedYogi, Scaffold
 from medsilo.spill import Kept, Stored
@@ -249,6 +251,22 @@ def test_a_saved_state_does_not_change_with_the_next_round(case: str) -> None:
     before = read(tensors)
     play(mixer, contributions(2, reached))
     assert_same([read(tensors)], [before])
+
+
+def test_a_full_disk_ends_the_step_and_leaves_the_last_model(tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the optimizer's vectors lie, there is room for those of one step and not for the next one's beside them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tiny_disk))
+    mixer, large = FedAdam(0.1), {"w": torch.ones(80_000)}
+    assert "w" in play(mixer, dict.fromkeys(SITES, large), large)
+    mixer.start(SITES)
+    for site in SITES:
+        mixer.add(site, {"w": torch.zeros(80_000)}, 1.0)
+    before = mixer.current("a")
+    with pytest.raises(MedsiloError, match="No space left on device.*free some room for temporary files"):
+        mixer.finish()
+    assert_same([mixer.current("a")], [before])
+    with pytest.raises(MedsiloError, match="open"):
+        mixer.state()
 
 
 @pytest.mark.parametrize("reach", [0.0, -1.0, 1e10, float("nan"), float("inf"), None])
