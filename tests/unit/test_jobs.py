@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from nvflare.apis.fl_constant import ConfigVarName
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
 
 from medsilo import cli
 from medsilo.algorithms import ALGORITHMS
@@ -33,6 +35,14 @@ def test_jobs_have_the_canonical_form(method: str) -> None:
     expected = {path: (json.dumps(content, indent=2) + "\n").encode() for path, content in canonical_job(plan).items()}
     assert written.keys() == {*expected, CONFIG / "plan.yaml"}
     assert {path: written[path] for path in expected} == expected
+
+
+def test_a_lost_request_for_tensors_is_made_again_soon() -> None:
+    """Under the name by which NVFlare asks for it, at the server and at the sites."""
+    name = TensorDecomposer()._config_var_name(ConfigVarName.STREAMING_PER_REQUEST_TIMEOUT)
+    config = canonical_job(plan_of(JOBS / "fedavg"))
+    for party in ("server", "client"):
+        assert config[CONFIG / f"config_fed_{party}.json"][name] == 30.0
 
 
 @pytest.mark.parametrize("method", FEDERATED)
