@@ -31,7 +31,8 @@ def medsilo(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, lis
 
 
 def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    plan = make_plan("fedavg", sites=SITES[:2])
+    """Enough rounds that the study still runs when its results are asked for too early."""
+    plan = make_plan("fedavg", "training.rounds=15", sites=SITES[:2])
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "job", plan)
     kit = consortium.kit(LEAD)
@@ -44,7 +45,7 @@ def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pyte
     code, out, err = medsilo(capsys, "watch", job, "--kit", kit)
     assert (code, err) == (0, [])
     rounds = [line.split()[:3] for line in out if line.startswith("round ")]
-    assert rounds == [["round", f"{number}/2", site] for number in (1, 2) for site in SITES[:2]]
+    assert rounds == [["round", f"{number}/15", site] for number in range(1, 16) for site in SITES[:2]]
     assert out[-1].startswith("FINISHED:COMPLETED; results: medsilo fetch")
 
     code, out, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
