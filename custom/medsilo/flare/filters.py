@@ -5,6 +5,7 @@ they raise into a refusal, so nothing of such an answer leaves, and both audit l
 """
 
 import secrets
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
@@ -43,8 +44,15 @@ class _AnswerFilter(Filter):
             add_job_audit_event(fl_ctx, msg=f"applied {type(self).__name__} to {', '.join(chosen)}")
         return answer.update_shareable(shareable)
 
+    @abstractmethod
     def look_at(self, answer: DXO) -> None:
         """Change the chosen groups' values, which NVFlare and nobody else holds; raises Refused to hold all back."""
+
+
+class _TensorFilter(_AnswerFilter):
+    """Changes tensor by tensor."""
+
+    def look_at(self, answer: DXO) -> None:
         for group in self.groups & set(answer.data):
             member = answer.data[group]
             member.data = {
@@ -52,9 +60,9 @@ class _AnswerFilter(Filter):
                 for name, tensor in member.data.items()
             }
 
+    @abstractmethod
     def change(self, tensor: Tensor) -> Tensor:
         """What leaves instead of a tensor of floating point numbers."""
-        raise NotImplementedError
 
 
 class OnlyTheseGroups(_AnswerFilter):
@@ -79,7 +87,7 @@ class EnoughCases(_AnswerFilter):
             raise Refused(f"this hospital lets {', '.join(few)} out only over {self.least} cases or more")
 
 
-class Clipped(_AnswerFilter):
+class Clipped(_TensorFilter):
     """Brings each tensor's outliers, which may be one case's own, back to the given percentile of its magnitudes."""
 
     def __init__(self, groups: Sequence[str], percentile: float) -> None:
@@ -96,7 +104,7 @@ class Clipped(_AnswerFilter):
         return tensor.clamp(-limit, limit)
 
 
-class Noisy(_AnswerFilter):
+class Noisy(_TensorFilter):
     """Adds noise of a standard deviation of `relative` times that of each tensor, new and secret in every answer.
 
     So no run can be repeated to the digit. It blurs single cases; it is no proof of differential privacy, which would
