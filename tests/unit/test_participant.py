@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import resource
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.study import inprocess
 from medsilo.tasks.base import Cases, SiteData
-from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan
+from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan, mounted
 
 A = SITES[0]
 CPU = SiteSettings(device="cpu")
@@ -573,12 +572,7 @@ def test_a_study_on_a_disk_that_fills_up_is_resumed_when_there_is_room(
 ) -> None:
     """A real file system that is full to the last byte in the middle of the study, then larger."""
     plan = planned("fedbn", [])
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount a file system")
-    try:
+    with mounted(tmp_path / "disk", "3m") as disk:
 
         def on_round(record: dict[str, Any]) -> None:
             if record["round"] == 2:
@@ -592,8 +586,6 @@ def test_a_study_on_a_disk_that_fills_up_is_resumed_when_there_is_room(
         (disk / "filler").unlink()
         inprocess.run(plan, folder=disk / "run", resume=True)
         assert_same_run(whole(plan), disk / "run")
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 # ---------------------------------------------------------------------------------------------------- in process
