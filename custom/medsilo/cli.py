@@ -128,7 +128,6 @@ def _resume(options: argparse.Namespace) -> int:
 
         _say(resume(options.run, options.kit, _warn))
         return 0
-    from medsilo.flare import simulator
     from medsilo.plan import load_plan
     from medsilo.study.cross import run_settings
     from medsilo.study.progress import round_lines
@@ -144,7 +143,17 @@ def _resume(options: argparse.Namespace) -> int:
         for line in round_lines(record, plan.rounds, plan.task.metric):
             _say(line)
 
-    simulator.resume(run, _settings(options, run_settings(run), **ALL_MINE), options.threads, on_round)
+    settings = _settings(options, run_settings(run), **ALL_MINE)
+    if (run / "job").is_dir():
+        from medsilo.flare import simulator
+
+        simulator.resume(run, settings, options.threads, on_round)
+    else:  # it was begun with --engine inprocess
+        from medsilo.federation.record import Record
+        from medsilo.study import inprocess
+
+        Record(run).check_unfinished()
+        inprocess.run(plan, folder=run, resume=True, settings=settings, on_round=on_round)
     return _conclude(run)
 
 

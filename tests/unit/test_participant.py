@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from medsilo import cli
 from medsilo.algorithms import Parcel
 from medsilo.errors import DataError, MedsiloError, Refused
 from medsilo.federation.participant import COLUMNS, Participant
@@ -504,6 +505,20 @@ def test_a_finished_study_that_is_resumed_is_the_same(tmp_path: Path, whole: Cal
     inprocess.run(plan, folder=tmp_path / "run")
     inprocess.run(plan, folder=tmp_path / "run", resume=True)
     assert_same_run(whole(plan), tmp_path / "run")
+
+
+def test_a_run_in_process_is_resumed_by_command(
+    tmp_path: Path, whole: Callable[[Plan], Path], capsys: pytest.CaptureFixture
+) -> None:
+    plan, folder = planned("fedadam", []), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        inprocess.run(plan, folder=folder, on_round=stop_after(3))
+    assert cli.main(["resume", str(folder), "--device", "cpu"]) == 0
+    (folder / "report.html").unlink()
+    assert_same_run(whole(plan), folder)
+    capsys.readouterr()
+    assert cli.main(["resume", str(folder)]) == 1
+    assert capsys.readouterr().err == "medsilo: run is finished; there is nothing to resume\n"
 
 
 def test_what_cannot_be_resumed(tmp_path: Path) -> None:

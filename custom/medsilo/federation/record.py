@@ -164,6 +164,11 @@ class Record:
         """The checkpoint of a round that was kept as the best."""
         return load_tensors(self._best(round_number))
 
+    def check_unfinished(self) -> None:
+        """Raises if the study has ended well."""
+        if self.summary().get("status") == "finished":
+            raise MedsiloError(f"{self.folder.name} is finished; there is nothing to resume")
+
     def can_go_on(self) -> bool:
         """Whether the study has not ended, and there is something to go on from."""
         return self.summary().get("status") != "finished" and any(self.checkpoints.glob("round-*.safetensors"))

@@ -51,8 +51,7 @@ def resume(
     record = Record(folder.resolve())
     if not (folder / "job").is_dir() or not record.checkpoints.is_dir():
         raise MedsiloError(f"{folder} is no run that can be resumed: it has no job or no checkpoint")
-    if record.summary().get("status") == "finished":
-        raise MedsiloError(f"{folder} is finished; there is nothing to resume")
+    record.check_unfinished()
     plan = load_plan(folder / "plan.yaml")
     path = folder / "job/app/config/config_fed_server.json"
     config = json.loads(path.read_text())
