@@ -24,9 +24,9 @@ from mixing import in_a_fork
 from timing import fastest, fastest_in_turn
 from torch import Tensor, nn
 
+from medsilo.core.memory import most_held
 from medsilo.learning.layers import batch_norm_names
 from medsilo.learning.statistics import batch_norm_input_statistics
-from medsilo.memory import most_held
 from medsilo.mixing.mixers import COLUMNS, SimilarityMix
 from medsilo.models import NETWORKS
 

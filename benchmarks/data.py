@@ -22,9 +22,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from medsilo.learning.loop import Compute, Drawn, batches, lesson, objective_of, train_epoch
 from medsilo.models.unet import UNet
-from medsilo.tasks.folder import Folder
-from medsilo.tasks.image_folder import ImageFolder
-from medsilo.tasks.nifti_folder import NiftiFolder
+from medsilo.tasks.own.folder import Folder
+from medsilo.tasks.own.image_folder import ImageFolder
+from medsilo.tasks.own.nifti_folder import NiftiFolder
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.volumes import Volume, write_volume
 

@@ -34,18 +34,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from medsilo.algorithms.base import Parcel
+from medsilo.core.memory import most_held
+from medsilo.core.package import package_facts
+from medsilo.deploy import THRESHOLDS
+from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
 from medsilo.federation.participant import Participant
-from medsilo.federation.record import Record
-from medsilo.memory import most_held
-from medsilo.package import package_facts
+from medsilo.methods.base import Parcel
 from medsilo.plan import Plan, parse_plan
+from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
-from medsilo.supermodel import THRESHOLDS
 from medsilo.tasks.base import Cases, SiteData
-from medsilo.tasks.nuclei import read_tile
+from medsilo.tasks.published.nuclei import read_tile
 from medsilo.tasks.volumes import Volume, read_pair, write_volume
 
 SITES = ("hospital-a", "hospital-b")

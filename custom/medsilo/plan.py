@@ -12,15 +12,15 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 from torch import Tensor, nn
 
-from medsilo.algorithms import ALGORITHMS
-from medsilo.algorithms.base import Algorithm, Blueprint
-from medsilo.algorithms.harmonised import Harmonised
-from medsilo.errors import PlanError
-from medsilo.files import is_safe_name, load_yaml
+from medsilo.core.errors import PlanError
+from medsilo.core.files import is_safe_name, load_yaml
+from medsilo.core.section import Section, in_words
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
+from medsilo.methods import ALGORITHMS
+from medsilo.methods.base import Algorithm, Blueprint
+from medsilo.methods.harmonised import Harmonised
 from medsilo.models import NETWORKS
-from medsilo.section import Section, in_words
 from medsilo.tasks import TASKS
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.federation.record import Record
-from medsilo.study import inprocess
+from medsilo.federation import inprocess
+from medsilo.runs.record import Record
 from tests.unit.test_participant import assert_same_run, planned
 
 pytestmark = pytest.mark.slow
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.slow
 VICTIM = """
 import os, signal, sys
 from pathlib import Path
-from medsilo.federation.record import Record
+from medsilo.runs.record import Record
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.plan import load_plan
-from medsilo.study import inprocess
+from medsilo.federation import inprocess
 
 plan, folder, moment = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 done = []

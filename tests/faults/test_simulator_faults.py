@@ -11,12 +11,12 @@ import psutil
 import pytest
 import yaml
 
-from medsilo.errors import MedsiloError
-from medsilo.federation.record import Record
+from medsilo.core.errors import MedsiloError
+from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.flare.jobs import CUSTOM, canonical_job, write_job
+from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 

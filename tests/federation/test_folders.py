@@ -8,10 +8,10 @@ import pytest
 import SimpleITK
 
 from medsilo.cli import main
+from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo.study import inprocess
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.federation.test_simulator import assert_same_outcome
 from tests.hospital import affine_of, ball, photograph, write_balls, write_pixels, write_table

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from medsilo.files import load_tensors
+from medsilo.core.files import load_tensors
+from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from tests.conftest import FEDSM, METHODS, PLAIN, SITES, make_plan
 from tests.unit.test_tracking import curves_of
 

@@ -16,11 +16,11 @@ from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from medsilo.algorithms.base import Parcel
-from medsilo.errors import Aborted, Refused
+from medsilo.core.errors import Aborted, Refused
 from medsilo.federation.coordinator import Missing
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
+from medsilo.methods.base import Parcel
 from tests.conftest import SITES
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
-from medsilo.study import inprocess
 
 SEEDS = [0, 1, 2]
 CHANCE = 1 / 6

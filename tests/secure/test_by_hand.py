@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from medsilo import cli
-from medsilo.files import load_tensors
+from medsilo.core.files import load_tensors
+from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
-from medsilo.study import inprocess
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, REGISTERED, Consortium, wait_until
 

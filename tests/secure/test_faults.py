@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from medsilo import cli
-from medsilo.federation.record import Record
-from medsilo.flare import lead
+from medsilo.consortium import lead
+from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
-from medsilo.study import inprocess
+from medsilo.runs.record import Record
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
@@ -37,8 +37,8 @@ def start(consortium: Consortium, folder: Path, study: str, *changes: str, sites
 
 def trainer(consortium: Consortium, site: str) -> psutil.Process:
     """The process that trains at a site."""
-    wait_until(lambda: len(consortium.family(site, "medsilo.federation.worker")) == 1, 60, "the trainer")
-    return consortium.family(site, "medsilo.federation.worker")[0]
+    wait_until(lambda: len(consortium.family(site, "medsilo.federation.process.worker")) == 1, 60, "the trainer")
+    return consortium.family(site, "medsilo.federation.process.worker")[0]
 
 
 def stop_in_a_round(process: psutil.Process, record: Record) -> int:
@@ -77,7 +77,7 @@ def test_a_killed_and_a_hanging_trainer_cost_their_rounds(consortium: Consortium
     assert summary["sites"][B]["warnings"] == {}
     log = (consortium.root / f"{B}.log").read_text()
     assert "training goes on in process" in log and "the training process died (SIGKILL)" in log
-    wait_until(lambda: not consortium.family(B, "medsilo.federation.worker"), 60, "the trainers' end")
+    wait_until(lambda: not consortium.family(B, "medsilo.federation.process.worker"), 60, "the trainers' end")
     assert not first.is_running() and not second.is_running()
 
 

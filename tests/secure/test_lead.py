@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from medsilo import cli
-from medsilo.files import load_tensors
-from medsilo.flare import lead
+from medsilo.consortium import lead
+from medsilo.core.files import load_tensors
+from medsilo.deploy import SuperModel
+from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
-from medsilo.study import inprocess
-from medsilo.supermodel import SuperModel
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, MEMBER, SERVER, Consortium, wait_until
 from tests.secure.relay import Relay

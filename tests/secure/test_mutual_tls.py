@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from medsilo.federation import inprocess
 from medsilo.flare.jobs import pack, write_job
-from medsilo.study import inprocess
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import SERVER, Consortium

@@ -19,9 +19,9 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.fuel.hci.client import file_transfer
 
 from medsilo import cli
-from medsilo.files import load_tensors
+from medsilo.core.files import load_tensors
+from medsilo.federation import inprocess
 from medsilo.flare.jobs import CONFIG, PLAN, write_job
-from medsilo.study import inprocess
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import MEMBER, SERVER, Consortium, wait_until, write_consortium
 from tests.secure.test_strict_hospital import change

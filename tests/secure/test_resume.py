@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from medsilo import cli
-from medsilo.federation.record import Record
-from medsilo.flare import lead
+from medsilo.consortium import lead
+from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
-from medsilo.study import inprocess
+from medsilo.runs.record import Record
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until

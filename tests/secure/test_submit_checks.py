@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.errors import MedsiloError
-from medsilo.flare import lead
+from medsilo.consortium import lead
+from medsilo.core.errors import MedsiloError
+from medsilo.core.package import ROOT, package_facts
 from medsilo.flare.jobs import write_job
-from medsilo.package import ROOT, package_facts
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, Consortium
 

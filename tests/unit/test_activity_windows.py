@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from medsilo.errors import DataError
+from medsilo.core.errors import DataError
+from medsilo.federation import inprocess
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
-from medsilo.tasks.activity_windows import ActivityWindows
+from medsilo.tasks.published.activity_windows import ActivityWindows
 from medsilo.tasks.sources import DataSource
 from tests.conftest import make_plan
 

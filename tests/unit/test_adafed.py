@@ -11,17 +11,17 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from medsilo.algorithms import ALGORITHMS, Parcel
-from medsilo.algorithms.adafed import AdaFed
-from medsilo.errors import MedsiloError, PlanError
+from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
 from medsilo.federation.participant import Participant
-from medsilo.federation.record import Record
 from medsilo.learning.layers import batch_norm_names
+from medsilo.methods import ALGORITHMS, Parcel
+from medsilo.methods.adafed import AdaFed
 from medsilo.mixing.mixers import SimilarityMix
 from medsilo.plan import Plan
+from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from medsilo.tasks.base import Cases, SiteData
 from tests.conftest import SITES, make_plan
 from tests.unit.test_algorithms import initial, load_data, merge_by_hand, plan_sgd, train_by_hand, with_state
@@ -427,7 +427,7 @@ def test_models_can_start_from_f() -> None:
 def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:
     plan = make_plan("adafed", "task.name=activity-windows", sites=SITES)
     networks = plan.build_networks()
-    from medsilo.algorithms.headquarters import Headquarters
+    from medsilo.methods.headquarters import Headquarters
 
     at = Headquarters(SITES, {}, plan.task, plan.training, 0, CPU.compute(), None, lambda: None)
     with pytest.raises(MedsiloError, match=r"public share of the data is not at the server.*choose f-adafed"):

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.algorithms import Parcel
+from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
 from medsilo.federation.participant import Participant
-from medsilo.federation.record import Record
 from medsilo.learning.seeds import generator_for
+from medsilo.methods import Parcel
 from medsilo.plan import Plan
+from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from medsilo.tasks.base import SiteData
 from tests.conftest import METHODS, SITES, make_plan
 

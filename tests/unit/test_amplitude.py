@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from medsilo.errors import DataError, MedsiloError
+from medsilo.core.errors import DataError, MedsiloError
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
 
 SHAPES = [(3, 12, 16), (1, 9, 7), (2, 8, 11), (2, 4, 6, 5), (1, 5, 8, 8), (4, 10)]

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.algorithms.base import Parcel
+from medsilo.analyses import KINDS, drift, inversion, landscape
+from medsilo.analyses.base import Finished, Question, drawn, mean_loss, read_finished
+from medsilo.analyses.features import embed, features, maps
 from medsilo.cli import main
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_tensors, save_tensors
+from medsilo.deploy import SuperModel
+from medsilo.federation import inprocess
+from medsilo.federation.central import POOL
 from medsilo.federation.participant import Participant
-from medsilo.files import load_tensors, save_tensors
 from medsilo.learning.seeds import generator_for
+from medsilo.methods.base import Parcel
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
-from medsilo.study.analyses import KINDS, drift, inversion, landscape
-from medsilo.study.analyses.base import Finished, Question, drawn, mean_loss, read_finished
-from medsilo.study.analyses.features import embed, features, maps
-from medsilo.study.central import POOL
-from medsilo.supermodel import SuperModel
 from medsilo.tasks.base import Cases
 from tests.conftest import make_plan
 

@@ -24,19 +24,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from medsilo import cli
-from medsilo.errors import MedsiloError
-from medsilo.federation.rehearsal import rehearse
+from medsilo.check.check import Visit, check
+from medsilo.check.data import NOT_TOLD, shown_counts
+from medsilo.check.forecast import Rehearsal, rehearsal_findings, round_seconds
+from medsilo.check.kit import check_certificates, check_network, check_seal, read_kit
+from medsilo.check.machine import check_environment, kept, required_versions
+from medsilo.check.rehearsal import rehearse
+from medsilo.check.report import Finding, Report
+from medsilo.core.errors import MedsiloError
+from medsilo.core.package import package_facts
+from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
-from medsilo.package import package_facts
 from medsilo.plan import parse_plan
-from medsilo.site.check import Visit, check
-from medsilo.site.check_data import NOT_TOLD, shown_counts
-from medsilo.site.check_kit import check_certificates, check_network, check_seal, read_kit
-from medsilo.site.check_machine import check_environment, kept, required_versions
-from medsilo.site.check_rehearsal import Rehearsal, rehearsal_findings, round_seconds
-from medsilo.site.check_report import Finding, Report
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import METHODS, SITES, make_plan

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from medsilo.cli import _parser, main
-from medsilo.errors import PlanError
+from medsilo.core.errors import PlanError
 from medsilo.study.asked import asked
 from medsilo.study.cells import Row, cells_of, parse_sweep
 from medsilo.study.compare import shown

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from medsilo import cli
-from medsilo.errors import MedsiloError
-from medsilo.flare.consortium import Consortium, read_consortium
+from medsilo.consortium.description import Consortium, read_consortium
+from medsilo.core.errors import MedsiloError
 
 GOOD: dict[str, Any] = {
     "name": "trial",

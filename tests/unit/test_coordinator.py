@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.algorithms import Parcel
-from medsilo.errors import Aborted, MedsiloError, ParticipationError, Refused
+from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refused
+from medsilo.core.files import load_tensors
+from medsilo.core.package import package_facts
 from medsilo.federation.coordinator import RETRY_PAUSE, Coordinator, Missing, Outgoing, Receive
 from medsilo.federation.participant import Participant
-from medsilo.federation.record import Record
-from medsilo.files import load_tensors
-from medsilo.package import package_facts
+from medsilo.methods import Parcel
 from medsilo.plan import Plan
+from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.study.progress import round_lines
 from medsilo.tasks.base import SiteData

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from medsilo import cli
-from medsilo.errors import MedsiloError
-from medsilo.federation.record import Record
-from medsilo.files import load_tensors, save_tensors
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_tensors, save_tensors
+from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.report.read import read
-from medsilo.study import inprocess
+from medsilo.runs.record import Record
 from medsilo.study.cross import cross
 from tests.conftest import PERSONAL, SITES, make_plan
 

@@ -8,11 +8,11 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
-from medsilo.algorithms.base import Parcel
-from medsilo.errors import DataError, Refused
+from medsilo.core.errors import DataError, Refused
 from medsilo.federation.reasons import public_reason
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.wire import to_parcel, to_shareable
+from medsilo.methods.base import Parcel
 
 
 class Abort(Signal):

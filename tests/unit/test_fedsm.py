@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.algorithms import Parcel
-from medsilo.algorithms.fedsm_ensemble import mixed
-from medsilo.algorithms.fedsm_extra import best_of
 from medsilo.cli import main
-from medsilo.errors import MedsiloError, ParticipationError, PlanError
+from medsilo.core.errors import MedsiloError, ParticipationError, PlanError
+from medsilo.core.files import load_tensors
+from medsilo.deploy import THRESHOLDS, SuperModel
+from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Missing
-from medsilo.files import load_tensors
 from medsilo.learning.seeds import generator_for
+from medsilo.methods import Parcel
+from medsilo.methods.fedsm_ensemble import mixed
+from medsilo.methods.fedsm_extra import best_of
 from medsilo.models.vgg11 import Vgg11
 from medsilo.plan import Plan
 from medsilo.report import page
 from medsilo.report.read import read_all
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
-from medsilo.supermodel import THRESHOLDS, SuperModel
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import PERSONAL, SITES, make_plan
 from tests.unit.test_coordinator import Answers, Study, assert_equal

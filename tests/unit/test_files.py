@@ -15,9 +15,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from medsilo.errors import MedsiloError
-from medsilo.files import TYPES, is_safe_name, load_tensors, newest, save_tensors, sweep, write_json, write_text
-from medsilo.spill import Spill, Stored
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import TYPES, is_safe_name, load_tensors, newest, save_tensors, sweep, write_json, write_text
+from medsilo.core.spill import Spill, Stored
 
 TENSORS = {
     "weight": torch.tensor([[1.5, -2.0], [float("nan"), 4.0]]),
@@ -118,7 +118,7 @@ def test_saving_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     """Killed at any moment of writing; safetensors writes to a name of its own first."""
     script = (
-        "import sys, torch; from pathlib import Path; from medsilo.files import save_tensors\n"
+        "import sys, torch; from pathlib import Path; from medsilo.core.files import save_tensors\n"
         "big = {'w': torch.zeros(4 << 20)}\n"
         "while True: save_tensors(Path(sys.argv[1]) / 'state.safetensors', big); print('whole', flush=True)"
     )

@@ -17,10 +17,10 @@ from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 from torch import Tensor
 
-from medsilo.algorithms.base import Parcel
-from medsilo.errors import Refused
+from medsilo.core.errors import Refused
 from medsilo.flare.filters import Clipped, EnoughCases, Noisy
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
+from medsilo.methods.base import Parcel
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 FACTS = {"round": 3, "task": "round", "package": {"version": "1"}}

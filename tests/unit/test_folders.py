@@ -15,14 +15,14 @@ import yaml
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from medsilo.errors import DataError, MedsiloError, PlanError
+from medsilo.core.errors import DataError, MedsiloError, PlanError
 from medsilo.learning.loop import Drawn
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks import TASKS
-from medsilo.tasks.folder import Folder, parts_by_patient
 from medsilo.tasks.listing import find
-from medsilo.tasks.patches import from_windows, patch
+from medsilo.tasks.own.folder import Folder, parts_by_patient
+from medsilo.tasks.own.patches import from_windows, patch
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS
 from medsilo.tasks.volumes import Volume, write_volume

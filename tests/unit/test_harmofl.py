@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.algorithms import ALGORITHMS, Parcel
-from medsilo.algorithms.harmofl import HarmoFL
-from medsilo.errors import DataError, MedsiloError, PlanError, Refused
+from medsilo.check.leaks import describe
+from medsilo.core.errors import DataError, MedsiloError, PlanError, Refused
+from medsilo.core.files import load_tensors
+from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
-from medsilo.federation.record import Record
-from medsilo.files import load_tensors
 from medsilo.learning.seeds import generator_for
+from medsilo.methods import ALGORITHMS, Parcel
+from medsilo.methods.harmofl import HarmoFL
 from medsilo.plan import Plan
-from medsilo.site.leaks import describe
+from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from medsilo.tasks.base import Cases
 from tests.conftest import FEDSM, METHODS, SITES, make_plan
 from tests.unit.test_algorithms import (

@@ -5,13 +5,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from medsilo.errors import Refused
+from medsilo.core.errors import Refused
+from medsilo.federation import inprocess
 from medsilo.federation.checks import check_classes
 from medsilo.federation.participant import Participant
 from medsilo.report import page, partition
 from medsilo.report.read import read_all
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from tests.conftest import SITES, make_plan
 from tests.unit.test_report import save, summary_of
 

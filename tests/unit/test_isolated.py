@@ -13,16 +13,16 @@ import psutil
 import pytest
 import torch
 
-from medsilo.errors import Aborted, Died, ParticipationError, Refused
-from medsilo.federation import isolated
+from medsilo.core.errors import Aborted, Died, ParticipationError, Refused
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.frames import receive, send
-from medsilo.federation.isolated import Isolated
+from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
-from medsilo.federation.record import Record
+from medsilo.federation.process import isolated
+from medsilo.federation.process.frames import receive, send
+from medsilo.federation.process.isolated import Isolated
 from medsilo.plan import Plan
+from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.study.inprocess import Loop
 from tests.conftest import SITES, make_plan
 from tests.unit.test_participant import SMALL, Server, assert_same_run
 from tests.unit.trainers import Fragile, Hungry, Troubled

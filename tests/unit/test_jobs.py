@@ -8,10 +8,10 @@ from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 
 from medsilo import cli
-from medsilo.algorithms import ALGORITHMS
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
+from medsilo.core.package import ROOT, package_facts, package_files
 from medsilo.flare.jobs import CONFIG, CUSTOM, canonical_job, check_components, find_job, pack, plan_of
-from medsilo.package import ROOT, package_facts, package_files
+from medsilo.methods import ALGORITHMS
 from medsilo.plan import load_plan
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"

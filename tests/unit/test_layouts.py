@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from medsilo.errors import DataError
+from medsilo.core.errors import DataError
+from medsilo.federation import inprocess
 from medsilo.learning.loop import Compute, batches
 from medsilo.plan import parse_plan
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from medsilo.tasks import TASKS
 from medsilo.tasks.base import SiteData, patients_of
-from medsilo.tasks.reading import parts_of
+from medsilo.tasks.published.reading import parts_of
 from medsilo.tasks.ready import Lazy, Memory
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.sources import DataSource
@@ -329,7 +329,7 @@ def test_all_names_and_sizes_of_medmnist_are_known(name: str, size: int, tmp_pat
 
 
 def test_the_release_of_medmnist_is_named(tmp_path: Path) -> None:
-    from medsilo.tasks.organ_mnist import release_of
+    from medsilo.tasks.published.organ_mnist import release_of
 
     assert release_of("axial", (34581, 6491, 17778)) == release_of("sagittal", (13940, 2452, 8829)) == "v2"
     assert release_of("coronal", (12975, 2392, 8216)) == "v3" and release_of("coronal", (1, 2, 3)) is None

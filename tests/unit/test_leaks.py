@@ -11,15 +11,15 @@ from nvflare.apis.workspace import Workspace
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 
 from medsilo import cli
-from medsilo.algorithms import Parcel
-from medsilo.errors import MedsiloError
+from medsilo.check.leaks import describe
+from medsilo.core.errors import MedsiloError
 from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
+from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
-from medsilo.federation.record import Record
-from medsilo.site.leaks import describe
+from medsilo.methods import Parcel
+from medsilo.runs.record import Record
 from medsilo.site.policy import EXECUTOR, read_policy
 from medsilo.site.settings import SiteSettings
-from medsilo.study.inprocess import Loop
 from tests.conftest import SITES, make_plan
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.learning.loop import Compute, batches, evaluate, is_finite, lesson, objective_of, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.learning.steps import correcting, plain_step, pull_back

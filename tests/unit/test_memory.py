@@ -7,11 +7,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from medsilo import memory
+from medsilo.core import memory
 
 SCRIPT = """
 import torch
-from medsilo.memory import forget_most, most_held
+from medsilo.core.memory import forget_most, most_held
 before = most_held()
 torch.ones(25_000_000)
 most = most_held()

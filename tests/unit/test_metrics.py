@@ -16,8 +16,8 @@ from medsilo.tasks.metrics import (
     confusion,
     means,
 )
-from medsilo.tasks.synthetic_activity import SyntheticActivity
-from medsilo.tasks.synthetic_prostate import SyntheticProstate
+from medsilo.tasks.synthetic.activity import SyntheticActivity
+from medsilo.tasks.synthetic.prostate import SyntheticProstate
 from tests.conftest import make_plan
 
 NAN = float("nan")

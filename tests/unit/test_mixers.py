@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from medsilo.errors import MedsiloError, PlanError, Refused
+from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.mixing import waiting
 from medsilo.mixing.layout import BLOCK
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
@@ -595,7 +595,7 @@ def test_a_state_of_another_mixer_or_of_an_open_round_is_an_error():
 PEAK = """
 import sys, torch
 from pathlib import Path
-from medsilo.memory import most_held
+from medsilo.core.memory import most_held
 from medsilo.mixing.mixers import *
 from medsilo.mixing.server import *
 

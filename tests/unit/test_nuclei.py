@@ -9,11 +9,11 @@ import pytest
 import SimpleITK
 import torch
 
-from medsilo.errors import DataError
+from medsilo.core.errors import DataError
+from medsilo.federation import inprocess
 from medsilo.plan import load_plan
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
-from medsilo.tasks.nuclei import Nuclei, part_of, patient_of
+from medsilo.tasks.published.nuclei import Nuclei, part_of, patient_of
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = Path(os.environ.get("MEDSILO_DATA", ROOT.parent / "shared" / "data")) / "nuclei_he"

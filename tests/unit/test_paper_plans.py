@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.files import load_yaml
+from medsilo.core.files import load_yaml
+from medsilo.federation import inprocess
 from medsilo.plan import Plan, load_plan
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from medsilo.tasks import TASKS
 from tests import layouts
 

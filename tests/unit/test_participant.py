@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from medsilo import cli
-from medsilo.algorithms import Parcel
-from medsilo.errors import DataError, MedsiloError, Refused
+from medsilo.core.errors import DataError, MedsiloError, Refused
+from medsilo.core.files import load_tensors
+from medsilo.federation import inprocess
 from medsilo.federation.participant import COLUMNS, Participant
-from medsilo.federation.record import Record
-from medsilo.files import load_tensors
+from medsilo.methods import Parcel
 from medsilo.plan import Plan
+from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from medsilo.tasks.base import Cases, SiteData
 from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan, mounted
 

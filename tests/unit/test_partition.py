@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from medsilo.errors import DataError, PlanError
+from medsilo.core.errors import DataError, PlanError
 from medsilo.tasks.partition import Partition, by_column, dirichlet, iid, proportions
 
 COMBINATIONS = [

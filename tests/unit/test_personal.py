@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.algorithms import ALGORITHMS, Algorithm
-from medsilo.algorithms.base import Blueprint, Workbench
-from medsilo.errors import PlanError
-from medsilo.files import load_tensors
+from medsilo.core.errors import PlanError
+from medsilo.core.files import load_tensors
+from medsilo.federation import inprocess
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.loop import Compute, Lesson, lesson, objective_of, passed_through, train_epoch
 from medsilo.learning.personal import MetaGradient, adapt, moreau
 from medsilo.learning.training import Training
+from medsilo.methods import ALGORITHMS, Algorithm
+from medsilo.methods.base import Blueprint, Workbench
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from tests.conftest import PERSONAL, SITES, make_plan
 
 CPU = Compute()

@@ -10,16 +10,16 @@ import SimpleITK
 import torch
 
 from medsilo import cli
+from medsilo.check.leaks import describe, leaks
+from medsilo.core.png import png
+from medsilo.federation import inprocess
 from medsilo.federation.pictures import FOUND, THERE, draw_amplitude, draw_found, draw_images
 from medsilo.federation.scoring import read_measures
 from medsilo.flare.jobs import plan_of
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.plan import load_plan
-from medsilo.png import png
 from medsilo.report.page import write
-from medsilo.site.leaks import describe, leaks
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from tests.conftest import make_plan
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from medsilo.algorithms import ALGORITHMS
-from medsilo.errors import MedsiloError, PlanError
+from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.methods import ALGORITHMS
 from medsilo.models import NETWORKS
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.tasks import TASKS

@@ -13,12 +13,12 @@ import torch
 from torch.nn import functional
 
 from medsilo.cli import main
-from medsilo.errors import DataError, MedsiloError
-from medsilo.files import save_tensors, write_text
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.files import save_tensors, write_text
+from medsilo.deploy import Origin, SuperModel, assemble
+from medsilo.deploy.predict import masks_for, predict
+from medsilo.deploy.source import Source, open_source
 from medsilo.models.small_cnn import SmallCnn
-from medsilo.supermodel import Origin, SuperModel, assemble
-from medsilo.supermodel.predict import masks_for, predict
-from medsilo.supermodel.source import Source, open_source
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import Volume, read_image, read_mask, write_volume
 from tests.conftest import make_plan

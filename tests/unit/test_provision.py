@@ -9,10 +9,10 @@ import yaml
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from medsilo.errors import MedsiloError
-from medsilo.flare.consortium import read_consortium
-from medsilo.flare.lead import connected
-from medsilo.flare.provision import provision, write_requests
+from medsilo.consortium.description import read_consortium
+from medsilo.consortium.lead import connected
+from medsilo.consortium.provision import provision, write_requests
+from medsilo.core.errors import MedsiloError
 from tests.unit.test_consortium import put, write
 
 SOUTH = {"name": "south", "organisation": "south", "contact": "it@south.org", "policies": "policies"}

@@ -9,10 +9,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from torch import Tensor
 
-from medsilo.files import load_tensors
+from medsilo.core.files import load_tensors
+from medsilo.deploy import SuperModel
 from medsilo.flare.workspace import publish
 from medsilo.site.settings import SiteSettings
-from medsilo.supermodel import SuperModel
 from tests.conftest import SITES, make_plan
 from tests.unit.test_coordinator import Study
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.errors import MedsiloError
-from medsilo.federation import record
-from medsilo.federation.record import Record
+from medsilo.core.errors import MedsiloError
+from medsilo.runs import record
+from medsilo.runs.record import Record
 
 
 def test_one_job_leads_a_study_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

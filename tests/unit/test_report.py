@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.report import charts, findings, layout, page
 from medsilo.report.read import all_sites, read, read_all, spans
 from medsilo.report.table import text_table

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.report import page, pictures
 from medsilo.report.read import read_all
 from tests.unit.test_report import save, summary_of

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from medsilo.errors import MedsiloError, Refused
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.spill import Kept, Stored
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.server import REACH, FedAdam, FedAvgM, FedNova, FedYogi, Scaffold
-from medsilo.spill import Kept, Stored
 
 N = {"a": 10.0, "b": 25.0, "c": 65.0}
 SITES = list(N)

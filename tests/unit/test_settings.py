@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from medsilo.cli import _parser, _settings
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.site.settings import SiteSettings, make_settings, read_settings
 from medsilo.tasks.sources import DataSource
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.mixing.mixers import SimilarityMix, UniformMean, WeightedMean
 from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
 

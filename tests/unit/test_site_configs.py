@@ -18,10 +18,10 @@ from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.security.security import FLAuthorizer
 
 from medsilo import cli
-from medsilo.algorithms.base import Parcel
-from medsilo.errors import Refused
+from medsilo.core.errors import Refused
 from medsilo.flare.filters import OnlyTheseGroups
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
+from medsilo.methods.base import Parcel
 from medsilo.site.settings import read_settings
 
 EXAMPLES = ["strict-hospital", "teaching-hospital"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.learning.statistics import Moments, batch_norm_input_statistics, running_statistics, with_noise
 from medsilo.models import NETWORKS
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from medsilo.cli import main
-from medsilo.errors import MedsiloError, PlanError
+from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.report import study as study_page
 from medsilo.report.study import write_study
 from medsilo.study.cells import Cell, Row, cells_of, parse_sweep, swept_rows

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
+from medsilo.deploy import Origin, SuperModel, assemble, tune
 from medsilo.models.small_cnn import SmallCnn
-from medsilo.supermodel import Origin, SuperModel, assemble, tune
 from tests.conftest import make_plan
 
 SITES = ["a.b", "c", "d"]  # a site's name may hold dots

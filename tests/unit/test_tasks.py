@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader
 
-from medsilo.errors import PlanError
+from medsilo.core.errors import PlanError
 from medsilo.tasks import TASKS
 
 SMALL = {

@@ -5,10 +5,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from medsilo.errors import DataError
-from medsilo.tasks.synthetic_activity import SyntheticActivity
-from medsilo.tasks.synthetic_histology import SyntheticHistology
-from medsilo.tasks.synthetic_prostate import SyntheticProstate
+from medsilo.core.errors import DataError
+from medsilo.tasks.synthetic.activity import SyntheticActivity
+from medsilo.tasks.synthetic.histology import SyntheticHistology
+from medsilo.tasks.synthetic.prostate import SyntheticProstate
 from medsilo.tasks.volumes import Volume, read_image, read_mask, read_pair, write_volume
 
 SITES = ["a", "b", "c", "d"]

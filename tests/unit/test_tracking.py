@@ -11,10 +11,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
+from medsilo.federation import inprocess
 from medsilo.flare.tracking import WHOSE, origin
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from tests.conftest import SITES, make_plan
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32"]

@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 import torch
 
+from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
-from medsilo.federation.record import Record
 from medsilo.federation.scoring import read_measures
 from medsilo.plan import Plan
 from medsilo.report import page
 from medsilo.report.read import read_all
 from medsilo.report.table import text_table
+from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from medsilo.study.cells import Row, cells_of, run_cell
-from medsilo.study.inprocess import Loop
 from medsilo.tasks.base import Cases, SiteData
 from tests.conftest import SITES, make_plan
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from medsilo.algorithms.base import Groups
-from medsilo.errors import Refused
+from medsilo.core.errors import Refused
+from medsilo.methods.base import Groups
 
 
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:

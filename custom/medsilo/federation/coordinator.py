@@ -14,9 +14,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from medsilo.algorithms.base import Groups, Parcel
-from medsilo.algorithms.headquarters import Headquarters
-from medsilo.errors import Aborted, Died, MedsiloError, ParticipationError, Refused
+from medsilo.core.errors import Aborted, Died, MedsiloError, ParticipationError, Refused
+from medsilo.core.package import package_facts
+from medsilo.core.spill import Kept
+from medsilo.deploy import THRESHOLDS, Spacing
 from medsilo.federation import ending
 from medsilo.federation.checks import (
     check_classes,
@@ -28,15 +29,14 @@ from medsilo.federation.checks import (
     same_layout,
 )
 from medsilo.federation.pictures import draw_amplitude
-from medsilo.federation.record import AMPLITUDE, Record, now
 from medsilo.federation.summary import summarise
 from medsilo.learning.loop import is_finite
+from medsilo.methods.base import Groups, Parcel
+from medsilo.methods.headquarters import Headquarters
 from medsilo.mixing.mixers import Mixer, WeightedMean
-from medsilo.package import package_facts
 from medsilo.plan import Plan
+from medsilo.runs.record import AMPLITUDE, Record, now
 from medsilo.site.settings import SiteSettings
-from medsilo.spill import Kept
-from medsilo.supermodel import THRESHOLDS, Spacing
 
 RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
 MOST_SAMPLES = 1_000_000_000

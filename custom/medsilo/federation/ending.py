@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medsilo.algorithms.base import Modules, Parcel
-from medsilo.errors import Refused
+from medsilo.core.errors import Refused
+from medsilo.deploy import GLOBAL, THRESHOLDS, Origin, Spacing, SuperModel, Tuning, assemble, tune
 from medsilo.federation.checks import same_names
 from medsilo.learning.loop import Compute
+from medsilo.methods.base import Modules, Parcel
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
-from medsilo.supermodel import GLOBAL, THRESHOLDS, Origin, Spacing, SuperModel, Tuning, assemble, tune
 from medsilo.tasks.base import Task
 
 FOLDER = "supermodel"

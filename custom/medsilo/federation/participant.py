@@ -19,18 +19,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, Subset
 
-from medsilo.algorithms.base import Groups, Parcel, Tensors, Workbench, memory_of
-from medsilo.errors import DataError, Refused
+from medsilo.core.errors import DataError, Refused
+from medsilo.core.files import load_tensors, save_tensors, sweep, write_json, write_text
+from medsilo.core.memory import forget_most, most_held
+from medsilo.core.package import package_facts
 from medsilo.federation import ending
 from medsilo.federation.checks import same_layout
 from medsilo.federation.pictures import FOLDER, draw_found, draw_images
 from medsilo.federation.scoring import write_measures
-from medsilo.files import load_tensors, save_tensors, sweep, write_json, write_text
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Drawn, Lesson, batches, evaluate, is_finite, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
-from medsilo.memory import forget_most, most_held
-from medsilo.package import package_facts
+from medsilo.methods.base import Groups, Parcel, Tensors, Workbench, memory_of
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.base import Cases, SiteData, patients_of

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medsilo.files import write_bytes
+from medsilo.core.files import write_bytes
+from medsilo.core.png import png
 from medsilo.learning.amplitude import AmplitudeNorm
-from medsilo.png import png
 
 FOLDER = "pictures"
 SMALLEST = 192  # pixels of an overlay's shorter side, so that its lines stay thin beside the image

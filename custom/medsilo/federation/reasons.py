@@ -4,8 +4,8 @@ import errno
 import traceback
 from pathlib import Path
 
-from medsilo.errors import MedsiloError
-from medsilo.package import ROOT
+from medsilo.core.errors import MedsiloError
+from medsilo.core.package import ROOT
 
 
 def public_reason(error: Exception) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from medsilo.files import write_text
+from medsilo.core.files import write_text
 from medsilo.tasks.metrics import Measures
 
 FILE = "test.csv"

@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from medsilo.federation.record import now
-from medsilo.memory import most_held
-from medsilo.package import package_facts
+from medsilo.core.memory import most_held
+from medsilo.core.package import package_facts
+from medsilo.runs.record import now
 from medsilo.tasks.base import Task
 from medsilo.tasks.metrics import added
 
 if TYPE_CHECKING:
-    from medsilo.algorithms.base import Parcel
     from medsilo.federation.coordinator import Coordinator
+    from medsilo.methods.base import Parcel
 
 
 def summarise(led: "Coordinator", reason: str | None, started: str, seconds: float) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from medsilo.errors import MedsiloError
-from medsilo.federation.record import Record
+from medsilo.core.errors import MedsiloError
 from medsilo.plan import Plan
+from medsilo.runs.record import Record
 
 SERVER = "server"
 TENSORBOARD, MLFLOW, MLFLOW_FILES = "tensorboard", "mlflow.db", "mlflow"  # in the run's folder

@@ -11,16 +11,16 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 from nvflare.widgets.info_collector import InfoCollector
 
-from medsilo.algorithms.base import Parcel
-from medsilo.errors import Aborted, MedsiloError
+from medsilo.core.errors import Aborted, MedsiloError
+from medsilo.core.files import is_safe_name
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.record import Record, new_study
 from medsilo.federation.tracking import Course
-from medsilo.files import is_safe_name
 from medsilo.flare.tracking import receivers, send
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import PRESENT, let_tensors_travel
 from medsilo.flare.workspace import cloned_from, output_folder, plan_of_job, publish, settings_of_site
+from medsilo.methods.base import Parcel
+from medsilo.runs.record import Record, new_study
 
 ROLL_CALL = 120.0  # seconds that sites have to say that they are there
 

@@ -18,7 +18,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 from torch import Tensor
 
-from medsilo.errors import Refused
+from medsilo.core.errors import Refused
 from medsilo.flare.wire import META
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from medsilo.errors import MedsiloError
-from medsilo.files import write_json, write_text
-from medsilo.package import ROOT, package_facts, package_files
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_json, write_text
+from medsilo.core.package import ROOT, package_facts, package_files
 from medsilo.plan import Plan, load_plan
 
 META = "meta.json"

@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
-from medsilo.errors import MedsiloError
-from medsilo.federation.record import Record
-from medsilo.files import write_json, write_text
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_json, write_text
 from medsilo.flare.jobs import check_components, write_job
 from medsilo.plan import Plan, load_plan
+from medsilo.runs.record import Record
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
 START_LIMIT = 120.0  # seconds NVFlare has until our controller has begun

@@ -15,7 +15,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
-from medsilo.errors import Aborted, MedsiloError
+from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.federation.coordinator import Missing, Outgoing, Receive
 from medsilo.flare.wire import to_parcel, to_shareable
 

@@ -14,8 +14,8 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 from torch import Tensor
 
-from medsilo.algorithms.base import Parcel
-from medsilo.errors import Died, Refused
+from medsilo.core.errors import Died, Refused
+from medsilo.methods.base import Parcel
 
 META = "medsilo"
 REFUSAL, DIED = "medsilo.refusal", "medsilo.died"

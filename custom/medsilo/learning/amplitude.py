@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from medsilo.errors import DataError, MedsiloError
+from medsilo.core.errors import DataError, MedsiloError
 
 # Added to every Fourier coefficient: gives those that are zero the phase 0, and is far below the rounding of others.
 NO_PHASE = 1e-15

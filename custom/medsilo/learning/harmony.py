@@ -7,11 +7,11 @@ from pydantic import Field
 from torch import nn
 from torch.optim import Optimizer
 
+from medsilo.core.section import Section
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
-from medsilo.section import Section
 
 
 class Amplitude(Section):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, TensorDataset
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.steps import Step, plain_step
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.learning.layers import batch_norm_layers, head_layers
 
 Statistics = list[tuple[Tensor, Tensor]]  # per layer: mean [channels] and population variance [channels]

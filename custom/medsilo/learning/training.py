@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from torch import nn, optim
 
-from medsilo.section import Section
+from medsilo.core.section import Section
 
 
 class Training(Section):

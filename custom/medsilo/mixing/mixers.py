@@ -27,10 +27,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from medsilo.errors import MedsiloError, PlanError, Refused
+from medsilo.core.errors import MedsiloError, PlanError, Refused
+from medsilo.core.spill import Kept
 from medsilo.mixing.layout import Layout, Section, Tensors
 from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
-from medsilo.spill import Kept
 
 # Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
 COLUMNS = 4 << 10

@@ -16,11 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from medsilo.errors import Refused
+from medsilo.core.errors import Refused
+from medsilo.core.spill import Kept, Spill, Stored
 from medsilo.mixing.layout import Layout, Tensors
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.waiting import reading
-from medsilo.spill import Kept, Spill, Stored
 
 REACH = "reach"  # ‖a_i‖₁ of FedNova, which travels beside the weights
 FURTHEST = 1e9

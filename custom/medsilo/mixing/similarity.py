@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 
 LayerStatistics = Sequence[tuple[Tensor, Tensor]]  # per layer: mean [channels] and variance [channels]
 

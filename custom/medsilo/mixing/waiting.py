@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
+from medsilo.core.spill import Spill
 from medsilo.mixing.layout import Block, Layout, Section, Tensors
-from medsilo.spill import Spill
 
 # Bytes of all contributions together that may wait in memory, unless told otherwise; the others wait on the disk.
 MEMORY = 4 << 20

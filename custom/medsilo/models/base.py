@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from medsilo.section import Section
+from medsilo.core.section import Section
 
 Dimensions = Literal[2, 3]  # slices and flat images, or volumes
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from medsilo.errors import MedsiloError
-from medsilo.png import SIGNATURE
+from medsilo.core.errors import MedsiloError
+from medsilo.core.png import SIGNATURE
 
 SCHEMA = 1
 CASES = "test.csv"  # of a site: its test cases' scores

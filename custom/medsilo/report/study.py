@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.report import findings, panels
 from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
 from medsilo.report.findings import Answer, Notice

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 
 EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
 ONLY_THESE, ENOUGH = "medsilo.flare.filters.OnlyTheseGroups", "medsilo.flare.filters.EnoughCases"

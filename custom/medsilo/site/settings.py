@@ -7,10 +7,10 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from medsilo.errors import MedsiloError
-from medsilo.files import load_yaml
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_yaml
+from medsilo.core.section import Section, in_words
 from medsilo.learning.loop import Compute
-from medsilo.section import Section, in_words
 from medsilo.tasks.sources import DataSource
 
 FILE_NAME = "medsilo.yaml"

@@ -9,13 +9,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from medsilo.algorithms import ALGORITHMS
-from medsilo.errors import MedsiloError, PlanError
-from medsilo.federation.record import Record
+from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.federation import inprocess
 from medsilo.flare import simulator
+from medsilo.methods import ALGORITHMS
 from medsilo.plan import Plan
+from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 
 Engine = Literal["simulator", "inprocess"]
 SITES, EPOCHS = "participation.sites", "training.local_epochs"

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from medsilo.files import write_json
+from medsilo.core.files import write_json
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Cell, Engine, fill

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_tensors, write_json
 from medsilo.federation.participant import Participant
-from medsilo.federation.record import Record
-from medsilo.files import load_tensors, write_json
 from medsilo.plan import load_plan
+from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings, read_settings
 
 FILE = "cross.json"

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
+from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings
-from medsilo.study import inprocess
 from medsilo.study.base import SITES, base_plan
 from medsilo.study.progress import round_lines
 

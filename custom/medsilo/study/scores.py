@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.federation.scoring import FILE, read_measures
 from medsilo.study.evidence import Scores
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medsilo.files import write_json, write_text
+from medsilo.core.files import write_json, write_text
 from medsilo.plan import Plan
 from medsilo.study.cells import Cell, Row, facts_of
 

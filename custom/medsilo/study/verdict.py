@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from medsilo.errors import MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.study.cells import Cell, Row
 from medsilo.study.evidence import DRAWS, LEVEL, Difference, Scores, better, compare, holm, level
 from medsilo.study.scores import scores_in, told

@@ -1,19 +1,19 @@
 """Tasks: a data set with its network, loss and metric; partitions; synthetic hospitals."""
 
-from medsilo.tasks.activity_windows import ActivityWindows
 from medsilo.tasks.base import Task
-from medsilo.tasks.camelyon17 import Camelyon17
-from medsilo.tasks.covid_xray import CovidXray
-from medsilo.tasks.fundus import Fundus
-from medsilo.tasks.image_folder import ImageFolder
-from medsilo.tasks.nifti_folder import NiftiFolder
-from medsilo.tasks.nuclei import Nuclei
-from medsilo.tasks.organ_mnist import OrganMnist
-from medsilo.tasks.pamap2 import Pamap2
-from medsilo.tasks.prostate import Prostate
-from medsilo.tasks.synthetic_activity import SyntheticActivity
-from medsilo.tasks.synthetic_histology import SyntheticHistology
-from medsilo.tasks.synthetic_prostate import SyntheticProstate
+from medsilo.tasks.own.image_folder import ImageFolder
+from medsilo.tasks.own.nifti_folder import NiftiFolder
+from medsilo.tasks.published.activity_windows import ActivityWindows
+from medsilo.tasks.published.camelyon17 import Camelyon17
+from medsilo.tasks.published.covid_xray import CovidXray
+from medsilo.tasks.published.fundus import Fundus
+from medsilo.tasks.published.nuclei import Nuclei
+from medsilo.tasks.published.organ_mnist import OrganMnist
+from medsilo.tasks.published.pamap2 import Pamap2
+from medsilo.tasks.published.prostate import Prostate
+from medsilo.tasks.synthetic.activity import SyntheticActivity
+from medsilo.tasks.synthetic.histology import SyntheticHistology
+from medsilo.tasks.synthetic.prostate import SyntheticProstate
 
 TASKS: dict[str, type[Task]] = {
     "activity-windows": ActivityWindows,

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
-from medsilo.errors import DataError
+from medsilo.core.errors import DataError
+from medsilo.core.section import Section
 from medsilo.learning.loop import Drawn
 from medsilo.models.base import Network
-from medsilo.section import Section
 from medsilo.tasks.listing import links_out
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
 from medsilo.tasks.ready import Lazy, Memory

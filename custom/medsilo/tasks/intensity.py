@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.errors import DataError
-from medsilo.section import Section
+from medsilo.core.errors import DataError
+from medsilo.core.section import Section
 
 
 class ZScore(Section):

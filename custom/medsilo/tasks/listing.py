@@ -10,7 +10,7 @@ from io import StringIO
 from os import walk
 from pathlib import Path
 
-from medsilo.errors import DataError
+from medsilo.core.errors import DataError
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS, Problem, in_two_parts
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from medsilo.errors import DataError, PlanError
+from medsilo.core.errors import DataError, PlanError
+from medsilo.core.section import Section
 from medsilo.learning.seeds import seed_for
-from medsilo.section import Section
 
 DRAWS = 20
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.errors import DataError, MedsiloError
-from medsilo.files import load_tensors, save_tensors
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.files import load_tensors, save_tensors
+from medsilo.core.package import package_facts
 from medsilo.learning.loop import Case
-from medsilo.package import package_facts
 from medsilo.tasks.listing import Entry
 from medsilo.tasks.sources import DataSource
 

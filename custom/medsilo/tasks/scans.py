@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from medsilo.errors import DataError
-from medsilo.png import SIGNATURE
+from medsilo.core.errors import DataError
+from medsilo.core.png import SIGNATURE
 
 PALETTE = 3  # kind of colours in a PNG file
 ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count

@@ -5,8 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from medsilo.errors import DataError
-from medsilo.section import Section
+from medsilo.core.errors import DataError
+from medsilo.core.section import Section
 
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medsilo.errors import DataError
+from medsilo.core.errors import DataError
 from medsilo.tasks.scans import ORIENTATION, read_scan
 
 RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])

@@ -1,0 +1,128 @@
+"""What every analysis is given, and what it gives back."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_tensors
+from medsilo.federation.central import POOL
+from medsilo.learning.layers import judges_by_batch
+from medsilo.learning.loop import Compute, batches, evaluate
+from medsilo.learning.seeds import generator_for
+from medsilo.plan import Plan, load_plan
+from medsilo.runs.record import Record
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.base import SiteData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a person asks of the runs; each analysis takes what it needs."""
+
+    settings: SiteSettings
+    seed: int = 0
+    cases: int | None = None  # of each site; by default the analysis's own number
+    reach: float = 1.0  # how far a landscape goes
+    steps: int = 10  # of a landscape from its centre to its edge
+    iterations: int = 300  # of an inversion
+    network: str | None = None  # one of the method's networks, where it has several
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came out: values for JSON, figures by name, and one line per fact that a person should see at once."""
+
+    data: dict[str, Any]
+    figures: "Mapping[str, Figure]"
+    lines: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run, of which this machine has all sites' data."""
+
+    folder: Path
+    label: str  # unique among the runs shown together
+    plan: Plan
+    summary: dict[str, Any]
+
+    @property
+    def sites(self) -> list[str]:
+        return sorted(self.summary["agreed"]["sites"])
+
+    def data(self, site: str, settings: SiteSettings) -> SiteData:
+        """The site's data, as it trained and was tested on them; of images of any size, pieces."""
+        data = self.plan.task.read(site, self.sites, self.plan.seed, settings.data)
+        return SiteData(
+            *(self.plan.task.pieces(part, self.plan.seed) for part in (data.train, data.validation, data.test))
+        )
+
+    def model(self, site: str, device: torch.device) -> nn.Module:
+        """The model that the site tested, in evaluation mode: its own file, the pool's, or the one all share."""
+        folders = [self.folder / "sites" / site, self.folder / "sites" / POOL, self.folder / "global"]
+        files = [folder / "best.safetensors" for folder in folders]
+        path = next((file for file in files if file.exists()), files[0])
+        model = self.plan.method.whole(self.plan.build_networks())
+        model.load_state_dict(load_tensors(path)[0])
+        return model.to(device).eval()
+
+    def part(self, name: str) -> nn.Module:
+        """One network of the run's super model, such as its selector, in evaluation mode."""
+        networks = self.plan.build_networks()
+        if name not in networks:
+            raise MedsiloError(f"--network {name}: choose one of the method's networks: {', '.join(networks)}")
+        networks[name].load_state_dict(load_tensors(self.folder / "supermodel" / f"{name}.safetensors")[0])
+        return networks[name].eval()
+
+    def facts(self) -> dict[str, Any]:
+        """What tells this run from others, for the data beside a figure."""
+        keys = ("method", "title", "task", "synthetic", "network", "seed", "protocol", "plan_hash", "package", "rounds")
+        return {"label": self.label, "run": self.folder.name} | {key: self.summary[key] for key in keys}
+
+
+def read_finished(folders: Sequence[Path]) -> list[Finished]:
+    """Finished runs; those with the same title are told apart by their folders."""
+    runs = []
+    for folder in folders:
+        summary = Record(folder).summary()
+        if summary.get("status") != "finished":
+            raise MedsiloError(f"{folder.name}: there is no finished run; give a folder that medsilo run has written")
+        runs.append(Finished(folder, summary["title"], load_plan(folder / "plan.yaml"), summary))
+    titles = Counter(run.label for run in runs)
+    if len({run.folder.resolve() for run in runs}) < len(runs):
+        raise MedsiloError("a run is given twice; give each once")
+    return [replace(run, label=f"{run.label}, {run.folder.name}") if titles[run.label] > 1 else run for run in runs]
+
+
+def drawn(data: Dataset, most: int, seed: int, *purpose: str) -> Subset:
+    """At most so many cases, in their order; which ones, the seed and the purpose say."""
+    order = torch.randperm(len(data), generator=generator_for(seed, "cases", *purpose))  # type: ignore[arg-type]
+    return Subset(data, sorted(order[:most].tolist()))
+
+
+def as_evaluated(run: Finished, model: nn.Module, cases: Dataset, compute: Compute) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches as a round evaluates them: mixed where a batch norm takes each batch's own statistics, else in order."""
+    order = generator_for(run.plan.seed, "evaluation") if judges_by_batch(model) else None
+    return batches(cases, run.plan.task.evaluation_batch, compute, order, whole=True)
+
+
+def mean_loss(run: Finished, model: nn.Module, cases: Dataset, compute: Compute) -> float:
+    """The model's loss on these cases in evaluation mode."""
+    task, data = run.plan.task, as_evaluated(run, model, cases, compute)
+    return evaluate(model, data, task.loss, lambda output, target: {}, compute, infer=task.infer)[0]
+
+
+def number(value: float) -> float | None:
+    """A number for JSON; None stands for one that could not be computed."""
+    return value if math.isfinite(value) else None

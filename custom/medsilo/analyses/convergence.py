@@ -1,0 +1,54 @@
+"""How soon and at what price in bytes: validation scores against rounds and against all that was sent."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from matplotlib.ticker import MaxNLocator
+
+from medsilo.analyses.base import Finding, Finished, Question
+from medsilo.analyses.figures import panels, style
+from medsilo.core.errors import MedsiloError
+from medsilo.runs.record import Record
+
+
+def curves(runs: Sequence[Finished], asked: Question) -> Finding:
+    """The sites' mean validation score after each round, and the bytes that all sites sent and got until then."""
+    metrics = {run.summary["metric"] for run in runs}
+    if len(metrics) > 1:
+        raise MedsiloError(f"these runs measure {' and '.join(sorted(metrics))}; compare runs of one metric")
+    found: list[dict[str, Any]] = []
+    lines = []
+    for run in runs:
+        sites = run.summary["sites"].values()
+        scores = [_mean(column) for column in zip(*(site["validation"] for site in sites), strict=True)]
+        rounds = [
+            sum(site["bytes_up"] + site["bytes_down"] for site in line["sites"].values())
+            for line in Record(run.folder).rounds()
+        ]
+        sent = [0, *accumulate(rounds)]
+        found.append({"run": run.label, "score": scores, "bytes": sent})
+        known = [score for score in scores if score is not None]
+        lines.append(f"{run.label}: {max(known):.3f} at best, {known[-1]:.3f} at the end, {sent[-1] / 1e6:.3g} MB")
+    figure, ((by_round, by_bytes),) = panels(1, 2, 4.2, 3.4)
+    for place, one in enumerate(found):
+        look = style(place)
+        by_round.plot(range(len(one["score"])), _gaps(one["score"]), label=one["run"], markersize=4, **look)
+        if one["bytes"][-1]:
+            by_bytes.plot([b / 1e6 for b in one["bytes"]], _gaps(one["score"]), markersize=4, **look)
+        else:  # nothing travels: a level
+            by_bytes.axhline(_gaps(one["score"])[-1], color=look["color"], linestyle=look["linestyle"])
+    by_round.set(xlabel="rounds", ylabel=f"validation {metrics.pop()}, mean over sites")
+    by_bytes.set(xlabel="MB sent and got by all sites")
+    by_round.xaxis.set_major_locator(MaxNLocator(integer=True))
+    by_round.legend(fontsize=8)
+    return Finding({"curves": found}, {"convergence": figure}, lines)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _gaps(values: Sequence[float | None]) -> list[float]:
+    return [float("nan") if value is None else value for value in values]

@@ -1,0 +1,189 @@
+"""The check of a site before it joins: machine, kit and data against a job. It tells counts and names nobody."""
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from medsilo.check.data import data_findings, data_tables
+from medsilo.check.forecast import REMEDY, Rehearsal, free_memory, rehearsal_findings, rehearsal_table, within
+from medsilo.check.kit import Kit, check_certificates, check_network, check_seal
+from medsilo.check.leaks import leaks
+from medsilo.check.machine import (
+    check_device,
+    check_disk,
+    check_environment,
+    check_memory,
+    check_package,
+    free_space,
+    gpus,
+    required_versions,
+)
+from medsilo.check.report import Finding, Report
+from medsilo.core.errors import MedsiloError
+from medsilo.core.package import package_facts
+from medsilo.learning.loop import Compute
+from medsilo.plan import Plan
+from medsilo.site.policy import read_policy
+from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
+from medsilo.tasks.base import SiteData
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survey import PARTS
+
+Rehearse = Callable[[Plan, str, Sequence[str], SiteSettings, SiteData, Path], list[Rehearsal]]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Who is checked for what. The functions ask the machine; a test may answer in its place."""
+
+    site: str
+    plan: Plan | None = None  # the job's
+    stated: Mapping[str, Any] = field(default_factory=dict)  # the medsilo that the job states
+    scope: str | None = None  # the privacy scope that the job asks for
+    carries_code: bool = False  # the job
+    local: Path | None = None  # the folder with medsilo.yaml
+    kit: Kit | None = None
+    source: DataSource | None = None  # instead of the one in medsilo.yaml
+    required: Mapping[str, str] = field(default_factory=required_versions)
+    free_disk: Callable[[Path], int] = free_space
+    free_memory: Callable[[Compute], int] = free_memory
+    now: datetime | None = None
+
+
+def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda line: None) -> Report:
+    """Look at everything; what goes wrong in one place is a finding and hinders no other."""
+    now = visit.now or datetime.now(UTC)
+    own = package_facts()
+    facts = {"site": visit.site, "medsilo": f"{own['version']} ({own['hash'][:12]})"}
+    facts["time"] = f"{now:%Y-%m-%d %H:%M} UTC"
+    if visit.plan:
+        facts["job"] = f"{visit.plan.algorithm.title}, task {visit.plan.task.name}, plan {visit.plan.hash[:12]}"
+    report = Report(facts)
+
+    def note(findings: Iterable[Finding]) -> None:
+        report.findings.extend(findings)
+
+    say("looking at the machine")
+    settings = _settings(visit, report)
+    with _guarded("environment", report):
+        note(check_environment(visit.required))
+    report.findings.append(check_package(visit.stated))
+    with _guarded("disk", report):
+        output = settings.output or (visit.local.parent if visit.local else Path.cwd())
+        report.findings.append(check_disk(output.absolute(), visit.plan, visit.free_disk))
+    with _guarded("device", report):
+        note(check_device(settings))
+    if visit.kit:
+        say("looking at the kit and the network")
+        with _guarded("certificates", report):
+            note(check_certificates(visit.kit, now))
+            note(check_seal(visit.kit))
+        with _guarded("network", report):
+            report.findings.append(check_network(visit.kit))
+    if visit.plan is None:
+        note([Finding("data", "note", "no job was given, so the data were not looked at", "give --job or --plan")])
+        return report
+    cases = None
+    with _guarded("data", report):
+        cases = _look_at_data(visit, visit.plan, settings, rehearse, report, say)
+    with _guarded("policy", report):
+        note(_policy(visit, visit.plan, cases))
+    return report
+
+
+def _settings(visit: Visit, report: Report) -> SiteSettings:
+    """The site's settings; the defaults where they can't be read, so that the rest is still looked at."""
+    settings, found = SiteSettings(), Finding("settings", "ok", f"{FILE_NAME} is well-formed")
+    if visit.local is None:
+        found = Finding("settings", "note", "the defaults are used", f"give --kit, or --site-config with a {FILE_NAME}")
+    elif not (visit.local / FILE_NAME).exists():
+        found = Finding(
+            "settings",
+            "note",
+            f"there is no {FILE_NAME}: the defaults are used",
+            "copy that of site_configs/example there",
+        )
+    else:
+        try:
+            settings = read_settings(visit.local)
+        except MedsiloError as error:
+            found = Finding("settings", "stops", str(error), "see site_configs/example", _named(error))
+    report.findings.append(found)
+    return settings.model_copy(update={"data": visit.source}) if visit.source else settings
+
+
+def _policy(visit: Visit, plan: Plan, cases: int | None) -> Iterator[Finding]:
+    """What the plan and the hospital's own files say about this site."""
+    named = plan.participation.everyone
+    if named and visit.site not in named:
+        told = f"the job names {', '.join(named)}, not {visit.site}"
+        yield Finding("job", "stops", told, "ask the lead to name this site in participation.sites, or give --site")
+    if visit.local is None:
+        return
+    policy = read_policy(visit.local, visit.scope)
+    if not policy.starts and not visit.carries_code:  # NVFlare asks the list only where a job brings no code
+        told = "class_allow_list in local/resources.json has none of medsilo's classes"
+        yield Finding("policy", "stops", told, "add 'medsilo.flare.' to it, as the example site_configs do")
+    if policy.gpus > (there := gpus()):
+        told = f"local/resources.json promises {policy.gpus} GPUs, and {there} are here; NVFlare will not start"
+        yield Finding("policy", "stops", told, "set num_of_gpus (and mem_per_gpu_in_GiB) to what is there, or 0")
+    if held := sorted({leak.group for leak in leaks(plan) if not policy.lets_out(leak.group, cases)}):
+        over = "" if cases is None else f" over {cases} training cases"
+        told = f"privacy.json holds back {', '.join(held)}{over}, which this method sends"
+        yield Finding("policy", "stops", told, "see 'medsilo leak-report': allow it, or ask for another method")
+
+
+def _look_at_data(
+    visit: Visit, plan: Plan, settings: SiteSettings, rehearse: Rehearse, report: Report, say: Callable[[str], None]
+) -> int | None:
+    """The data in counts, then a few batches of them; returns the number of training cases, if it is known."""
+    least, sites = settings.least(plan.task.synthetic), sorted({*plan.participation.everyone, visit.site})
+    say("reading the data")
+    survey = plan.task.survey(visit.site, sites, plan.seed, settings.data)
+    report.findings.extend(data_findings(survey, plan, least))
+    report.tables.extend(data_tables(survey, plan, least))
+    known = survey.parts["train"].cases if survey.parts else None
+    if not survey.usable or any(f.where == "device" and f.severity == "stops" for f in report.findings):
+        told = "no batch was tried, because the data or the device stop it"
+        report.findings.append(Finding("rehearsal", "note", told, "settle these first, then check again"))
+        return known
+    compute = settings.compute()
+    there = within(settings.memory_limit, visit.free_memory(compute), compute)
+    if too_much := check_memory(plan, there):
+        report.findings.append(too_much)
+        return known
+    say("trying a few batches")
+    with _guarded("rehearsal", report), TemporaryDirectory(prefix="medsilo-") as folder:
+        data = plan.task.read(visit.site, sites, plan.seed, settings.data)
+        cases = {part: len(getattr(data, part)) for part in PARTS}
+        tried = rehearse(plan, visit.site, sites, settings, data, Path(folder))
+        if tried:
+            report.findings.extend(rehearsal_findings(tried, plan, cases, there))
+            report.tables.append(rehearsal_table(tried, plan, cases))
+    return known
+
+
+def _named(error: MedsiloError) -> tuple[str, ...]:
+    return (error.private,) if error.private else ()
+
+
+@contextmanager
+def _guarded(where: str, report: Report) -> Iterator[None]:
+    """What fails inside is a finding in our own words: other libraries' messages name files."""
+    try:
+        yield
+    except MedsiloError as error:
+        what, _, remedy = str(error).partition("; ")
+        report.findings.append(Finding(where, "stops", what, remedy, _named(error)))
+    except Exception as error:
+        private = tuple("".join(traceback.format_exception(error)).splitlines())
+        if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+            report.findings.append(Finding("memory", "stops", f"{where}: the memory did not suffice", REMEDY, private))
+        else:
+            told = f"it failed with {type(error).__name__}"
+            report.findings.append(Finding(where, "stops", told, "the hospital's own file has the details", private))

@@ -1,0 +1,95 @@
+"""A site's data in counts, as far as they may be told: small counts are not."""
+
+from collections.abc import Iterator, Mapping
+
+from medsilo.check.report import Cell, Finding, Severity, Table
+from medsilo.plan import Plan
+from medsilo.tasks.survey import Survey
+
+NOT_TOLD = "not told"
+UNEVEN = 20  # times as many cases of one class as of another are worth a word
+SEVERITY: dict[str, Severity] = {"stops": "stops", "left out": "note", "note": "note"}
+
+
+def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
+    """What the survey found, problem by problem, and how the classes stand to each other."""
+    where = "data"
+    for problem in survey.problems:
+        what, _, remedy = problem.what.partition("; ")
+        count = f" ({problem.count})" if problem.count > 1 else ""
+        left = "; left out" if problem.severity == "left out" else ""
+        yield Finding(where, SEVERITY[problem.severity], f"{what}{count}{left}", remedy, problem.private)
+    if not survey.parts:
+        return
+    if plan.task.classifies:
+        yield from _balance(survey.parts["train"].classes, plan.task.classes, least)
+    cases = {name: part.cases for name, part in survey.parts.items()}
+    yield Finding(where, "ok", ", ".join(f"{count} {name}" for name, count in cases.items()) + " cases read")
+    few = [name for name in ("validation", "test") if 0 < cases[name] < least]
+    if few:
+        told = f"{' and '.join(few)}: fewer than {least} cases, so no score of them is told (smallest_metric)"
+        yield Finding(where, "note", told, "bring more cases, or see 'medsilo leak-report' for what is told")
+
+
+def _balance(classes: Mapping[str, int], known: int, least: int) -> Iterator[Finding]:
+    present = [count for count in classes.values() if count]
+    if len(present) == 1:
+        yield Finding("data", "note", "the training part has one class only", "a method with personal models may suit")
+    elif len(present) < known:
+        yield Finding("data", "note", f"the training part has {len(present)} of the task's {known} classes")
+    if present and min(present) >= least and max(present) >= UNEVEN * min(present):
+        times = max(present) / min(present)
+        told = f"the training part's largest class has {times:.0f} times the cases of its smallest"
+        yield Finding("data", "note", told, "look at balanced_accuracy rather than accuracy")
+
+
+def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
+    """Cases by part and class; sizes, spacings and intensities."""
+    if not survey.parts:
+        return []
+    rows: list[list[Cell]] = [[name, part.cases, part.patients] for name, part in survey.parts.items()]
+    tables = [Table("Cases", ("part", "cases", "patients"), rows)]
+    labels = sorted({label for part in survey.parts.values() for label in part.classes}, key=_number_first)
+    if labels:
+        exclusive = plan.task.classifies
+        columns = [
+            shown_counts([part.classes.get(label, 0) for label in labels], least, exclusive)
+            for part in survey.parts.values()
+        ]
+        title = "Cases of each class" if exclusive else "Cases that show each label"
+        note = f"Counts from 1 to {least - 1} are not told (smallest_metric)." if least > 1 else ""
+        lines = [[label, *counts] for label, *counts in zip(labels, *columns, strict=True)]
+        tables.append(Table(title, ("class" if exclusive else "label", *survey.parts), lines, note))
+    ranges = [
+        *_along("size", "voxels", survey.size),
+        *_along("spacing", "mm", survey.spacing),
+        *_along("intensity", "", (survey.intensity,) if survey.intensity else None),
+    ]
+    if ranges:
+        tables.append(Table("Ranges", ("quantity", "least", "greatest"), ranges))
+    if survey.label_values:
+        values = ", ".join(sorted(survey.label_values, key=_number_first))
+        tables.append(Table("Label values", ("in the files",), [[values]]))
+    return tables
+
+
+def shown_counts(counts: list[int], least: int, exclusive: bool) -> list[Cell]:
+    """Counts without the small ones; where only one is hidden and the sum is known, the next smallest is hidden too."""
+    hidden = [0 < count < least for count in counts]
+    shown: list[Cell] = [f"fewer than {least}" if small else count for count, small in zip(counts, hidden, strict=True)]
+    others = [place for place, small in enumerate(hidden) if not small and counts[place]]
+    if exclusive and sum(hidden) == 1 and others:
+        shown[min(others, key=lambda place: counts[place])] = NOT_TOLD
+    return shown
+
+
+def _along(name: str, unit: str, ranges: tuple[tuple[float, float], ...] | None) -> Iterator[list[Cell]]:
+    axes = ("x", "y", "z")
+    for axis, (low, high) in enumerate(ranges or ()):
+        which = f" {axes[axis]}" if len(ranges or ()) > 1 else ""
+        yield [f"{name}{which}{f', {unit}' if unit else ''}", low, high]
+
+
+def _number_first(label: str) -> tuple[bool, float, str]:
+    number = label.lstrip("-").isdecimal()
+    return (not number, float(label) if number else 0.0, label)

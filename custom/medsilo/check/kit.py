@@ -1,0 +1,185 @@
+"""A kit: certificates and their dates, the key, the server at the other end. Reads files; needs no NVFlare."""
+
+import json
+import socket
+import ssl
+import stat
+from base64 import b64decode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from medsilo.check.report import Finding
+from medsilo.core.errors import MedsiloError
+
+SEAL = "signature.json"
+SOON = timedelta(days=30)
+PATIENCE = 5.0  # seconds for the server to answer
+STARTS = ("fed_client.json", "fed_server.json", "fed_admin.json")
+AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What the kit's startup folder says."""
+
+    folder: Path  # startup/
+    serves: bool  # the server's own kit
+    name: str  # of the party: what its certificate says, too
+    host: str
+    port: int
+    certificate: str
+    key: str
+    root: str
+
+
+def read_kit(kit: Path) -> Kit:
+    """The kit as its own files describe it; a MedsiloError when it is none."""
+    startup = kit / "startup"
+    path = next((startup / name for name in STARTS if (startup / name).is_file()), None)
+    if path is None:
+        raise MedsiloError(f"the folder is no kit: its startup/ has none of {', '.join(STARTS)}", str(kit))
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return _described(startup, path.name, values)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise MedsiloError(f"the kit's {path.name} is damaged ({type(error).__name__}); {AGAIN}", str(path)) from error
+
+
+def _described(startup: Path, name: str, values: dict[str, Any]) -> Kit:
+    if name == "fed_admin.json":
+        admin = values["admin"]
+        return Kit(
+            startup,
+            False,
+            admin["username"],
+            admin["host"],
+            int(admin["port"]),
+            Path(admin["client_cert"]).name,
+            Path(admin["client_key"]).name,
+            Path(admin["ca_cert"]).name,
+        )
+    serves, server = name == "fed_server.json", values["servers"][0]
+    host, _, port = server["service"]["target"].rpartition(":")
+    files = server if serves else values["client"]
+    party = host if serves else files["fqsn"].rpartition(".")[2]
+    return Kit(
+        startup, serves, party, host, int(port), files["ssl_cert"], files["ssl_private_key"], files["ssl_root_cert"]
+    )
+
+
+def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Finding]:
+    """The certificate, its root and its key: dates, and that they belong together."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+    from cryptography.x509.oid import NameOID
+
+    where, now = "certificates", now or datetime.now(UTC)
+    try:
+        own, root = (
+            x509.load_pem_x509_certificate((kit.folder / name).read_bytes()) for name in (kit.certificate, kit.root)
+        )
+        key = load_pem_private_key((kit.folder / kit.key).read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        told = f"a certificate or the key in the kit can't be read ({type(error).__name__})"
+        yield Finding(where, "stops", told, AGAIN, (str(error),))
+        return
+    for what, certificate in (("the kit's certificate", own), ("the consortium's root certificate", root)):
+        yield _dates(what, certificate.not_valid_before_utc, certificate.not_valid_after_utc, now)
+    try:
+        own.verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature):
+        yield Finding(where, "stops", "the certificate is not of the kit's root", AGAIN)
+    form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    if own.public_key().public_bytes(*form) != key.public_key().public_bytes(*form):
+        yield Finding(where, "stops", "the private key is not the certificate's", AGAIN)
+    names = [attribute.value for attribute in own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if names != [kit.name]:
+        yield Finding(where, "stops", "the certificate is another party's than the kit", AGAIN)
+    if (kit.folder / kit.key).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        told = "other accounts of this machine may read the private key"
+        yield Finding(where, "note", told, "chmod 600 for the key, 700 for the kit")
+
+
+def check_seal(kit: Kit) -> Iterator[Finding]:
+    """The files of the startup folder are as the root signed them; NVFlare starts no kit where they aren't."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+    path, changed = kit.folder / SEAL, []
+    root = x509.load_pem_x509_certificate((kit.folder / kit.root).read_bytes()).public_key()
+    if not path.exists() or not isinstance(root, rsa.RSAPublicKey):
+        return
+    scheme = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.MAX_LENGTH)
+    for name, signature in json.loads(path.read_text(encoding="utf-8")).items():
+        file = kit.folder / name
+        try:
+            content = name.encode() if file.is_dir() else file.read_bytes()
+            root.verify(b64decode(signature), content, scheme, hashes.SHA256())
+        except (OSError, InvalidSignature):
+            changed.append(name)
+    if changed:
+        told = (
+            f"{', '.join(sorted(changed))} in startup/ changed since the lead signed the kit, so NVFlare won't start it"
+        )
+        yield Finding("certificates", "stops", told, AGAIN)
+    else:
+        yield Finding("certificates", "ok", "startup/ is as the lead signed it")
+
+
+def _dates(what: str, start: datetime, end: datetime, now: datetime) -> Finding:
+    where = "certificates"
+    if now < start:
+        return Finding(where, "stops", f"{what} is valid from {start:%Y-%m-%d} on", "set this machine's clock right")
+    if now > end:
+        return Finding(where, "stops", f"{what} ended on {end:%Y-%m-%d}", AGAIN)
+    told = f"{what} is valid to {end:%Y-%m-%d}, {(end - now).days} days"
+    return Finding(where, "note", told, f"soon {AGAIN}") if end - now < SOON else Finding(where, "ok", told)
+
+
+def check_network(kit: Kit) -> Finding:
+    """A server's port is free; anybody else reaches it and meets the consortium's own TLS there."""
+    address = f"{kit.host}:{kit.port}"
+    if kit.serves:
+        return _free(kit.port)
+    try:
+        with socket.create_connection((kit.host, kit.port), PATIENCE) as plain:
+            return _handshake(kit, plain, address)
+    except socket.gaierror:
+        told, remedy = f"{kit.host} does not resolve here", "ask your network's administrator, or the lead for the name"
+    except OSError as error:
+        told = f"the server at {address} does not answer ({type(error).__name__})"
+        remedy = "is it started? if so, let this machine open outbound connections to it (no proxy with tcp)"
+    return Finding("network", "stops", told, remedy)
+
+
+def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
+    context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
+    context.check_hostname = False  # NVFlare's clients look at the root, too
+    told = f"the server at {address}"
+    try:
+        context.load_cert_chain(kit.folder / kit.certificate, kit.folder / kit.key)
+        with context.wrap_socket(plain, server_hostname=kit.host):
+            return Finding("network", "ok", f"{told} answers, with a certificate of the consortium's root")
+    except ssl.SSLCertVerificationError as error:
+        remedy = "is the kit of another consortium, or does a firewall between open TLS? it must not"
+        return Finding("network", "stops", f"{told} shows a certificate of another root", remedy, (str(error),))
+    except OSError as error:
+        remedy = "is it NVFlare's port? does a firewall between open TLS? it must not"
+        return Finding("network", "stops", f"{told} makes no TLS connection ({type(error).__name__})", remedy)
+
+
+def _free(port: int) -> Finding:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            told = f"port {port} of this machine is in use"
+            return Finding("network", "stops", told, "stop what listens there, or the server if it runs already")
+    return Finding("network", "ok", f"port {port} of this machine is free")

@@ -1,0 +1,166 @@
+"""What leaves a site under a plan, before anything runs: every group of tensors, its bytes, and what it averages."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from medsilo.methods.harmonised import AMPLITUDE
+from medsilo.plan import Plan
+from medsilo.site.policy import Policy
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.metrics import BY_PATIENT, CHANCES, CONFUSION
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One group of tensors that a site sends in each of these rounds."""
+
+    first: int
+    last: int
+    phase: str
+    group: str
+    tensors: tuple[str, ...]
+    bytes: int
+
+    @property
+    def rounds(self) -> int:
+        return self.last - self.first + 1
+
+
+def leaks(plan: Plan) -> list[Leak]:
+    """All groups that leave a site, in the order of the rounds."""
+    with torch.device("meta"):
+        modules = plan.build_networks()
+    found, first = [], 1
+    for phase in plan.method.phases(plan.training):
+        last = first + phase.rounds - 1
+        for group, tensors in plan.method.shared(modules, phase.name).items():
+            size = sum(plan.transport.packed(tensor).nbytes for tensor in tensors.values())
+            if phase.rounds:
+                found.append(Leak(first, last, phase.name, group, tuple(tensors), size))
+        first = last + 1
+    return found
+
+
+def averages_images(plan: Plan) -> bool:
+    """Whether an average over a site's images leaves it, so that the report says how many it covers."""
+    return plan.method.averages(1 << 20, plan.training) is not None
+
+
+def describe(
+    plan: Plan, images: Mapping[str, int | str], settings: SiteSettings, policy: Policy | None = None
+) -> list[str]:
+    """The report as lines. images: every site's number of training images, or why it is not known; policy: the
+    site's own, where it is known."""
+    given, policy = policy, policy or Policy()
+    lines = [f"What leaves a site under {plan.algorithm.title}, task {plan.task.name} (plan {plan.hash[:12]})", ""]
+    found = leaks(plan)
+    lines += _groups(found, policy) if found else ["no tensor"]
+    least = settings.least(plan.task.synthetic)
+    lines += ["", *_numbers(plan, least)]
+    with torch.device("meta"):
+        told = plan.method.leaves(plan.build_networks())
+    if told:
+        lines += ["", *told]
+    if averages_images(plan):
+        lines += ["", *_averages(plan, images, settings)]
+    lines += ["", *_logs(policy), "", "No image, no label of a case, no file name, no patient's name leaves."]
+    lines += ["", *_remedies(plan, found, settings, policy, least)]
+    return [*lines, "", *_filters(given)] if given else lines
+
+
+def _groups(found: list[Leak], policy: Policy) -> list[str]:
+    rows = [("rounds", "group", "tensors", "bytes a round", "bytes in all", "here")]
+    for leak in found:
+        rounds = str(leak.first) if leak.rounds == 1 else f"{leak.first} to {leak.last}"
+        verdict = "leaves" if policy.lets_out(leak.group) else "REFUSED by privacy.json"
+        count = str(len(leak.tensors))
+        rows.append((rounds, leak.group, count, f"{leak.bytes:,}", f"{leak.bytes * leak.rounds:,}", verdict))
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _numbers(plan: Plan, least: int) -> list[str]:
+    """What is told beside tensors, in the order in which it is."""
+    few = f", unless they are fewer than {least}" if least > 1 else ""
+    classes = "; the cases of each class" + (f", where each that occurs has {least}" if least > 1 else "")
+    lines = [
+        "With every answer: the numbers of training, validation and test cases, seconds, the memory that training "
+        "took, medsilo's version and hash.",
+        f"On joining: whether this site shares its personal model{classes if plan.task.classifies else ''}.",
+        f"In every round: the training loss; score and loss over the validation cases{few}.",
+        f"At the end: score and loss over the test cases, and counts that add up over sites{few}:",
+    ]
+    for name, length in plan.task.layout.items():
+        if name == CONFUSION:
+            told = f"how often each class was found to be each: {length} counts"
+        elif name == CHANCES:
+            told = f"histograms of each class's probability: {length} counts, for the area under the curve"
+        else:
+            told = "the sum over " + ("patients" if name.endswith(BY_PATIENT) else "cases") + " and their number"
+        lines.append(f"  {name}: {told}")
+    if CONFUSION in plan.task.layout and least > 1:
+        lines.append(f"  {CONFUSION} and {CHANCES} only where each class that occurs has {least} test cases")
+    return lines
+
+
+def _logs(policy: Policy) -> list[str]:
+    lines = [
+        "Error texts and warnings: in medsilo's own words, without file names; errors.log, which has the rest, stays."
+    ]
+    if policy.streams_logs:
+        lines.append("NVFlare's error log: streamed to the server while a job runs (allow_log_streaming).")
+    else:
+        lines.append("NVFlare's error log: stays (allow_log_streaming is false in resources.json).")
+    return lines
+
+
+def _filters(policy: Policy) -> list[str]:
+    """What privacy.json does to every answer, whatever the job says."""
+    if policy.scope is None:
+        return ["No privacy.json: nothing is held back or changed."]
+    lines = [f"  {path.rpartition('.')[2]} {json.dumps(args)}" for path, args in policy.filters]
+    return [f"privacy.json, scope {policy.scope}, does to every answer:", *(lines or ["  nothing"])]
+
+
+def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Policy, least: int) -> list[str]:
+    """What the hospital can do about each, in files that no job overrides."""
+    rows = [("what", "what can be done about it")]
+    if found:
+        rows.append(("a group", "privacy.json: OnlyTheseGroups without it; this site then can't join such a method"))
+        rows.append(
+            ("the values in it", "privacy.json: Clipped, Noisy, EnoughCases (medsilo.flare.filters) or your own")
+        )
+    if averages_images(plan):
+        rows.append(("amplitude", f"medsilo.yaml: smallest_average (here {settings.smallest_average})"))
+    if plan.method.choice(plan.build_networks()) is not None:
+        shares = settings.share_personal_model
+        shares = plan.task.synthetic if shares is None else shares
+        rows.append(("personal model to others", f"medsilo.yaml: share_personal_model (here {str(shares).lower()})"))
+    rows.append(("scores and counts", f"medsilo.yaml: smallest_metric (here {least})"))
+    state = "" if policy.streams_logs else "; done"
+    rows.append(("error logs", f"resources.json: allow_log_streaming false, without the SiteLogStreamer{state}"))
+    return _aligned(rows)
+
+
+def _averages(plan: Plan, images: Mapping[str, int | str], settings: SiteSettings) -> list[str]:
+    number = next(leak.first for leak in leaks(plan) if leak.group == AMPLITUDE)
+    lines = [
+        "amplitude: one average amplitude spectrum per channel over the whole training set of a site, in round "
+        f"{number} only: no phase and no single image's spectrum. Late batches count for more in it; as an average "
+        f"without favour it covers (smallest_average here: {settings.smallest_average}):",
+    ]
+    for site, count in images.items():
+        if isinstance(count, str):
+            lines.append(f"  {site}: not known: {count}")
+            continue
+        covers = plan.method.averages(count, plan.training) or 0
+        verdict = "" if covers >= settings.smallest_average else "; REFUSED by this setting"
+        lines.append(f"  {site}: {covers} of its {count} training images{verdict}")
+    return lines

@@ -1,0 +1,162 @@
+"""The machine that is to train: Python, packages, medsilo itself, disk, device."""
+
+import importlib
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from medsilo.check.report import Finding, size
+from medsilo.core.errors import MedsiloError
+from medsilo.core.package import ROOT, package_facts
+from medsilo.plan import Plan
+from medsilo.site.settings import SiteSettings
+
+PYTHON = (3, 11)
+MODULES = {
+    "Pillow": "PIL",
+    "PyYAML": "yaml",
+    "Jinja2": "jinja2",
+    "scikit-learn": "sklearn",
+}  # whose module has another name
+PLATFORM = "nvflare"  # must be of the same release at all sites; the others may differ in digits
+ROOM = 1 << 30  # bytes beside the results for logs and NVFlare's own files
+
+
+def required_versions() -> dict[str, str]:
+    """The versions medsilo is tested with: of the checkout that it runs from, else of the installed package."""
+    path = ROOT.parents[1] / "requirements.txt"
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines()
+    else:
+        lines = importlib.metadata.requires("medsilo") or []
+    pins = (re.match(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!]+)", line) for line in lines)
+    return {pin[1]: pin[2] for pin in pins if pin}
+
+
+def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
+    """Python and the packages: there, importable, of the versions that medsilo is tested with."""
+    where, python = "environment", ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < PYTHON:
+        yield Finding(where, "stops", f"Python {python}", f"install Python {PYTHON[0]}.{PYTHON[1]} or newer")
+    if not required:
+        yield Finding(where, "note", "the required versions are not known", "install medsilo with pip")
+    others = []
+    for name, version in required.items():
+        wanted = f"pip install {name}=={version}"
+        try:
+            installed = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(where, "stops", f"the package {name} is missing", wanted)
+            continue
+        try:
+            importlib.import_module(MODULES.get(name, name))
+        except Exception as error:
+            told = f"the package {name} {installed} can't be imported ({type(error).__name__})"
+            yield Finding(where, "stops", told, wanted, (str(error),))
+            continue
+        if installed.partition("+")[0] == version:  # +cu126 and the like only say for which device it was built
+            continue
+        if name == PLATFORM and installed.split(".")[:2] != version.split(".")[:2]:
+            yield Finding(where, "stops", f"{name} is {installed}, all sites run {version}", wanted)
+        else:
+            others.append(f"{name} {installed} ({version})")
+    if others:
+        told = f"other versions than medsilo is tested with (in brackets): {', '.join(others)}"
+        yield Finding(where, "note", told, "install requirements.txt where results must agree to the last digit")
+    yield Finding(where, "ok", f"Python {python}, {len(required)} packages looked at")
+
+
+def check_package(stated: Mapping[str, Any]) -> Finding:
+    """medsilo against the version and hash that the job states."""
+    own = package_facts()
+    mine = f"medsilo {own['version']} ({own['hash'][:12]})"
+    if not stated:
+        told = f"{mine}; the job states none, and sites that differ from the server are refused"
+        return Finding("package", "ok", told)
+    if {key: stated.get(key) for key in own} == own:
+        return Finding("package", "ok", f"{mine}, as the job states")
+    theirs = f"medsilo {stated.get('version')} ({str(stated.get('hash'))[:12]})"
+    return Finding("package", "stops", f"{mine}, but the job states {theirs}", "install the version of the job")
+
+
+def free_space(folder: Path) -> int:
+    """Bytes that are free where this folder is or will be."""
+    return shutil.disk_usage(folder).free
+
+
+def check_disk(output: Path, plan: Plan | None, free: Callable[[Path], int]) -> Finding:
+    """The results' folder: writable, with room for what a run keeps there."""
+    while not output.exists():
+        output = output.parent
+    if not output.is_dir() or not os.access(output, os.W_OK):
+        told = "the folder for results can't be written by this account"
+        return Finding(
+            "disk", "stops", told, "correct 'output' in medsilo.yaml, or the folder's rights", (str(output),)
+        )
+    there, needed = free(output), kept(plan) if plan else 0
+    told = f"{size(there)} free" + (f", a run keeps at most {size(needed)}" if plan else "")
+    if there < needed:
+        return Finding("disk", "stops", told, "free space, or set 'output' in medsilo.yaml to a larger disk")
+    if there < needed + ROOM:
+        return Finding("disk", "note", told, "leave 1 GB more for logs and NVFlare's own files")
+    return Finding("disk", "ok", told)
+
+
+def weights_of(plan: Plan) -> tuple[int, int]:
+    """Bytes of all the method's networks, and of what optimizers keep beside them at most."""
+    import torch
+
+    with torch.device("meta"):
+        networks = plan.build_networks()
+    weights = sum(tensor.nbytes for module in networks.values() for tensor in module.state_dict().values())
+    slots = 2 if plan.training.optimizer == "adam" else int(plan.training.momentum > 0)
+    return weights, slots * weights
+
+
+def kept(plan: Plan) -> int:
+    """The most bytes that a run leaves at a site: the state after three rounds, two models, the super model."""
+    weights, slots = weights_of(plan)
+    return 3 * (weights + slots) + 3 * weights
+
+
+def check_memory(plan: Plan, free: int) -> Finding | None:
+    """Whether networks, gradients and optimizers alone are too much, so that nobody need try; None where they fit."""
+    weights, slots = weights_of(plan)
+    if 2 * weights + slots <= free:
+        return None
+    told = f"networks, gradients and optimizers take {size(2 * weights + slots)}, {size(free)} are free"
+    return Finding("memory", "stops", told, "end other programs, or use a machine with more memory")
+
+
+def gpus() -> int:
+    """How many there are."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def check_device(settings: SiteSettings) -> Iterator[Finding]:
+    """The device and precision of the settings."""
+    import torch
+
+    where = "device"
+    try:
+        compute = settings.compute()
+    except MedsiloError as error:
+        yield Finding(where, "stops", str(error))
+        return
+    cores, kind = os.cpu_count() or 1, compute.device.type
+    name = torch.cuda.get_device_name(compute.device) if kind == "cuda" else f"{cores} CPU cores"
+    yield Finding(where, "ok", f"{compute.device} ({name}), {settings.precision}, {settings.threads} threads")
+    if kind == "cpu" and settings.precision == "bfloat16":
+        yield Finding(where, "note", "bfloat16 on a CPU is mostly slower", "set precision: float32 in medsilo.yaml")
+    if kind == "cuda" and settings.precision == "bfloat16" and not torch.cuda.is_bf16_supported():
+        yield Finding(where, "stops", "this GPU has no bfloat16", "set precision: float32 in medsilo.yaml")
+    if settings.threads > cores or settings.workers > cores:
+        told = f"{settings.threads} threads and {settings.workers} workers on {cores} CPU cores"
+        yield Finding(where, "note", told, f"set threads and workers to {cores} at most")

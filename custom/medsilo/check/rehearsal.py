@@ -1,0 +1,106 @@
+"""A few batches of a site's own data, forward and backward as the method does it, before a study begins."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.utils.data import Subset
+
+from medsilo.check.forecast import Rehearsal
+from medsilo.core.memory import forget_most, most_held
+from medsilo.federation.participant import Participant
+from medsilo.learning.loop import Compute, steps_in
+from medsilo.methods.base import Parcel
+from medsilo.plan import Plan
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.base import SiteData
+
+BATCHES = 4
+
+
+class _Rehearsing(Participant):
+    """A site that trains on a few batches as in the study; nothing of it is kept or sent."""
+
+    def passes(self, phase: str, number: int, cases: int) -> float:
+        """Seconds that training on so many cases takes."""
+        self.train = Subset(self.data.train, range(cases))
+        started = time.monotonic()
+        self.plan.method.train(self._bench("shuffle", number, lambda: None), phase)
+        self._wait()
+        return time.monotonic() - started
+
+    def looks(self, cases: int) -> float:
+        """Seconds that validating so many cases takes."""
+        started = time.monotonic()
+        self._evaluate(Subset(self.data.validation, range(cases)), lambda: None, self.model)
+        self._wait()
+        return time.monotonic() - started
+
+    def enters(self, phase: str) -> None:
+        """What the server sends at first, so that everything has the form it will have."""
+        groups = self.plan.method.given(self.plan.build_networks(), phase)
+        self._receive(Parcel(groups), phase)
+
+    def holds(self) -> tuple[int, int, int]:
+        """Bytes of networks, gradients and optimizer state."""
+        weights = sum(tensor.nbytes for module in self.modules.values() for tensor in module.state_dict().values())
+        parameters = [parameter for module in self.modules.values() for parameter in module.parameters()]
+        gradients = sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
+        memories = (memory for optimizer in self.optimizers.values() for memory in optimizer.state.values())
+        slots = (slot for memory in memories for slot in memory.values() if isinstance(slot, torch.Tensor))
+        return weights, gradients, sum(slot.nbytes for slot in slots)
+
+    def _wait(self) -> None:
+        if self.compute.device.type == "cuda":
+            torch.cuda.synchronize(self.compute.device)
+
+
+def rehearse(
+    plan: Plan, site: str, sites: Sequence[str], settings: SiteSettings, data: SiteData, folder: Path
+) -> list[Rehearsal]:
+    """Every phase in which sites train, tried with a few batches; raises what training would raise.
+
+    The networks begin as they do in the study; what a site would be sent later is not known and left as it begins.
+    """
+    Participant(plan, site, sites, settings, folder, data)  # all that is asked before the first round
+    short = plan.with_changes(["training.local_epochs=1", "training.truncate=false"])
+    tried, seen, number = [], set[str](), 1
+    for phase in plan.method.phases(plan.training):
+        if phase.trains and phase.rounds and phase.name not in seen:
+            rounds = sum(p.rounds for p in plan.method.phases(plan.training) if p.name == phase.name)
+            tried.append(_try(_Rehearsing(short, site, sites, settings, folder, data), phase.name, rounds, number))
+            seen.add(phase.name)
+        number += phase.rounds
+    return tried
+
+
+def _try(site: _Rehearsing, phase: str, rounds: int, number: int) -> Rehearsal:
+    size, cases = site.plan.training.batch_size, len(site.data.train)  # type: ignore[arg-type]
+    one, several = min(size, cases), min(BATCHES * size, cases)
+    with site.compute.reproducible(site.plan.seed), _peak(site.compute) as peak:
+        site.enters(phase)
+        first = site.passes(phase, number, one)
+        batch = site.passes(phase, number, several) / steps_in(several, size)
+        weights, gradients, optimizer = site.holds()
+        checked = min(len(site.data.validation), 4 * site.plan.task.evaluation_batch)  # type: ignore[arg-type]
+        evaluation = site.looks(checked) / checked
+    taken = weights + max(peak[0], gradients + optimizer)  # the networks were there before
+    return Rehearsal(phase, rounds, first, batch, evaluation, weights, gradients, optimizer, taken)
+
+
+@contextmanager
+def _peak(compute: Compute) -> Iterator[list[int]]:
+    """The bytes taken at most inside, beyond those taken before, in a list of one."""
+    found = [0]
+    if compute.device.type == "cuda":
+        before = torch.cuda.memory_allocated(compute.device)
+        torch.cuda.reset_peak_memory_stats(compute.device)
+        yield found
+        found[0] = torch.cuda.max_memory_allocated(compute.device) - before
+        return
+    forget_most()
+    before = most_held()
+    yield found
+    found[0] = most_held() - before

@@ -1,0 +1,150 @@
+"""What a check found, as a table on the terminal, as JSON and as a page: nothing in them that may not be mailed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from medsilo.core.files import write_text
+
+Severity = Literal["ok", "note", "stops"]
+Cell = str | int | float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: where, what was found, what to do. No path, no file name, no patient in them."""
+
+    where: str
+    severity: Severity
+    what: str
+    remedy: str = ""
+    private: tuple[str, ...] = ()  # what only the hospital may read: names of files
+
+    def as_json(self) -> dict[str, str]:
+        return {"where": self.where, "severity": self.severity, "what": self.what, "remedy": self.remedy}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Counts."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        return {"title": self.title, "rows": rows, "note": self.note}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was found."""
+
+    facts: dict[str, str]  # who, which job, which package, when
+    findings: list[Finding] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+
+    @property
+    def go(self) -> bool:
+        """Whether nothing stops this site from joining."""
+        return all(finding.severity != "stops" for finding in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """In one line."""
+        count = {kind: sum(f.severity == kind for f in self.findings) for kind in ("stops", "note")}
+        notes = f"{count['note']} note{'' if count['note'] == 1 else 's'}"
+        if self.go:
+            return f"GO: nothing stops this site ({notes})"
+        return f"NO-GO: {count['stops']} finding{'' if count['stops'] == 1 else 's'} must be settled first ({notes})"
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole report; `schema` counts up when a key changes its meaning."""
+        return {
+            "schema": 1,
+            "go": self.go,
+            "verdict": self.verdict,
+            **self.facts,
+            "findings": [finding.as_json() for finding in self.findings],
+            "tables": [table.as_json() for table in self.tables],
+        }
+
+    def as_text(self) -> str:
+        """The report for a terminal."""
+        lines = [f"{name}: {value}" for name, value in self.facts.items()]
+        marks = {"ok": "ok   ", "note": "note ", "stops": "STOPS"}
+        width = max((len(finding.where) for finding in self.findings), default=0)
+        lines.append("")
+        for finding in self.findings:
+            lines.append(f"{marks[finding.severity]}  {finding.where.ljust(width)}  {finding.what}")
+            if finding.remedy:
+                lines.append(" " * (width + 9) + f"→ {finding.remedy}")
+        for table in self.tables:
+            lines += ["", table.title, *_aligned([table.columns, *table.rows]), *([table.note] if table.note else [])]
+        return "\n".join([*lines, "", self.verdict])
+
+    def as_html(self) -> str:
+        """The report as one page that loads nothing and runs nothing."""
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+        environment = Environment(
+            loader=FileSystemLoader(Path(__file__).parent),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        return environment.get_template("check.html").render(report=self)
+
+    def write_private(self, path: Path) -> bool:
+        """What only the hospital may read, into a file that only its owner reads; whether there was anything."""
+        lines = [
+            line
+            for finding in self.findings
+            if finding.private
+            for line in (f"{finding.where}: {finding.what}", *(f"    {name}" for name in finding.private))
+        ]
+        if lines:
+            write_text(path, "\n".join(["Only for this hospital: it names files and may name patients.", *lines, ""]))
+            path.chmod(0o600)
+        return bool(lines)
+
+
+def _aligned(rows: Iterable[Sequence[Cell]]) -> list[str]:
+    """Rows with their cells below each other: text to the left, numbers to the right."""
+    rows = list(rows)
+    texts = [[shown(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    numeric = [all(isinstance(cell, int | float) for cell in column) for column in zip(*rows[1:], strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric or [False] * len(row), strict=True)
+        ).rstrip()
+        for row in texts
+    ]
+
+
+def shown(cell: Cell) -> str:
+    """A cell as people read it."""
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def size(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them."""
+    if seconds < 90:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

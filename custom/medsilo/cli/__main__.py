@@ -1,0 +1,8 @@
+"""python -m medsilo.cli."""
+
+import sys
+
+from medsilo.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

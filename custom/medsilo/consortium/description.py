@@ -1,0 +1,169 @@
+"""The consortium's one file: who takes part, checked before a single key is made."""
+
+import errno
+import re
+import socket
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_yaml
+from medsilo.core.section import Section, in_words
+
+PRIVATE = "private-root"  # the folder beside the kits that never leaves the lead
+
+
+def _matching(pattern: str, hint: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} has odd characters; use {hint}")
+        return text
+
+    return AfterValidator(check)
+
+
+# NVFlare's own rules for names, which become files, folders and certificates; 63 letters are what a certificate holds.
+Name = Annotated[str, _matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", "letters, digits, '-' and '_', 63 at most")]
+Organisation = Annotated[str, _matching(r"[A-Za-z0-9_]{1,63}", "letters, digits and '_', like st_anna")]
+Host = Annotated[
+    str,
+    _matching(
+        r"(?=.{1,63}$)([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?",
+        "a host name like fl.example.org, 63 letters at most, without https:// and port",
+    ),
+]
+Email = Annotated[
+    str,
+    _matching(r"(?=.{1,63}$)[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}", "an e-mail address like lead@example.org"),
+]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Server(Section):
+    """Where all meet. Hospitals and people connect to it; it connects to nobody."""
+
+    host: Host
+    port: Port = 8002
+    admin_port: Port | None = None  # for people; by default the same port
+    organisation: Organisation
+    scheme: Literal["tcp", "grpc", "http"] = "tcp"  # what carries the encrypted traffic
+    storage: Path = Path("/var/lib/medsilo")  # on the server's machine: NVFlare's jobs and their results
+
+    @field_validator("storage")
+    @classmethod
+    def _absolute(cls, storage: Path) -> Path:
+        if not storage.is_absolute():
+            raise ValueError(f"{str(storage)!r} is no absolute path; NVFlare would seek it where it was started")
+        return storage
+
+
+class Hospital(Section):
+    """One client of the federation."""
+
+    name: Name
+    organisation: Organisation
+    contact: Email
+    policies: Path  # the folder that goes into the kit's local/; relative to the consortium's file
+
+
+class Person(Section):
+    """Somebody who may connect with NVFlare's console or medsilo; rights come with the role."""
+
+    name: Email
+    organisation: Organisation
+    role: Literal["project_admin", "org_admin", "lead", "member"]
+
+
+class Consortium(Section):
+    """consortium.yaml."""
+
+    name: Name
+    root_valid_days: int = Field(1825, ge=1, le=7300)  # of the root; NVFlare's certificates under it last 360 days
+    server: Server
+    hospitals: list[Hospital] = Field(min_length=1)
+    people: list[Person] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _each_name_once(self) -> "Consortium":
+        seen = {PRIVATE}
+        parties = [hospital.name for hospital in self.hospitals] + [person.name for person in self.people]
+        for name in [self.server.host, *parties]:
+            if name.casefold() in seen:
+                why = "is medsilo's own folder" if name.casefold() == PRIVATE else "is given twice"
+                raise ValueError(f"the name {name!r} {why}; every hospital and person needs one of its own")
+            seen.add(name.casefold())
+        return self
+
+    def participants(self) -> list[dict[str, Any]]:
+        """Everybody, as NVFlare's project file names them."""
+        server = self.server
+        ports = {"fed_learn_port": server.port, "admin_port": server.admin_port or server.port}
+        return [
+            {"name": server.host, "type": "server", "org": server.organisation, **ports},
+            *(
+                {"name": hospital.name, "type": "client", "org": hospital.organisation, "contact": hospital.contact}
+                for hospital in self.hospitals
+            ),
+            *(
+                {"name": person.name, "type": "admin", "org": person.organisation, "role": person.role}
+                for person in self.people
+            ),
+        ]
+
+    def project(self) -> dict[str, Any]:
+        """NVFlare's project.yml."""
+        room = "nvflare.lighter.impl"
+        builders = [
+            {"path": f"{room}.workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
+            {
+                "path": f"{room}.static_file.StaticFileBuilder",
+                "args": {"config_folder": "config", "scheme": self.server.scheme, "require_signed_jobs": True},
+            },
+            {"path": f"{room}.cert.CertBuilder", "args": {"root_valid_days": self.root_valid_days}},
+            {"path": f"{room}.signature.SignatureBuilder"},
+        ]
+        return {"api_version": 3, "name": self.name, "participants": self.participants(), "builders": builders}
+
+    def check_network(self) -> None:
+        """The server's host must resolve, and its ports be free if it is this machine."""
+        host = self.server.host
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        except OSError as error:
+            raise MedsiloError(
+                f"server.host {host!r} does not resolve here; correct it, or use --skip-network-checks if only the "
+                "hospitals can resolve it"
+            ) from error
+        for port in sorted({self.server.port, self.server.admin_port or self.server.port}):
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((address[0], port))
+                except OSError as error:
+                    if error.errno == errno.EADDRINUSE:  # any other error: the address is another machine's
+                        raise MedsiloError(
+                            f"port {port} of {host} is in use on this machine; choose another in the consortium's file"
+                        ) from error
+
+
+def read_consortium(path: Path) -> Consortium:
+    """The checked file; an error of one line that names the key and the fix. Its folders become absolute."""
+    try:
+        values = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        problem = getattr(error, "problem", None) or getattr(error, "strerror", None) or type(error).__name__
+        raise MedsiloError(f"{path.name} cannot be read: {problem}") from error
+    try:
+        consortium = Consortium.model_validate(values)
+    except ValidationError as error:
+        raise MedsiloError(f"{path.name}: {in_words(error, Consortium)}") from error
+    for hospital in consortium.hospitals:
+        if not (path.parent / hospital.policies / "medsilo.yaml").is_file():
+            raise MedsiloError(
+                f"{path.name}: policies of {hospital.name}: {hospital.policies} has no medsilo.yaml; "
+                "name a folder like site_configs/strict-hospital, relative to this file"
+            )
+    return consortium

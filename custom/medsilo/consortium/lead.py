@@ -1,0 +1,328 @@
+"""What the consortium's lead does from afar, over NVFlare's own client API: submit, status, watch, resume, fetch ..."""
+
+import io
+import json
+import logging
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.flare_api import api_spec
+from nvflare.fuel.flare_api.api_spec import SystemInfo
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from medsilo import __version__
+from medsilo.core.errors import MedsiloError, Unreachable
+from medsilo.core.files import is_safe_name, write_json
+from medsilo.flare.jobs import check_components, pack, plan_of, write_job
+from medsilo.runs.record import JOBS, Record
+
+CONNECT = 10.0  # seconds NVFlare has to reach the server
+POLL = 1.0  # seconds between looks at a running job
+STARTING = 120.0  # seconds that submitting waits for a job to start
+PATIENCE = 600.0  # seconds that watching goes on without a connection
+STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the controller tells its rounds
+NOT_CLONED = ("scope", "launcher_spec")  # what NVFlare 2.9 leaves out of a clone of a job
+SILENT = logging.NullHandler()  # what NVFlare says of a connection, our own line says
+Say = Callable[[str], None]
+
+
+@contextmanager
+def connected(kit: Path) -> Iterator[Session]:
+    """A session with the server as the kit's owner; whatever NVFlare raises becomes an error of one line."""
+    try:
+        admin = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]
+    except (OSError, ValueError, KeyError) as error:
+        raise MedsiloError(f"{kit} is no kit of a person: it has no startup/fed_admin.json that can be read") from error
+    logging.root.addHandler(SILENT)
+    user, address = admin["username"], f"{admin['host']}:{admin['port']}"
+    try:
+        with redirect_stdout(io.StringIO()):  # it says that it connects
+            session = new_secure_session(user, str(kit), timeout=CONNECT)
+        try:
+            yield session
+        finally:
+            session.close()
+    except (MedsiloError, BrokenPipeError):
+        raise
+    except (api_spec.NoConnection, api_spec.SessionClosed) as error:
+        raise Unreachable(f"the server at {address} does not answer; is it started, and the way to it open?") from error
+    except api_spec.AuthorizationError as error:
+        right = re.search(r"is not authorized for '(\w+)'", str(error))
+        why = f"not authorized for {right[1]}" if right else _line(error)
+        raise MedsiloError(
+            f"{user} may not do this: {why}; leads submit, and end and fetch what they submitted"
+        ) from error
+    except api_spec.AuthenticationError as error:
+        raise MedsiloError(f"the server at {address} does not accept {user}: {_line(error)}") from error
+    except api_spec.JobNotFound as error:
+        raise MedsiloError(f"{_line(error)}; 'medsilo status --kit {kit}' lists jobs") from error
+    except Exception as error:
+        raise MedsiloError(f"NVFlare: {_line(error) or type(error).__name__}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def submit(
+    job: Path,
+    kit: Path,
+    say: Say,
+    changes: Iterable[str] = (),
+    with_code: bool = False,
+    other_plan: Path | None = None,
+) -> str:
+    """Check a job against its plan and against who is there, submit it, and return NVFlare's id for it.
+
+    It has started then; when hospitals can't take part as agreed, it ends with the reason before anything is trained.
+    """
+    plan = plan_of(job, changes, other_plan)
+    if plan.algorithm.pooled:
+        raise MedsiloError(f"{plan.algorithm.name} pools all data and never runs between hospitals")
+    with tempfile.TemporaryDirectory() as folder:
+        packed = pack(job, Path(folder) / plan.algorithm.name, changes, with_code, other_plan)
+        check_components(packed)
+        with connected(kit) as session:
+            here = {client.name for client in session.get_system_info().client_info}
+            asked = set(plan.participation.sites) or here
+            if len(asked & here) < plan.participation.required:
+                wanted, there = (", ".join(sorted(names)) or "nobody" for names in (asked, here))
+                raise MedsiloError(
+                    f"not submitted: the plan needs {plan.participation.required} of {wanted}, and connected are "
+                    f"{there}; start those who are missing, or change participation"
+                )
+            if plan.participation.sites:  # nothing of the study reaches a hospital that the plan does not name
+                _address(packed, plan.participation.sites)
+            job_id = session.submit_job(str(packed))
+        say(f"submitted as {job_id}; waits until the hospitals have joined")
+        _await_start(kit, job_id, say, packed, sorted(asked & here))
+    return job_id
+
+
+def _address(job: Path, sites: Collection[str], **meta: Any) -> None:
+    """Have a job go to these sites only."""
+    path = job / "meta.json"
+    deploy_map = {"app": ["server", *sites]}
+    write_json(path, {**json.loads(path.read_text()), "deploy_map": deploy_map, **meta})
+
+
+def _await_start(kit: Path, job_id: str, say: Say, packed: Path | None = None, sites: Collection[str] = ()) -> None:
+    """Wait until the hospitals have joined; an error with the reason when the job ended before they had.
+
+    packed, sites: a new job, and who is to take part; without them the job goes on with a study.
+    """
+    try:
+        with connected(kit) as session:
+            _watch_start(session, job_id, say, packed, sites)
+    except Unreachable as error:
+        say(f"{job_id} is submitted, whether it started is not known: {error}")
+
+
+def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, sites: Collection[str]) -> None:
+    deadline = time.monotonic() + STARTING
+    while True:
+        job = session.get_job_meta(job_id)
+        if _is_over(job["status"]):
+            summary, rounds = _left(session, job_id)
+            if (rounds and packed) or job["status"] == "FINISHED:COMPLETED":
+                return
+            why = [job["status"], *([summary["reason"]] if summary else _obstacles(job))]
+            if job["status"] != "FINISHED:ABORTED" and (len(why) == 1 or "was aborted" in why[1]):  # by NVFlare itself
+                unable = ", ".join(_unable(session, packed, sites) if packed else []) or "a hospital"
+                why.append(
+                    f"{unable} can't run medsilo {__version__}: it is not installed there, or the policies forbid it"
+                )
+            raise MedsiloError(f"{'not started' if packed else f'job {job_id} has ended'}: {'; '.join(why)}")
+        absent = _so_far(session, job_id).get("absent") if job["status"] == "RUNNING" else None
+        if absent is not None:
+            for site, reason in absent.items():
+                say(f"goes on without {site}: {reason}")
+            return
+        if time.monotonic() > deadline:
+            waits = "; ".join(_obstacles(job)) or "the hospitals have not joined yet"
+            say(f"{job['status']}: {waits}; 'medsilo watch {job_id}' goes on looking")
+            return
+        time.sleep(POLL)
+
+
+def _unable(session: Session, packed: Path, sites: Collection[str]) -> list[str]:
+    """The sites that can't even load the package: NVFlare doesn't say whose process failed, so ask each alone."""
+    jobs = {}
+    for site in sites:
+        alone = packed.with_name(f"roll-call-{site}")
+        write_job(alone, plan_of(packed), packed, roll_call=True)
+        _address(alone, [site], min_clients=1)
+        jobs[site] = session.submit_job(str(alone))
+    deadline, ended = time.monotonic() + 2 * STARTING, dict[str, str]()
+    while len(ended) < len(jobs) and time.monotonic() < deadline:
+        time.sleep(POLL)
+        statuses = {site: str(session.get_job_status(job_id)) for site, job_id in jobs.items()}
+        ended = {site: status for site, status in statuses.items() if _is_over(status)}
+    return [site for site in sites if ended.get(site) != "FINISHED:COMPLETED"]
+
+
+def abort(job_id: str, kit: Path) -> str:
+    """End a job; returns what the server said."""
+    with connected(kit) as session:
+        return session.abort_job(job_id) or "aborted"
+
+
+def resume(run: str, kit: Path, say: Say) -> str:
+    """Go on with the study of a job that ended before it; `run` is that job's id, or a run that `fetch` brought.
+
+    As with `submit`, the new job has started when its id is returned.
+
+    The new job is a clone of the old one, and the server knows by that which study's checkpoint to take.
+    """
+    job_id = Path(run, JOBS).read_text().split()[-1] if Path(run, JOBS).exists() else run
+    with connected(kit) as session:
+        job = session.get_job_meta(job_id)
+        if job["status"] == "FINISHED:COMPLETED":
+            raise MedsiloError(f"job {job_id} is finished; there is nothing to resume")
+        if not _is_over(job["status"]) and not _is_lost(job, session.get_system_info()):
+            raise MedsiloError(f"job {job_id} is {job['status']}; 'medsilo abort {job_id}' ends it first")
+        if gone := [key for key in NOT_CLONED if job.get(key)]:
+            raise MedsiloError(
+                f"the job's meta.json has {gone[0]}, which a clone on NVFlare loses; submit the job anew with the "
+                "arguments 'study' and 'resume': true for the controller in config_fed_server.json"
+            )
+        new = session.clone_job(job_id)
+    _await_start(kit, new, say)
+    return new
+
+
+def status(kit: Path, job_id: str | None = None) -> list[str]:
+    """Who is there and what runs, or one job, as lines."""
+    with connected(kit) as session:
+        if job_id:
+            job = session.get_job_meta(job_id)
+            return [_job_line(job, session.get_system_info()), *_obstacles(job)]
+        info = session.get_system_info()
+        names = sorted(client.name for client in info.client_info)
+        jobs = [_job_line(job, info) for job in session.list_jobs(detailed=True, reverse=True, limit=20)]
+        since = datetime.fromtimestamp(info.server_info.start_time, UTC)
+        return [f"server: up since {since:%Y-%m-%d %H:%M:%S} UTC", f"connected: {', '.join(names) or 'nobody'}", *jobs]
+
+
+def _job_line(job: dict[str, Any], info: SystemInfo) -> str:
+    keys = ("job_id", "status", "job_name" if "job_name" in job else "name", "submitter_name", "submit_time_iso")
+    line = "  ".join(str(job[key]) for key in keys if job.get(key))
+    return line + f"  (lost when the server died: medsilo resume {job['job_id']})" * _is_lost(job, info)
+
+
+def _is_lost(job: dict[str, Any], info: SystemInfo) -> bool:
+    """Whether the server has forgotten a job, which NVFlare 2.9 then leaves RUNNING for ever."""
+    runs = job["job_id"] in {running.job_id for running in info.job_info}
+    older = job["submit_time"] < info.server_info.start_time
+    return job["status"] in ("RUNNING", "DISPATCHED") and older and not runs
+
+
+def _obstacles(job: dict[str, Any]) -> list[str]:
+    """Why a job waits or could not start, as NVFlare's scheduler and the hospitals said."""
+    if job["status"] == "SUBMITTED":
+        return [said.partition(": ")[2] for said in job.get("schedule_history", [])[-1:]]  # without the time
+    return [said for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
+
+
+def watch(job_id: str, kit: Path, on_round: Callable[[dict[str, Any], dict[str, Any]], None], say: Say) -> str:
+    """Report rounds, from the server's own records, until the job ends; returns its final status.
+
+    A lost connection is made anew; rounds that ended meanwhile are reported then.
+    """
+    study: dict[str, Any] = {}
+    seen, said, heard = 0, set[str](), time.monotonic()
+    while True:
+        try:
+            with connected(kit) as session:
+                while True:
+                    job = session.get_job_meta(job_id)
+                    status = job["status"]
+                    for line in _obstacles(job):
+                        if line not in said:
+                            say(line)
+                            said.add(line)
+                    if status == "RUNNING":
+                        told = _so_far(session, job_id)
+                        if not told and _is_lost(job, session.get_system_info()):
+                            raise MedsiloError(f"job {job_id} was lost when the server died; 'medsilo resume' goes on")
+                        study = told or study
+                    elif _is_over(status) and seen != study.get("planned"):  # the last rounds were too quick to be told
+                        study = _ended(session, job_id)
+                    for record in study.get("rounds", [])[seen:]:
+                        on_round(record, study)
+                        seen += 1
+                    if _is_over(status):
+                        if study.get("reason"):
+                            say(study["reason"])
+                        return status
+                    heard = time.monotonic()
+                    time.sleep(POLL)
+        except Unreachable as error:
+            if time.monotonic() - heard > PATIENCE:
+                raise
+            say(f"{error} Trying again")
+            time.sleep(POLL)
+
+
+def _is_over(status: str) -> bool:
+    return status.startswith("FINISHED")
+
+
+def _so_far(session: Session, job_id: str) -> dict[str, Any]:
+    """What the controller tells while it runs; nothing when the job is starting or just ends."""
+    try:
+        told = session.show_stats(job_id, api_spec.TargetType.SERVER)
+    except (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError):
+        return {}
+    return told.get("server", {}).get(STATISTICS, {})
+
+
+def _ended(session: Session, job_id: str) -> dict[str, Any]:
+    """The same from what a job left; nothing for those who may look on but not download."""
+    try:
+        summary, rounds = _left(session, job_id)
+    except api_spec.AuthorizationError:
+        return {}
+    if not summary:
+        return {}
+    told = {"planned": summary["rounds"]["planned"], "metric": summary["metric"], "rounds": rounds}
+    return {**told, "reason": summary["reason"]}
+
+
+def _left(session: Session, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary and the rounds of a job that is over, as far as there are any."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = _download(session, job_id, Path(folder))
+        return (Record(run).summary(), Record(run).rounds()) if run else ({}, [])
+
+
+def _download(session: Session, job_id: str, folder: Path) -> Path | None:
+    """Download what a job left; the run's folder in it, if there is one."""
+    workspace = Path(session.download_job_result(job_id, str(folder))) / "workspace"
+    runs = [path for path in workspace.glob("medsilo/*") if path.is_dir() and is_safe_name(path.name)]
+    return runs[0] if len(runs) == 1 else None
+
+
+def fetch(job_id: str, kit: Path, out: Path) -> Path:
+    """Download a finished job's results into a run folder under `out`; returns it."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder, connected(kit) as session:
+        status = str(session.get_job_status(job_id))
+        if not _is_over(status):
+            raise MedsiloError(f"job {job_id} is {status}; 'medsilo watch' waits for its end")
+        run = _download(session, job_id, Path(folder))
+        if run is None or not (run / "summary.json").exists():
+            raise MedsiloError(
+                f"job {job_id} ({status}) left no results: it ended before its study did; "
+                "'nvflare job logs' shows the server's log to a project_admin"
+            )
+        if (out / run.name).exists():
+            raise MedsiloError(f"{out / run.name} exists; remove it or choose another --out")
+        return Path(shutil.move(run, out / run.name))

@@ -1,0 +1,161 @@
+"""From the consortium's file to signed kits, over NVFlare's own provisioning."""
+
+import contextlib
+import copy
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import yaml
+from nvflare.lighter.constants import CtxKey, ProvFileName
+from nvflare.lighter.prov_utils import prepare_builders
+from nvflare.lighter.provision import prepare_project
+from nvflare.lighter.provisioner import Provisioner
+from nvflare.lighter.utils import load_private_key, sign_folders
+
+from medsilo.consortium.description import PRIVATE, Consortium
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_yaml, write_json, write_text
+from medsilo.site.settings import read_settings
+
+
+class _Log:
+    """Keeps what NVFlare's provisioning says, for an error of one line."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def debug(self, message: str) -> None: ...
+
+    def info(self, message: str) -> None: ...
+
+    def warning(self, message: str) -> None: ...
+
+    def error(self, message: str) -> None:
+        self.errors.append(message)
+
+
+def provision(consortium: Consortium, policies: Path, kits: Path, renew: Collection[str] = ()) -> list[str]:
+    """Make the kits that are not there yet, under the same root, and give `renew` new certificates; who got something.
+
+    `policies` is the folder that the hospitals' policies are relative to. A kit that is there is left as it is.
+    """
+    root = kits / PRIVATE
+    for folder in (kits, root):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    project = consortium.project()
+    _check_kept_promises(root / "project.yml", project)
+    names = [participant["name"] for participant in project["participants"]]
+    if unknown := sorted(set(renew) - set(names)):
+        raise MedsiloError(f"nobody in {consortium.name} is called {unknown[0]!r}; known: {', '.join(names)}")
+    state = root / consortium.name / "state" / "cert.json"
+    _forget(state, renew)
+    fresh = _build(project, root)
+    try:
+        _complete(consortium, policies, fresh)
+        _seal([fresh / name / "startup" for name in names], state)
+        new = [name for name in names if not (kits / name).exists()]
+        for name in new:
+            (fresh / name).chmod(0o700)
+            (fresh / name).rename(kits / name)
+        for name in sorted(set(renew) - set(new)):
+            shutil.rmtree(kits / name / "startup")
+            (fresh / name / "startup").rename(kits / name / "startup")
+    finally:
+        shutil.rmtree(fresh)
+    write_text(root / "project.yml", yaml.safe_dump(project, sort_keys=False))
+    return [*new, *sorted(set(renew) - set(new))]
+
+
+def write_requests(consortium: Consortium, policies: Path, folder: Path) -> None:
+    """For the way in which every party makes its own key: what NVFlare's 'cert' and 'package' commands read.
+
+    The lead keeps project_profile.yaml; each party gets the folder with its name.
+    """
+    if unsigned := [person.name for person in consortium.people if person.role == "project_admin"]:
+        raise MedsiloError(f"NVFlare signs no request of a project_admin; give {unsigned[0]} another role")
+    server = consortium.server
+    ports = {"fed_learn_port": server.port, "admin_port": server.admin_port or server.port}
+    connection = {"scheme": server.scheme, "connection_security": "mtls"}
+    profile = {"name": consortium.name, **connection, "server": {"host": server.host, **ports}}
+    write_text(folder / "project_profile.yaml", yaml.safe_dump(profile, sort_keys=False))
+    for participant in consortium.participants():
+        asked = {key: participant[key] for key in ("name", "type", "org", "role") if key in participant}
+        definition = {"name": consortium.name, "participants": [asked]}
+        write_text(folder / asked["name"] / f"{asked['name']}.yaml", yaml.safe_dump(definition, sort_keys=False))
+    with tempfile.TemporaryDirectory() as unused:  # kits of a root that nobody gets, for what is in their local/
+        for name in provision(consortium, policies, Path(unused) / "kits"):
+            shutil.copytree(Path(unused) / "kits" / name / "local", folder / name / "local", dirs_exist_ok=True)
+
+
+def _check_kept_promises(path: Path, project: dict[str, Any]) -> None:
+    """What certificates and kits that are out say can't change any more."""
+    if not path.exists():
+        return
+    old = load_yaml(path.read_text(encoding="utf-8"))
+    was, now_is = ((kept["name"], kept["builders"], kept["participants"][0]) for kept in (old, project))
+    if was != now_is:
+        raise MedsiloError(
+            "the consortium's name, root_valid_days or server differ from those of the kits that are there; put them "
+            "back, or make new kits for everybody in another folder"
+        )
+    now = {participant["name"]: participant for participant in project["participants"]}
+    for before in old["participants"]:
+        after = now.get(before["name"], before)
+        for key in ("type", "org", "role"):
+            if before.get(key) != after.get(key):
+                raise MedsiloError(
+                    f"{before['name']} has a certificate as {before.get(key)!r} and can't become {after.get(key)!r}; "
+                    "use another name"
+                )
+
+
+def _forget(path: Path, names: Collection[str]) -> None:
+    """Drop certificates from NVFlare's state, so that it issues new ones."""
+    if names and path.exists():
+        state = json.loads(path.read_text())
+        write_json(path, {name: entry for name, entry in state.items() if name not in names})
+
+
+def _build(project: dict[str, Any], root: Path) -> Path:
+    """Kits for all, as NVFlare builds them; those of the same root and state are the same byte for byte."""
+    project = copy.deepcopy(project)  # NVFlare takes it apart
+    log = _Log()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # its tracebacks; the reason is in the log
+            provisioner = Provisioner(str(root), prepare_builders(project))
+            context = provisioner.provision(prepare_project(project), logger=log)
+    except (ValueError, RuntimeError) as error:
+        raise MedsiloError(f"NVFlare refused the consortium: {error}") from error
+    if context.get(CtxKey.BUILD_ERROR):
+        raise MedsiloError(" ".join(["NVFlare could not make the kits:", *log.errors]).replace("\n", " "))
+    (Path(context.get_state_dir()) / "cert.json").chmod(0o600)
+    return Path(context[CtxKey.CURRENT_PROD_DIR])
+
+
+def _seal(folders: list[Path], state: Path) -> None:
+    """The root's signature over every file: NVFlare starts no kit whose certificate, key or addresses were changed."""
+    key = load_private_key(json.loads(state.read_text())["root_pri_key"])
+    for folder in folders:
+        sign_folders(str(folder), key, signature_file=ProvFileName.SIGNATURE_JSON)
+
+
+def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
+    """Each hospital's own policies; a server with a disk of its own for jobs, that forgets none; our classes."""
+    for hospital in consortium.hospitals:
+        shutil.copytree(policies / hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
+        read_settings(fresh / hospital.name / "local")
+    local = fresh / consortium.server.host / "local"
+    resources = json.loads((local / "resources.json.default").read_text())
+    resources["class_allow_list"].append("medsilo.flare.")
+    storage = consortium.server.storage
+    resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
+    components = {component["id"]: component for component in resources["components"]}
+    components["job_manager"]["args"]["uri_root"] = str(storage / "jobs")
+    forgotten = {"id": "forgotten_jobs", "path": "medsilo.flare.janitor.ForgottenJobs", "args": {}}
+    resources["components"].append(forgotten)
+    write_json(local / "resources.json", resources)

@@ -1,0 +1,150 @@
+"""Files that are either whole or not there: atomic writing, and tensors without pickle."""
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+import yaml
+from torch import Tensor
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.spill import Kept, Stored, bytes_of
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether a name of a site or a study may become the name of a folder."""
+    return NAME.fullmatch(name) is not None and ".." not in name
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends well; else `path` stays as it was."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        why = "the disk is full" if _is_disk_full(error) else f"{type(error).__name__} while writing"
+        raise MedsiloError(
+            f"{path.name} could not be written: {why}. What was saved before is intact; free space or choose another "
+            "output folder, then resume",
+            private=f"{path}: {error}",
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def sweep(*folders: Path) -> None:
+    """Remove what a killed process left half-written in folders that nobody else writes to."""
+    for folder in folders:
+        for path in folder.glob(".*.part"):
+            path.unlink(missing_ok=True)
+
+
+def _is_disk_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with _replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically."""
+    with _replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically; a number that is no number is an error and never a file that others can't read."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+# What the format calls the types of numbers.
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Kept], facts: Mapping[str, Any] | None = None) -> None:
+    """Write named tensors and JSON facts into one safetensors file, atomically.
+
+    One tensor after another, so that those on the disk are never in memory together; the format's own library wants
+    all of them at once.
+    """
+    header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
+    end = 0
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # each number where it is aligned
+    for name in names:
+        dtype, shape = tensors[name].dtype, tensors[name].shape
+        if dtype not in TYPES:
+            raise MedsiloError(
+                f"{path.name} could not be written: {name} has the type {dtype}, which has no name there"
+            )
+        begin, end = end, end + shape.numel() * dtype.itemsize
+        header[name] = {"dtype": TYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with _replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            tensor = tensors[name]
+            tensor = tensor.read() if isinstance(tensor, Stored) else tensor.detach().cpu().contiguous()
+            file.write(bytes_of(tensor))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and facts of a file that `save_tensors` wrote."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise MedsiloError(
+            f"{path.name} cannot be read ({type(error).__name__}); it is missing or damaged", private=str(path)
+        ) from error
+
+
+def newest(folder: Path, pattern: str, key: Callable[[Path], int]) -> Path | None:
+    """The file of a folder whose key is the greatest."""
+    return max(folder.glob(pattern), key=key, default=None)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key given twice instead of silently taking the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        doubled = [key for key in keys if keys.count(key) > 1]
+        if doubled:
+            raise yaml.constructor.ConstructorError(None, None, f"key {doubled[0]!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(text: str) -> Any:
+    """What a YAML text says; raises yaml.YAMLError."""
+    return yaml.load(text, _Loader)

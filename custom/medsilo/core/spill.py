@@ -1,0 +1,102 @@
+"""Tensors that wait in a file without a name: nothing to clean up after a crash, and gone with its last reader."""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import MedsiloError
+
+
+class Spill:
+    """The file. Numbers lie in it as they do in memory, one tensor after another."""
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        """`folder` is the system's for temporary files if not given."""
+        self.folder = folder
+        self.end = 0
+        try:  # unbuffered: what does not fit must show at once, not in some later call
+            self._file: FileIO = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115 (lives as long as this)
+        except OSError as error:
+            self._refuse(error)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self._file.close()
+
+    def _refuse(self, error: OSError) -> NoReturn:
+        raise MedsiloError(
+            f"the disk does not take it ({error.strerror or type(error).__name__}): free some room for temporary files "
+            "on the server",
+            private=str(self.folder or tempfile.gettempdir()),
+        ) from error
+
+    def append(self, tensor: Tensor) -> int:
+        """Where the tensor begins. When the disk is full, what it had is still there."""
+        begin = self.end
+        rest = bytes_of(tensor)
+        try:
+            while rest:
+                written = os.pwrite(self._file.fileno(), rest, self.end)
+                self.end += written
+                rest = rest[written:]
+        except OSError as error:
+            self.shorten(begin)
+            self._refuse(error)
+        return begin
+
+    def read(self, begin: int, numbers: Tensor) -> Tensor:
+        """Fill a tensor with what begins there."""
+        rest = bytes_of(numbers)
+        try:
+            while rest:
+                done = os.preadv(self._file.fileno(), [rest], begin)
+                if not done:
+                    raise MedsiloError("what was stored on the server's disk is incomplete")
+                begin += done
+                rest = rest[done:]
+        except OSError as error:
+            raise MedsiloError(
+                f"what was stored cannot be read back from the server's disk: {error.strerror}"
+            ) from error
+        return numbers
+
+    def shorten(self, end: int) -> None:
+        """Give back what comes after."""
+        self._file.truncate(end)
+        self.end = end
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A vector that lies in a spill."""
+
+    spill: Spill
+    begin: int
+    size: int
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size([self.size])
+
+    @classmethod
+    def put(cls, vector: Tensor, spill: Spill) -> "Stored":
+        return cls(spill, spill.append(vector), len(vector), vector.dtype)
+
+    def read(self) -> Tensor:
+        """A copy in memory."""
+        return self.spill.read(self.begin, torch.empty(self.size, dtype=self.dtype))
+
+
+Kept = Tensor | Stored
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The tensor's own memory (numpy has no bfloat16, therefore as bytes)."""
+    return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")

@@ -1,0 +1,193 @@
+"""A super model's folder: safetensors, the plan, a card for people and a manifest for programs; all hashed."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor, nn
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import is_safe_name, load_tensors, save_tensors, write_json, write_text
+from medsilo.core.package import package_facts
+from medsilo.core.section import Section
+from medsilo.deploy.card import card
+from medsilo.deploy.model import Rule, SuperModel
+from medsilo.deploy.tuning import Tuning
+from medsilo.models import NETWORKS
+from medsilo.models.base import Network
+from medsilo.plan import Plan, load_plan
+
+MANIFEST, PLAN, CARD = "supermodel.json", "plan.yaml", "card.md"
+GLOBAL_FILE, SELECTOR_FILE, PERSONAL = "global.safetensors", "selector.safetensors", "personal"
+Tensors = Mapping[str, Tensor]
+Spacing = tuple[tuple[float, float], ...]  # least and greatest, millimetres along x, y (and z)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a super model comes from: enough to build its networks again, and to say how gamma was chosen."""
+
+    plan: Plan
+    selector: Network  # the selector's network, a section as the plan has them
+    tuning: Tuning | None = None
+    spacing: Spacing | None = None  # of the training images
+
+
+class FileFacts(Section):
+    """One file of the folder."""
+
+    sha256: str
+    bytes: int
+
+
+class Manifest(Section):
+    """supermodel.json."""
+
+    format: Literal[1] = 1
+    rule: Rule
+    threshold: float | None = Field(ge=0, le=1)
+    sites: tuple[str, ...]
+    agreed: tuple[str, ...]
+    selector: dict[str, Any]
+    spacing: Spacing | None
+    tuning: tuple[tuple[float, int, float], ...] | None  # (gamma, cases, mean score) for each gamma tried
+    plan_hash: str
+    package: dict[str, str]
+    files: dict[str, FileFacts]
+
+
+def assemble(
+    origin: Origin,
+    global_model: Tensors,
+    personal: Mapping[str, Tensors],
+    selector: Tensors,
+    threshold: float | None = None,
+    *,
+    sites: Iterable[str],
+    rule: Rule = "threshold",
+) -> SuperModel:
+    """A super model from the tensors of its networks, in evaluation mode; `personal` holds the sites that agreed."""
+    sites, plan = sorted(sites), origin.plan
+    outputs = len(sites) + (rule != "threshold")
+
+    def expert(name: str, tensors: Tensors) -> nn.Module:
+        return _filled(plan.network.build(plan.task.channels, plan.task.classes), name, tensors)
+
+    with torch.random.fork_rng(devices=[]):  # initial weights are drawn, only to be replaced
+        model = SuperModel(
+            expert("the global model", global_model),
+            {site: expert(f"the personal model of {site}", tensors) for site, tensors in personal.items()},
+            _filled(origin.selector.build(plan.task.channels, outputs), "the selector", selector),
+            threshold,
+            sites=sites,
+            rule=rule,
+            origin=origin,
+        )
+    return model.eval()
+
+
+def _filled(network: nn.Module, name: str, tensors: Tensors) -> nn.Module:
+    try:
+        network.load_state_dict(dict(tensors))
+    except RuntimeError as error:
+        message = f"{name} has other tensors than the plan's network; use the plan it was trained with"
+        raise MedsiloError(message, private=str(error)) from error
+    return network
+
+
+def save(model: SuperModel, folder: Path) -> None:
+    """Write the folder; the manifest last, so that a folder with a manifest is whole."""
+    origin = model.origin
+    if origin is None:
+        raise MedsiloError("this super model does not know its plan; give it `origin`, or make it with assemble()")
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for old in (folder / PERSONAL).glob("*.safetensors"):  # of a hospital that no longer agrees
+        old.unlink()
+    networks = {GLOBAL_FILE: model.global_model, SELECTOR_FILE: model.selector}
+    networks |= {_personal_file(site): model.expert(site) for site in model.agreed}
+    for name, network in networks.items():
+        save_tensors(folder / name, network.state_dict(), {"plan_hash": origin.plan.hash})
+    write_text(folder / PLAN, origin.plan.to_yaml())
+    write_text(folder / CARD, card(model, origin))
+    manifest = Manifest(
+        rule=model.rule,
+        threshold=model.threshold,
+        sites=model.sites,
+        agreed=model.agreed,
+        selector=origin.selector.model_dump(mode="json"),
+        spacing=origin.spacing,
+        tuning=origin.tuning and origin.tuning.curve,
+        plan_hash=origin.plan.hash,
+        package=package_facts(),
+        files={name: _facts(folder / name) for name in _files(model.agreed)},
+    )
+    write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
+
+
+def load(folder: Path) -> SuperModel:
+    """Read the folder after a look at every file's hash."""
+    manifest = read_manifest(folder)
+    for name in _files(manifest.agreed):
+        _check(folder / name, name, manifest.files.get(name))
+    tuning = Tuning(manifest.tuning) if manifest.tuning else None
+    origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.spacing)
+    tensors = {name: load_tensors(folder / name)[0] for name in _files(manifest.agreed) if name.endswith("tensors")}
+    return assemble(
+        origin,
+        tensors[GLOBAL_FILE],
+        {site: tensors[_personal_file(site)] for site in manifest.agreed},
+        tensors[SELECTOR_FILE],
+        manifest.threshold,
+        sites=manifest.sites,
+        rule=manifest.rule,
+    )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The checked supermodel.json of a folder."""
+    try:
+        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+    except OSError as error:
+        raise MedsiloError(f"no {MANIFEST} in this folder; give the folder of a super model", str(folder)) from error
+    except ValidationError as error:
+        detail = error.errors()[0]
+        where = ".".join(map(str, detail["loc"])) or "the file"
+        raise MedsiloError(f"{MANIFEST}: {where}: {detail['msg']}; fetch the super model again") from error
+    for site in (*manifest.sites, *manifest.agreed):
+        if not is_safe_name(site):
+            raise MedsiloError(f"{MANIFEST}: site name {site!r} has odd characters; fetch the super model again")
+    return manifest
+
+
+def _files(agreed: Iterable[str]) -> list[str]:
+    """Every file of the folder beside the manifest."""
+    return [PLAN, CARD, GLOBAL_FILE, SELECTOR_FILE, *map(_personal_file, agreed)]
+
+
+def _personal_file(site: str) -> str:
+    return f"{PERSONAL}/{site}.safetensors"
+
+
+def _facts(path: Path) -> FileFacts:
+    with path.open("rb") as file:
+        return FileFacts(sha256=hashlib.file_digest(file, "sha256").hexdigest(), bytes=path.stat().st_size)
+
+
+def _check(path: Path, name: str, expected: FileFacts | None) -> None:
+    if expected is None or not path.is_file():
+        raise MedsiloError(f"{name} is missing from the super model; fetch it again", private=str(path))
+    if _facts(path) != expected:
+        message = f"{name} is not the file that {MANIFEST} was written for (its SHA-256 differs); fetch it again"
+        raise MedsiloError(message, private=str(path))
+
+
+def _network(section: dict[str, Any]) -> Network:
+    try:
+        return NETWORKS[section["name"]].model_validate(section)
+    except (KeyError, TypeError, ValidationError) as error:
+        message = f"{MANIFEST}: selector: this medsilo has no such network; install the version that wrote it"
+        raise MedsiloError(message, private=str(section)) from error

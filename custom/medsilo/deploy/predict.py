@@ -1,0 +1,217 @@
+"""Prediction on a hospital's own images: masks on the images' own grids, and a table with one line per image."""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.files import write_json, write_text
+from medsilo.deploy.source import Source
+from medsilo.learning.layers import judges_by_batch
+from medsilo.tasks.scans import Scan, read_scan
+
+BATCH = 16  # cases (slices of a volume) that go through the network together
+FAR = 1.5  # a spacing this many times beyond the training images' is warned of
+SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")  # masks are written as their images are
+COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
+Say = Callable[[str], None]
+
+
+@dataclass
+class Prediction:
+    """What was found in one image. `found` goes into the tables."""
+
+    labels: np.ndarray | None  # the mask, on the grid of the scan's values; None for a classification
+    found: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+
+
+@torch.inference_mode()
+def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
+    """One image through the task's own preprocessing, the network, and back to the image's grid."""
+    task = source.plan.task
+    if not np.isfinite(scan.values).all():
+        raise DataError("an image has values that are NaN or infinite")
+    answers: list[tuple[list[str], Tensor | None]] = []
+
+    def answer(cases: Tensor) -> Tensor:
+        output, names, confidence = source.answer(cases)
+        answers.append((names, confidence))
+        return output
+
+    parts = task.inputs_of_scan(scan).split(BATCH)
+    output = torch.cat([task.infer(answer, cases.to(device)).float().cpu() for cases in parts])
+    if not output.isfinite().all():
+        raise MedsiloError("the network's output is NaN or infinite; check the image's intensities")
+    counts = Counter(name for names, _ in answers for name in names)
+    found: dict[str, Any] = {"expert": min(counts, key=lambda name: (-counts[name], name)), "experts": dict(counts)}
+    sure = [confidence for _, confidence in answers if confidence is not None]
+    found["confidence"] = round(float(torch.cat(sure).mean()), 6) if sure else None
+    labels = None
+    if output.dim() == 2:
+        found |= _class(output)
+    else:
+        labels = task.labels_of(output, scan.values.shape[1:]).numpy().astype(np.uint8)
+        found |= _sizes(labels, scan.spacing, task.classes)
+    return Prediction(labels, found, _far(source, scan))
+
+
+def _class(output: Tensor) -> dict[str, Any]:
+    probability, label = output.double().softmax(1).mean(0).max(0)
+    return {"label": int(label), "probability": round(float(probability), 6)}
+
+
+def _sizes(labels: np.ndarray, spacing: Sequence[float], classes: int) -> dict[str, Any]:
+    """Millilitres of a volume's labels, pixels of a flat image's."""
+    voxels = np.bincount(labels.ravel(), minlength=classes)
+    if labels.ndim == 2:
+        return {f"pixels_{label}": int(voxels[label]) for label in range(1, classes)}
+    millilitres = float(np.prod(spacing)) / 1000
+    return {f"volume_ml_{label}": round(voxels[label] * millilitres, 6) for label in range(1, classes)}
+
+
+def _far(source: Source, scan: Scan) -> list[str]:
+    """What is unlike the training images, one line each."""
+    return [
+        f"spacing along {axis} is {own:.3g} mm, far from training ({low:g} to {high:g} mm)"
+        for axis, own, (low, high) in zip("xyz", scan.spacing, source.spacing or (), strict=False)
+        if not low / FAR <= own <= high * FAR
+    ]
+
+
+def predict_all(source: Source, images: Sequence[Path], out: Path, device: torch.device, say: Say) -> int:
+    """Predict every image into `out`; returns how many failed. No file is named to `say`: names are in the tables."""
+    import SimpleITK
+
+    if not source.plan.task.reads_images:
+        raise MedsiloError(f"task {source.plan.task.name} reads no image files; predict with its own program")
+    SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)  # its warnings name files
+    named = masks_for(find_images(images))
+    if any(path.resolve().parent == out.resolve() for path, _ in named):
+        raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
+    if judges_by_batch(source.network):
+        say("note: this network's norms look at the whole batch, so a slice's result depends on its volume")
+    source.network.to(device)
+    out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    try:
+        for number, (path, mask) in enumerate(named, 1):
+            row = _case(source, path, out / mask, device)
+            rows.append(row)
+            say(f"{number:>{len(str(len(named)))}}/{len(named)}  {_line(row)}")
+            for warning in row["warnings"]:
+                say(f"    warning: {warning}")
+    finally:
+        write_tables(out, source.facts, rows)
+    return sum(row["error"] is not None for row in rows)
+
+
+def _case(source: Source, path: Path, mask: Path, device: torch.device) -> dict[str, Any]:
+    """One image's row; what is wrong with it stands there and stops no other."""
+    row: dict[str, Any] = {"image": path.name, "mask": None, "error": None, "detail": None, "warnings": []}
+    try:
+        scan = read_scan(path)
+        prediction = predict(source, scan, device)
+        if prediction.labels is not None:
+            write_mask(scan, prediction.labels, mask)
+            row["mask"] = mask.name
+    except MedsiloError as error:
+        return row | {"error": str(error), "detail": error.private or None}
+    except (RuntimeError, MemoryError, OSError) as error:  # too large for the device, no place on the disk
+        return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}
+    return row | {"warnings": prediction.warnings} | prediction.found
+
+
+def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
+    """A mask with exactly the geometry of its image; whole or not there."""
+    import SimpleITK
+
+    part = path.with_name(f".part-{path.name}")
+    try:
+        SimpleITK.WriteImage(scan.on_own_grid(labels), str(part), useCompression=True)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def find_images(given: Sequence[Path]) -> list[Path]:
+    """The images that were given: files, folders of one DICOM series, and what lies in other folders."""
+    found: list[Path] = []
+    for path in given:
+        if not path.exists():
+            raise MedsiloError("an image that was given is not there; correct its path", private=str(path))
+        found += [path] if path.is_file() or _is_series(path) else _within(path)
+    if not found:
+        raise MedsiloError("there are no images; give image files, DICOM folders or folders with such")
+    return found
+
+
+def _within(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.suffix in COMPANIONS:
+            continue
+        if path.is_file() or _is_series(path):
+            yield path
+
+
+def _is_series(folder: Path) -> bool:
+    import SimpleITK
+
+    return folder.is_dir() and bool(SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder)))
+
+
+def masks_for(images: Sequence[Path]) -> list[tuple[Path, str]]:
+    """Every image with the name of its mask; images of the same name get their folder's before it."""
+    names = Counter(_mask_name(path) for path in images)
+    named = []
+    for path in images:
+        name = _mask_name(path)
+        named.append((path, name if names[name] == 1 else f"{path.resolve().parent.name}_{name}"))
+    doubled = [name for name, count in Counter(name for _, name in named).items() if count > 1]
+    if doubled:
+        raise MedsiloError("two images would get the same mask; predict them into two folders", private=doubled[0])
+    return named
+
+
+def _mask_name(path: Path) -> str:
+    suffix = next((suffix for suffix in SUFFIXES if not path.is_dir() and path.name.lower().endswith(suffix)), "")
+    stem = path.name[: -len(suffix)] if suffix else path.name.removesuffix(".mhd").removesuffix(".dcm")
+    return f"{stem}_mask{suffix or '.nii.gz'}"
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["error"]:
+        return f"FAILED: {row['error']}"
+    experts = ", ".join(f"{name} ({count})" for name, count in sorted(row["experts"].items()))
+    parts = [experts if len(row["experts"]) > 1 else row["expert"]]
+    if row["confidence"] is not None:
+        parts.append(f"confidence {row['confidence']:.2f}")
+    for key, value in row.items():
+        kind, _, label = key.rpartition("_")
+        if kind in ("volume_ml", "pixels"):
+            parts.append(f"label {label}: {value:g} {'ml' if kind == 'volume_ml' else 'pixels'}")
+    if "label" in row:
+        parts.append(f"label {row['label']} with probability {row['probability']:.2f}")
+    return "  ".join(parts)
+
+
+def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """predictions.json and predictions.csv."""
+    write_json(out / "predictions.json", {"model": model, "cases": list(rows)})
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        experts = ";".join(f"{name}:{count}" for name, count in sorted(row.get("experts", {}).items()))
+        detail = " ".join((row["detail"] or "").split())
+        writer.writerow(row | {"experts": experts, "warnings": "; ".join(row["warnings"]), "detail": detail})
+    write_text(out / "predictions.csv", text.getvalue())

@@ -1,0 +1,75 @@
+"""Which model answers: a super model, or a single model that a run left."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import is_safe_name, load_tensors
+from medsilo.deploy.folder import MANIFEST, Spacing, load
+from medsilo.deploy.model import SuperModel
+from medsilo.plan import Plan, load_plan
+
+SINGLE = "model"  # the expert's name where there is only one
+OWN_MODEL = "best.safetensors"
+GLOBAL_MODEL = "global/best.safetensors"  # of a run whose hospitals share one model
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that is ready to answer, the plan it was trained by, and its training images' spacing if it is known."""
+
+    network: nn.Module
+    plan: Plan
+    spacing: Spacing | None
+    facts: dict[str, Any]  # for predictions.json: which model this is
+
+    def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
+        """Output, the expert of each case, and the selector's confidence where there is one."""
+        if isinstance(self.network, SuperModel):
+            return self.network.answer(x)
+        return self.network(x), [SINGLE] * len(x), None
+
+
+def open_source(folder: Path, site: str = "") -> Source:
+    """The super model in a folder or in a run's folder; with a site, or where there is none, the run's single model."""
+    if not site:
+        for place in (folder, folder / "supermodel"):
+            if (place / MANIFEST).is_file():
+                return _super(load(place))
+    if not (folder / "plan.yaml").is_file():
+        raise MedsiloError("no super model and no run there; give a folder with supermodel.json or plan.yaml")
+    plan = load_plan(folder / "plan.yaml")
+    name = _single(folder, site)
+    tensors, facts = load_tensors(folder / name)
+    if facts.get("plan_hash") != plan.hash:
+        raise MedsiloError(f"{name} was not made by the plan.yaml beside it (or by another version of medsilo)")
+    network = plan.method.whole(plan.build_networks())
+    try:
+        network.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise MedsiloError(f"{name} does not fit the plan's network", private=str(error)) from error
+    return Source(network.eval(), plan, plan.task.spacing, {"kind": "model", "file": name, "plan_hash": plan.hash})
+
+
+def _super(model: SuperModel) -> Source:
+    assert model.origin is not None
+    plan = model.origin.plan
+    facts = {"kind": "super model", "rule": model.rule, "threshold": model.threshold, "plan_hash": plan.hash}
+    return Source(model, plan, model.origin.spacing or plan.task.spacing, facts)
+
+
+def _single(folder: Path, site: str) -> str:
+    """The file of a run's model: the one that all share, a site's own, or the one in a hospital's own folder."""
+    for shared in (GLOBAL_MODEL, OWN_MODEL):
+        if not site and (folder / shared).is_file():
+            return shared
+    own = sorted(path.parent.name for path in folder.glob("sites/*/best.safetensors"))
+    if not site:
+        raise MedsiloError(f"every hospital of this run has a model of its own; choose with --site: {', '.join(own)}")
+    if not is_safe_name(site) or site not in own:
+        there = f"choose one of: {', '.join(own)}" if own else "it has none of one hospital alone; leave --site out"
+        raise MedsiloError(f"--site {site}: no model of it is here; {there}")
+    return f"sites/{site}/best.safetensors"

@@ -1,0 +1,119 @@
+"""A study in one process, without NVFlare: the reference that every NVFlare run must equal."""
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_tensors
+from medsilo.federation import tracking
+from medsilo.federation.central import POOL, Pool, spread_over_hospitals
+from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
+from medsilo.federation.participant import Participant
+from medsilo.plan import Plan, load_plan
+from medsilo.runs.record import Record, new_study
+from medsilo.site.settings import SiteSettings
+
+OnRound = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished study: every site's model after the last round, the rounds, the summary."""
+
+    models: dict[str, nn.Module]
+    history: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+
+class Loop:
+    """The transport of one process: sites answer one after the other, in sorted order."""
+
+    def __init__(self, participants: Mapping[str, Participant]) -> None:
+        self.participants = participants
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        missing = {}
+        for site in sites:
+            try:
+                receive(site, self.participants[site].answer(outgoing(site)))
+            except MedsiloError as error:
+                missing[site] = Missing.refused(error)
+        return missing
+
+    def pause(self, seconds: float) -> None:
+        """Nothing comes back in one process by waiting."""
+
+
+def run(
+    plan: Plan | Path | str,
+    sites: Sequence[str] | None = None,
+    *,
+    folder: Path | None = None,
+    resume: bool = False,
+    settings: SiteSettings | None = None,
+    on_round: OnRound = lambda record: None,
+) -> Run:
+    """Run a plan over its sites, or over these.
+
+    With a `folder` the run tree is written there, and `resume` goes on from its last checkpoint.
+    """
+    plan = plan if isinstance(plan, Plan) else load_plan(Path(plan))
+    if sites is not None:
+        plan = plan.with_changes([f"participation.sites={list(sites)}"])
+    if not plan.participation.sites:
+        raise MedsiloError("zero sites: name them in participation.sites or give `sites`")
+    with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="medsilo-") as place:
+        root = folder or Path(str(place)) / new_study(plan)
+        work = _run_central if plan.algorithm.pooled else _run_federated
+        course = tracking.Course(Record(root))
+        with tracking.trackers(plan, root, bool(folder)) as trackers:
+
+            def track(course: Iterable[tracking.Points]) -> None:
+                for points, tracker in product(course, trackers):
+                    tracker.write(points)
+
+            def follow(record: dict[str, Any]) -> None:
+                track(course.of_round(record))
+                on_round(record)
+
+            run = work(plan, root, resume, settings or SiteSettings(), follow)
+            track(course.of_end(run.summary))
+        return run
+
+
+def _run_federated(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> Run:
+    names = plan.participation.everyone
+    participants = {site: Participant(plan, site, names, settings, root / "sites" / site) for site in names}
+    transport, sites = Loop(participants), plan.participation.sites
+    coordinator = Coordinator(plan, sites, transport, Record(root), "in-process", on_round, settings)
+    summary = coordinator.run(resume)
+    models = {site: _last_model(plan, root / "sites" / site) for site in names}
+    return Run(models, coordinator.rounds, summary)
+
+
+def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> Run:
+    if resume:
+        raise MedsiloError("central training can't be resumed; run it again in a new folder")
+    names = plan.participation.sites
+    hospitals = {site: Participant(plan, site, names, settings, root / "sites" / site) for site in names}
+    pool = Pool(plan, hospitals, settings, root / "sites" / POOL)
+    record = Record(root)
+    alone = plan.with_changes([f"participation.sites=[{POOL}]", "participation.minimum=null"])
+    coordinator = Coordinator(alone, [POOL], Loop({POOL: pool}), record, "in-process", on_round)
+    summary = spread_over_hospitals(pool, coordinator.run(), plan)
+    record.write_summary(summary)
+    model = _last_model(plan, root / "sites" / POOL)
+    return Run(dict.fromkeys(names, model), coordinator.rounds, summary)
+
+
+def _last_model(plan: Plan, folder: Path) -> nn.Module:
+    model = plan.method.whole(plan.build_networks())
+    model.load_state_dict(load_tensors(folder / "last.safetensors")[0])
+    return model

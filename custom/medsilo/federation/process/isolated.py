@@ -1,0 +1,139 @@
+"""A participant in a process of its own: when that dies, the site says so, and goes on with a new one."""
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from socket import socket, socketpair
+from typing import Any
+
+from medsilo.core.errors import Aborted, Died, MedsiloError, Refused
+from medsilo.federation.participant import Participant, Stop
+from medsilo.federation.process.frames import receive, send
+from medsilo.methods.base import Groups, Parcel
+from medsilo.plan import Plan
+from medsilo.site.settings import SiteSettings
+
+POLL = 0.2  # seconds between looks at whether the run was told to stop
+STOP_LIMIT = 10.0  # seconds the process has to end a batch after that; then it is ended
+STALL = 60.0  # seconds the process has to take a parcel in or to give one back
+LOG = "worker.log"
+WHY: dict[signal.Signals | None, str] = {
+    signal.SIGKILL: "the system does that when memory runs out; lower training.batch_size or free memory there"
+}
+UNKNOWN = f"the site's own {LOG}, beside its results, may say why"
+log = logging.getLogger(__name__)
+
+
+class Isolated:
+    """Answers parcels as a participant does, which lives in a process of its own across rounds.
+
+    A new process goes on from the state on the site's disk.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        site: str,
+        sites: Sequence[str],
+        settings: SiteSettings,
+        folder: Path,
+        kind: type[Participant] = Participant,
+    ) -> None:
+        self.site = {
+            "plan": plan.resolved(),
+            "site": site,
+            "sites": list(sites),
+            "settings": settings.model_dump(mode="json"),
+            "folder": str(folder.absolute()),
+            "kind": f"{kind.__module__}.{kind.__qualname__}",
+        }
+        self.folder = folder
+        self.process: subprocess.Popen | None = None
+        self.end: socket
+
+    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+        """Have a parcel answered; `stop` raises to end the work."""
+        process = self._running()
+        try:
+            work = {"facts": parcel.facts, "samples": parcel.samples, "metrics": parcel.metrics}
+            send(self.end, work, parcel.groups)
+            message, groups = self._reply(process, stop)
+        except (EOFError, OSError) as error:
+            raise Died(self._death(process)) from error
+        if "aborted" in message:
+            raise Aborted(message["aborted"])
+        if "reason" in message:
+            if not message["whole"]:
+                self._renew()
+            raise Refused(message["reason"], private=message["details"])
+        return Parcel(groups, **message["parcel"])
+
+    def close(self) -> None:
+        """End the process."""
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.end.close()
+            self.process = None
+
+    def _running(self) -> subprocess.Popen:
+        if self.process is None or self.process.poll() is not None:
+            self._renew()
+        assert self.process
+        return self.process
+
+    def _renew(self) -> None:
+        """Begin another process, which has the time until the next parcel to start."""
+        self.close()
+        self.end, theirs = socketpair()
+        self.end.settimeout(STALL)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # The same package as this process has, wherever it came from, and nothing from the current folder.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-P", "-m", "medsilo.federation.process.worker", str(theirs.fileno())]
+        with theirs, (self.folder / LOG).open("a") as said:
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+        send(self.end, self.site)
+        log.info("training goes on in process %d", self.process.pid)
+
+    def _reply(self, process: subprocess.Popen, stop: Stop) -> tuple[dict[str, Any], Groups]:
+        try:
+            while not select.select([self.end], [], [], POLL)[0]:
+                stop()
+                if process.poll() is not None:
+                    raise EOFError
+        except MedsiloError:
+            send(self.end, {"stop": True})
+            if select.select([self.end], [], [], STOP_LIMIT)[0]:
+                receive(self.end)
+            else:
+                self._renew()
+            raise
+        return receive(self.end)
+
+    def _death(self, process: subprocess.Popen) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=STOP_LIMIT)
+        code = process.poll()
+        self._renew()
+        died_of = signal.Signals(-code) if code and code < 0 else None
+        how = died_of.name if died_of else "it stood still" if code is None else f"exit code {code}"
+        reason = (
+            f"the training process died ({how}): {WHY.get(died_of, UNKNOWN)}; "
+            "a new one goes on from the site's saved state"
+        )
+        log.warning(reason)
+        return reason

@@ -1,0 +1,83 @@
+"""The process that trains for a site: reads work from its parent, answers it, and ends when its parent does."""
+
+import os
+import resource
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+from queue import SimpleQueue
+from socket import socket
+from threading import Event, Thread
+from typing import Any
+
+from medsilo.core.errors import Aborted
+from medsilo.federation.participant import Participant
+from medsilo.federation.process.frames import receive, send
+from medsilo.federation.reasons import details, is_out_of_memory, public_reason
+from medsilo.methods.base import Parcel
+from medsilo.plan import parse_plan
+from medsilo.site.settings import SiteSettings
+
+
+class Worker:
+    """Answers what comes through a socket, one parcel after the other."""
+
+    def __init__(self, end: socket) -> None:
+        self.end = end
+        self.stopped = Event()
+        self.work: SimpleQueue[tuple[dict[str, Any], Any]] = SimpleQueue()
+        self.participant: Participant | None = None
+
+    def run(self) -> None:
+        """Answer until memory runs out: what is left then is in pieces, and a new process is whole."""
+        Thread(target=self._listen, daemon=True).start()
+        self.site = self.work.get()[0]
+        settings = SiteSettings.model_validate(self.site["settings"])
+        if settings.memory_limit:
+            limit = settings.memory_limit << 20  # of memory written to; what is only reserved (CUDA) does not count
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        whole = True
+        while whole:
+            message, groups = self.work.get()
+            try:
+                reply = self._participant(settings).answer(Parcel(groups, **message), self._stop)
+                said = {"facts": reply.facts, "samples": reply.samples, "metrics": reply.metrics}
+                send(self.end, {"parcel": said}, reply.groups)
+            except Aborted as error:
+                send(self.end, {"aborted": str(error)})
+            except Exception as error:
+                whole = not is_out_of_memory(error)
+                send(self.end, {"reason": public_reason(error), "details": details(error), "whole": whole})
+
+    def _participant(self, settings: SiteSettings) -> Participant:
+        if self.participant is None:
+            module, _, name = self.site["kind"].rpartition(".")
+            kind = getattr(import_module(module), name)
+            plan, folder = parse_plan(self.site["plan"]), Path(self.site["folder"])
+            self.participant = kind(plan, self.site["site"], self.site["sites"], settings, folder)
+        return self.participant
+
+    def _stop(self) -> None:
+        if self.stopped.is_set():
+            raise Aborted("the run was aborted")
+
+    def _listen(self) -> None:
+        """A thread of its own, so that a stop is heard in the middle of a batch, and so is the parent's death."""
+        while True:
+            try:
+                message, groups = receive(self.end)
+            except (EOFError, OSError):
+                os._exit(0)
+            except Exception:  # no memory for what arrives; the rest of it would be taken for the next message
+                traceback.print_exc()
+                os._exit(1)
+            if message == {"stop": True}:
+                self.stopped.set()
+            else:
+                self.stopped.clear()
+                self.work.put((message, groups))
+
+
+if __name__ == "__main__":
+    Worker(socket(fileno=int(sys.argv[1]))).run()

@@ -1,0 +1,29 @@
+"""Ditto: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from pydantic import Field
+
+from medsilo.learning.loop import Lesson
+from medsilo.learning.personal import near_as_it_arrived
+from medsilo.learning.steps import correcting
+from medsilo.methods.base import Workbench
+from medsilo.methods.personal import Personal
+
+
+class Ditto(Personal):
+    """v ← v − η (∇f(v) + λ (v − w_t)) beside FedAvg's w, in one pass over the data; w_t is w as it arrived."""
+
+    title = "Ditto"
+    paper = "Li et al. 2021 (Ditto)"
+
+    name: Literal["ditto"] = "ditto"
+    pull: float = Field(0.1, ge=0, le=1000)  # λ: 0 is training alone
+
+    @contextmanager
+    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
+        pull = near_as_it_arrived(bench.modules["model"], bench.modules["global"], self.pull)
+        with correcting(bench.optimizers["model"], pull):
+            yield bench.lesson("model"), bench.lesson("global")

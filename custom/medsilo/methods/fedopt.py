@@ -1,0 +1,58 @@
+"""Server optimizers: Reddi et al., Adaptive Federated Optimization, 2021; Hsu et al., Measuring the Effects of
+Non-Identical Data Distribution for Federated Visual Classification, 2019."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from medsilo.methods.stepping import Stepping
+from medsilo.mixing import server
+
+
+class FedAvgM(Stepping):
+    """D = Σ p_k w_k - w; m ← β m + D; w ← w + η m."""
+
+    title = "FedAvgM"
+    paper = "Hsu et al. 2019"
+
+    name: Literal["fedavgm"] = "fedavgm"
+    server_lr: float = Field(1.0, gt=0, le=1000)  # η
+    server_momentum: float = Field(0.9, ge=0, lt=1)  # β
+
+    def server_step(self) -> server.FedAvgM:
+        return server.FedAvgM(self.server_lr, self.server_momentum, self.weighting == "uniform")
+
+
+class FedAdam(Stepping):
+    """m ← β₁ m + (1 - β₁) D; v ← β₂ v + (1 - β₂) D²; w ← w + η m / (√v + τ)."""
+
+    title = "FedAdam"
+    paper = "Reddi et al. 2021"
+
+    name: Literal["fedadam"] = "fedadam"
+    server_lr: float = Field(0.01, gt=0, le=1000)  # η
+    server_betas: tuple[float, float] = (0.9, 0.99)  # β₁, β₂
+    tau: float = Field(1e-3, gt=0, le=1)
+    # reddi: the paper, v starts at τ² and nothing is corrected. torch: D is fed to torch's Adam, as NVFlare does.
+    variant: Literal["reddi", "torch"] = "reddi"
+
+    @field_validator("server_betas")
+    @classmethod
+    def _betas(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must lie in [0, 1), not {betas}")
+        return betas
+
+    def server_step(self) -> server.FedAdam:
+        return server.FedAdam(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
+
+
+class FedYogi(FedAdam):
+    """FedAdam with v ← v - (1 - β₂) D² sign(v - D²)."""
+
+    title = "FedYogi"
+
+    name: Literal["fedyogi"] = "fedyogi"  # type: ignore[assignment]
+
+    def server_step(self) -> server.FedYogi:
+        return server.FedYogi(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")

@@ -1,0 +1,39 @@
+"""FedProx: Li et al., Federated Optimization in Heterogeneous Networks, 2020."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from medsilo.core.errors import PlanError
+from medsilo.learning.steps import correcting, pull_back
+from medsilo.learning.training import Training
+from medsilo.methods.base import Workbench
+from medsilo.methods.fedavg import FedAvg
+
+
+class FedProx(FedAvg):
+    """FedAvg whose sites minimise F_k(w) + μ/2 ‖w − w_t‖², w_t being the model as it arrived."""
+
+    title = "FedProx"
+    paper = "Li et al. 2020"
+
+    name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]
+    mu: float = Field(0.01, ge=0, le=1000)
+    # Sec. 5.2: in each round a site is a straggler with this probability. Its work is partial: the first steps of the
+    # round, a share of them that is drawn anew; it is merged all the same.
+    partial: float = Field(0.0, ge=0, le=1)
+
+    def suits(self, training: Training) -> None:
+        if self.partial and self.amplitude:
+            raise PlanError(
+                "algorithm.partial: an amplitude must average all of a site's images, not a straggler's first few; set "
+                "partial=0 or amplitude=null"
+            )
+
+    def train(self, bench: Workbench, phase: str) -> float:
+        straggles, drawn = torch.rand(2, generator=bench.random).tolist()
+        share = drawn if straggles < self.partial else 1.0
+        pull = pull_back(list(bench.modules["model"].parameters()), self.mu)
+        with correcting(bench.optimizers["model"], pull):
+            return bench.train(share=share)

@@ -1,0 +1,34 @@
+"""Fine-tuning: FedAvg's model, trained on by each site alone before it is used; "FT" of the FedSM paper's Table 6."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from medsilo.learning.loop import Lesson
+from medsilo.learning.personal import copy_into
+from medsilo.methods.base import Workbench
+from medsilo.methods.personal import Personal
+
+
+class FineTuning(Personal):
+    """FedAvg of w; a site's own model is w after some epochs on its training data, made anew of each w that arrives."""
+
+    title = "Fine-tuning"
+    paper = "Wang et al. 2019"
+    passing: ClassVar[frozenset[str]] = frozenset({"model"})
+
+    name: Literal["fine-tuning"] = "fine-tuning"
+    epochs: int = Field(1, ge=0, le=10_000)  # 0 is FedAvg
+
+    def personalise(self, bench: Workbench) -> None:
+        copy_into(bench.modules["model"], bench.modules["global"])
+        tune = bench.lesson("model")
+        for number in range(self.epochs):
+            bench.epoch([tune], number)
+        bench.optimizers["model"].state.clear()  # tuning begins without memory
+
+    @contextmanager
+    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
+        yield [bench.lesson("global")]

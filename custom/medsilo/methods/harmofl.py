@@ -1,0 +1,55 @@
+"""HarmoFL: Jiang et al., HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
+Images, AAAI 2022. Equations and lines of Alg. 1 are the paper's."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from medsilo.learning.harmony import Amplitude, Perturbation
+from medsilo.methods.fedavg import Averaging
+from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
+
+
+class HarmoFL(Averaging):
+    """min_θ Σ p_i F_i(θ + δ, Ψ(D_i)): inputs of one amplitude, and weights whose neighbourhood is flat (Eq. 1).
+
+    Both halves may be added to any method of the plan; here they are on unless switched off. Without them this is
+    FedAvg.
+    """
+
+    title = "HarmoFL"
+    paper = "Jiang et al. 2022"
+    travels = "model; amplitude in round 1 only"
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        # The paper's text, its misprints repaired: the whole spectrum, an average that comes from zero.
+        "paper": {
+            "algorithm.amplitude.band": None,
+            "algorithm.amplitude.decay": 0.1,
+            "algorithm.amplitude.start": "zero",
+            "algorithm.perturbation.alpha": 0.05,
+            "algorithm.weighting": "uniform",
+            "algorithm.server_lr": 1.0,
+        },
+        # What the released code computes: the mean of each channel alone, from the first batch of round 1 for ever
+        # (its decay of 0.1 is cut to the whole number 0), and batch norm without weights and running statistics.
+        "released-code": {
+            "algorithm.amplitude.band": 0.0,
+            "algorithm.amplitude.decay": 0.0,
+            "algorithm.amplitude.start": "batch",
+            "algorithm.perturbation.alpha": 0.05,
+            "algorithm.weighting": "uniform",
+            "algorithm.server_lr": 1.0,
+            "network.norm": "batch-statistics",
+        },
+    }
+
+    name: Literal["harmofl"] = "harmofl"
+    amplitude: Amplitude | None = Amplitude()
+    perturbation: Perturbation | None = Perturbation()
+    weighting: Literal["samples", "uniform"] = "uniform"
+    server_lr: float = Field(1.0, gt=0, le=10)  # η_g
+
+    def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
+        mean = WeightedMean if self.weighting == "samples" else UniformMean
+        return mean(rate=self.server_lr)  # line 16

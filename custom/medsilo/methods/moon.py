@@ -1,0 +1,49 @@
+"""MOON: Li et al., Model-Contrastive Federated Learning, 2021."""
+
+import copy
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from medsilo.core.errors import PlanError
+from medsilo.learning.contrast import contrast, frozen_features, with_features
+from medsilo.learning.layers import head_names
+from medsilo.methods.base import Blueprint, Modules, Workbench
+from medsilo.methods.fedavg import FedAvg
+
+
+class Moon(FedAvg):
+    """FedAvg with ℓ + μ ℓ_con: features come near those of the model as it arrived, and away from the site's last.
+
+    ℓ_con = -log(e^{cos(z, z_glob) / τ} / (e^{cos(z, z_glob) / τ} + e^{cos(z, z_prev) / τ})) (Eq. 3). z is what the last
+    layer is given. The previous model stays at the site; before the first round it is the initial one.
+    """
+
+    title = "MOON"
+    paper = "Li et al. 2021"
+
+    name: Literal["moon"] = "moon"  # type: ignore[assignment]
+    mu: float = Field(1.0, ge=0, le=1000)
+    temperature: float = Field(0.5, gt=0, le=100)  # τ
+
+    def networks(self, build: Blueprint) -> Modules:
+        modules = super().networks(build)
+        return modules | {"previous": copy.deepcopy(modules["model"]).requires_grad_(False)}
+
+    def check(self, modules: Modules) -> None:
+        if not head_names(modules["model"]):
+            raise PlanError("algorithm.name: moon needs features; choose a network with a linear or convolution layer")
+
+    def train(self, bench: Workbench, phase: str) -> float:
+        arrived = copy.deepcopy(bench.modules["model"]).requires_grad_(False)
+        previous = bench.modules["previous"]
+
+        def objective(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+            output, z = with_features(model, inputs)
+            near, far = frozen_features(arrived, inputs), frozen_features(previous, inputs)
+            return bench.loss(output, targets) + self.mu * contrast(z, near, far, self.temperature)
+
+        loss = bench.train(bench.lesson(objective=objective))
+        previous.load_state_dict(bench.modules["model"].state_dict())
+        return loss

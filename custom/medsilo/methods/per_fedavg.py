@@ -1,0 +1,42 @@
+"""Per-FedAvg: Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from medsilo.learning.loop import Lesson, objective_of
+from medsilo.learning.personal import MetaGradient, adapt, copy_into
+from medsilo.learning.steps import correcting
+from medsilo.methods.base import Workbench
+from medsilo.methods.personal import Personal
+
+
+class PerFedAvg(Personal):
+    """FedAvg of a w that is good one step later: min_w Σ p_k f_k(w − a ∇f_k(w)).
+
+    A site's own model is w after that one step, made anew of each w that arrives, with the gradient over all its
+    training data: the expectation of the paper's Eq. 3. Neither validation nor test data are adapted to.
+    """
+
+    title = "Per-FedAvg"
+    paper = "Fallah et al. 2020"
+    own_step: ClassVar[bool] = True
+    passing: ClassVar[frozenset[str]] = frozenset({"model"})
+
+    name: Literal["per-fedavg"] = "per-fedavg"
+    inner_lr: float = Field(0.01, ge=0, le=1000)  # a; b is the plan's learning rate
+    variant: Literal["first-order", "hessian-free"] = "first-order"  # H = 0, or H g from a difference of gradients
+
+    def personalise(self, bench: Workbench) -> None:
+        model = bench.modules["model"]
+        copy_into(model, bench.modules["global"])
+        adapt(model, objective_of(bench.loss), self.inner_lr, lambda lessons: bench.epoch(lessons, 0), bench.compute)
+
+    @contextmanager
+    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
+        meta = MetaGradient(bench.modules["global"], bench.loss, self.inner_lr, bench.compute)
+        second = correcting(bench.optimizers["global"], meta.subtract_curvature)
+        with second if self.variant == "hessian-free" else nullcontext():
+            yield [meta.lesson(bench.lesson("global", meta.objective))]

@@ -1,0 +1,50 @@
+"""pFedMe: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from medsilo.learning.loop import Lesson
+from medsilo.learning.personal import moreau, set_out_from
+from medsilo.learning.steps import correcting, pull_towards
+from medsilo.methods.base import Workbench
+from medsilo.methods.personal import Personal
+from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
+
+
+class PFedMe(Personal):
+    """θ ≈ argmin f(θ) + λ/2 ‖θ − w‖² by K steps on each batch; w ← w − ηλ (w − θ); server w ← (1 − β) w + β Σ p_k w_k.
+
+    θ is the site's own model. It sets out from each w that arrives and goes on from batch to batch.
+    """
+
+    title = "pFedMe"
+    paper = "Dinh et al. 2020"
+
+    name: Literal["pfedme"] = "pfedme"
+    pull: float = Field(15.0, gt=0, le=1000)  # λ
+    steps: int = Field(5, ge=1, le=1000)  # K, with the plan's optimizer
+    outer_lr: float = Field(0.01, gt=0, le=1)  # η
+    server_lr: float = Field(1.0, gt=0, le=10)  # β
+
+    @model_validator(mode="after")
+    def _stays_between(self) -> Self:
+        if self.outer_lr * self.pull > 1:
+            raise ValueError(
+                f"outer_lr {self.outer_lr} times pull {self.pull} is above 1: w would jump past θ; lower one of them"
+            )
+        return self
+
+    def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
+        mean = WeightedMean if self.weighting == "samples" else UniformMean
+        return mean(rate=self.server_lr)
+
+    @contextmanager
+    def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
+        own, shared = bench.modules["model"], bench.modules["global"]
+        set_out_from(own, shared)
+        pull = pull_towards(list(own.parameters()), list(shared.parameters()), self.pull)
+        with correcting(bench.optimizers["model"], pull):
+            yield [moreau(bench.lesson("model"), own, shared, self.steps, self.outer_lr * self.pull)]

@@ -1,0 +1,113 @@
+"""The model f with which AdaFed's sites measure their data: from a file, or trained on a declared public share."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors
+import safetensors.torch
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.section import Section
+from medsilo.learning.loop import batches, lesson, objective_of, train_epoch
+from medsilo.learning.seeds import generator_for, seed_for
+from medsilo.methods.headquarters import Headquarters
+
+REMEDY = (
+    "put it there and name the folder as `data` in the server's medsilo.yaml, or choose f-adafed, which needs no "
+    "pre-trained model and no shared data"
+)
+
+
+class Pretraining(Section):
+    """Where f comes from. Its optimizer and batch size are those of the plan's training."""
+
+    # share: `share` of every site's training cases is declared public and read at the server. With synthetic tasks the
+    # server draws it; with others it must lie, laid out as at the sites, in the server's own data folder.
+    # file: a .safetensors file with the network's state in the server's own data folder.
+    source: Literal["share", "file"] = "share"
+    share: float = Field(0.2, gt=0, le=1)
+    epochs: int = Field(15, ge=1, le=10_000)
+    file: str = Field("pretrained.safetensors", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+
+    def obtain(self, model: nn.Module, at: Headquarters) -> dict[str, Any]:
+        """Give the model f's weights; returns what the summary says about them."""
+        return (
+            self._read(model, at.data.folder if at.data else None) if self.source == "file" else self._train(model, at)
+        )
+
+    def _read(self, model: nn.Module, folder: Path | None) -> dict[str, Any]:
+        path = folder / self.file if folder else None
+        if path is None or not path.is_file():
+            raise MedsiloError(f"the pre-trained model {self.file} is not in the server's data folder; {REMEDY}")
+        try:
+            content = path.read_bytes()
+            tensors = safetensors.torch.load(content)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise MedsiloError(
+                f"the pre-trained model {self.file} cannot be read ({type(error).__name__}); give a .safetensors file"
+            ) from error
+        _check_state(self.file, tensors, model.state_dict())
+        model.load_state_dict(tensors)
+        return {"source": "file", "file": self.file, "sha256": hashlib.sha256(content).hexdigest(), "data": "not known"}
+
+    def _train(self, model: nn.Module, at: Headquarters) -> dict[str, Any]:
+        if not at.task.synthetic and at.data is None:
+            raise MedsiloError(f"the public share of the data is not at the server; {REMEDY}")
+        parts = [self._public(at.task.read(site, at.sites, at.seed, at.data).train, site, at) for site in at.sites]
+        public = at.task.pieces(_together(parts), seed_for(at.seed, "pre-training pieces"))
+        model.to(at.compute.device).requires_grad_(True)
+        optimizer = at.training.make_optimizer(model.parameters())
+        learn = lesson(model, objective_of(at.task.loss), optimizer, at.compute)
+        loss = math.nan
+        with at.compute.reproducible(seed_for(at.seed, "pre-training")):
+            for epoch in range(self.epochs):
+                order = generator_for(at.seed, "pre-training", epoch)
+                data = batches(public, at.training.batch_size, at.compute, order)
+                loss = train_epoch(data, [learn], at.compute, at.stop)
+        if not math.isfinite(loss):
+            raise MedsiloError("pre-training diverged: its loss is no number; lower training.learning_rate")
+        model.to("cpu").requires_grad_(False)
+        return {
+            "source": "share",
+            "data": f"{self.share:.0%} of every site's training cases, declared public and read at the server",
+            "cases": sum(map(len, parts)),  # type: ignore[arg-type]
+            "epochs": self.epochs,
+            "train_loss": loss,
+        }
+
+    def _public(self, train: Dataset, site: str, at: Headquarters) -> Dataset:
+        """The public part of a site's training cases, drawn at random."""
+        cases = len(train)  # type: ignore[arg-type]
+        order = torch.randperm(cases, generator=generator_for(at.seed, site, "public share"))
+        chosen = order[: math.ceil(self.share * cases)].sort().values
+        if isinstance(train, TensorDataset):
+            return TensorDataset(*(tensor[chosen] for tensor in train.tensors))
+        return Subset(train, chosen.tolist())
+
+
+def _together(parts: Sequence[Dataset]) -> Dataset:
+    tables = [part.tensors for part in parts if isinstance(part, TensorDataset)]
+    if len(tables) < len(parts):
+        return ConcatDataset(parts)
+    return TensorDataset(*(torch.cat(columns) for columns in zip(*tables, strict=True)))
+
+
+def _check_state(file: str, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for name, tensor in expected.items():
+        given = tensors.get(name)
+        if given is None or given.shape != tensor.shape:
+            what = "is missing" if given is None else f"has shape {list(given.shape)}"
+            raise MedsiloError(
+                f"the pre-trained model {file} does not fit the plan's network: {name} {what}, expected "
+                f"{list(tensor.shape)}; train it with the same network"
+            )
+    strangers = sorted(set(tensors) - set(expected))
+    if strangers:
+        raise MedsiloError(f"the pre-trained model {file} has {strangers[0]}, which the plan's network has not")

@@ -1,0 +1,108 @@
+"""SCAFFOLD: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from medsilo.core.errors import PlanError
+from medsilo.learning.layers import keeping_statistics
+from medsilo.learning.steps import Shift, correcting
+from medsilo.learning.training import Training
+from medsilo.methods.base import Blueprint, Groups, Modules, Workbench
+from medsilo.methods.stepping import Stepping
+from medsilo.mixing.mixers import Mixer, UniformMean
+from medsilo.mixing.server import Scaffold as ServerControl
+
+
+class Scaffold(Stepping):
+    """y ← y - η (g(y) - c_i + c); x ← x + η_g mean(y_i - x); c ← c + |S| / N mean(c_i⁺ - c_i). Sites count alike.
+
+    c is the server's control variate, c_i the site's own, which stays there. c_i⁺ is, by option, the gradient over all
+    of the site's data at x (I), or the mean of the gradients that its steps met (II). With plain SGD the latter is the
+    paper's c_i - c + (x - y) / (K η); put so, it also holds with momentum.
+    """
+
+    title = "SCAFFOLD"
+    paper = "Karimireddy et al. 2020"
+    travels = "model; a control variate"
+
+    name: Literal["scaffold"] = "scaffold"
+    weighting: Literal["uniform"] = "uniform"
+    server_lr: float = Field(1.0, gt=0, le=10)  # η_g
+    option: Literal["I", "II"] = "II"
+    # The method is made for SGD. any: gradients are corrected before whatever the optimizer makes of them.
+    optimizer: Literal["sgd", "any"] = "sgd"
+
+    def suits(self, training: Training) -> None:
+        if training.optimizer != "sgd" and self.optimizer == "sgd":
+            raise PlanError(
+                f"training.optimizer: SCAFFOLD is made for sgd, not {training.optimizer}; choose sgd, or set "
+                "algorithm.optimizer=any"
+            )
+
+    def networks(self, build: Blueprint) -> Modules:
+        modules = super().networks(build)
+        return modules | {"control": _zeros(modules["model"]), "own-control": _zeros(modules["model"])}
+
+    def shared(self, modules: Modules, phase: str) -> Groups:
+        return super().shared(modules, phase) | {"control": modules["control"].state_dict()}
+
+    def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
+        return ServerControl() if group == "control" else super().mixer(group, earlier, sites)
+
+    def leaves(self, modules: Modules) -> list[str]:
+        return [
+            "control: in the first round this site's mean gradient over its training cases, later how it changed; a "
+            "gradient over few cases comes close to the cases themselves"
+        ]
+
+    def server_step(self) -> UniformMean:
+        return UniformMean(rate=self.server_lr)
+
+    def train(self, bench: Workbench, phase: str) -> float:
+        model = bench.modules["model"]
+        control, own = (list(bench.modules[name].parameters()) for name in ("control", "own-control"))
+        new = self._gradient(bench) if self.option == "I" else None
+        shifts = [c - c_i for c, c_i in zip(control, own, strict=True)]
+        shift = Shift(_trained(model), shifts, bench.training.weight_decay)
+        with correcting(bench.optimizers["model"], shift):
+            loss = bench.train()
+        self._renew(bench.modules, new or shift.mean())
+        return loss
+
+    @torch.no_grad()
+    def _renew(self, modules: Modules, new: Sequence[Tensor]) -> None:
+        """c_i becomes c_i⁺, and c what it would be if all sites had this difference."""
+        pairs = zip(modules["control"].parameters(), modules["own-control"].parameters(), new, strict=True)
+        for c, c_i, c_i_new in pairs:
+            c.add_(c_i_new - c_i)
+            c_i.copy_(c_i_new)
+
+    def _gradient(self, bench: Workbench) -> list[Tensor]:
+        """Over all of the site's data, at the model as it arrived."""
+        model, cases = bench.modules["model"].train(), 0
+        trained = _trained(model)
+        total = [torch.zeros_like(parameter) for parameter in trained]
+        with keeping_statistics(model):
+            for inputs, targets in bench.data():
+                if len(inputs) == 1 and cases:  # batch norm can't do with one
+                    continue
+                with bench.compute.cast():
+                    loss = bench.loss(model(inputs), targets)
+                gradients = torch.autograd.grad(loss * len(inputs), trained, materialize_grads=True)
+                torch._foreach_add_(total, gradients)
+                cases += len(inputs)
+        mean = torch._foreach_div(total, cases)
+        return list(torch._foreach_add(mean, [p.detach() for p in trained], alpha=bench.training.weight_decay))
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _zeros(model: nn.Module) -> nn.ParameterList:
+    """A control variate: zeros in the shapes of the trained weights."""
+    return nn.ParameterList(nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in _trained(model))

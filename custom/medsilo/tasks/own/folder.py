@@ -1,0 +1,473 @@
+"""A hospital's own images: what `nifti-folder` and `image-folder` have in common."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor
+
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.learning.seeds import seed_for
+from medsilo.models.base import Network
+from medsilo.tasks.base import SiteData, Task
+from medsilo.tasks.intensity import Intensity, Percentiles, check_kind
+from medsilo.tasks.listing import Entry, Listing, find
+from medsilo.tasks.metrics import Counts, Figures, Measures
+from medsilo.tasks.own.measuring import Classes, Structures
+from medsilo.tasks.own.patches import Augmentation, augmented, fitted, from_windows, patch, resized
+from medsilo.tasks.partition import Partition
+from medsilo.tasks.published.reading import Shares
+from medsilo.tasks.ready import Cache, Facts, Held, Made, Ready
+from medsilo.tasks.scans import Scan, read_scan, refuse_palette
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survey import PARTS, Part, Problem, Survey, digest, range_of, ranges_of, repeated
+from medsilo.tasks.volumes import SAME_PLACE
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
+Length = Annotated[int, Field(ge=4, le=4096)]
+Distance = Annotated[float, Field(gt=0, le=1000)]
+BACKGROUND = "background"
+SHOWN = 8  # values that an error names
+GREATEST = 65_535  # value of a mask
+
+
+class Folder(Task):
+    """What sites must agree on to learn from folders of their own. Where the files lie is each site's own affair.
+
+    Numbers along axes are given as x, y (and z). Images are resized to `size`; or they keep a size of their own. Then a
+    segmentation's training takes pieces of `size`, and it is evaluated on whole images, through windows of that size; a
+    classification's images are cut or filled up to `size`.
+    """
+
+    reads_images: ClassVar[bool] = True
+    augments: ClassVar[bool] = True
+
+    kind: Literal["segmentation", "classification"] = "segmentation"
+    labels: tuple[Name, ...] = Field(
+        default=("structure",),
+        min_length=1,
+        max_length=254,
+        description="structures, which have the labels 1, 2, ... (0 is background); or classes, which are 0, 1, ...",
+    )
+    size: tuple[Length, ...] = Field(default=(96, 96, 32), description="what the network reads in training")
+    intensity: Intensity = Percentiles()
+    augmentation: tuple[Augmentation, ...] = Field(default=(), description="changes by chance in training")
+    criterion: Literal["dice-ce", "dice", "cross-entropy"] = Field(
+        default="dice-ce", description="loss of a segmentation; a classification's is cross entropy"
+    )
+    foreground: float = Field(default=0.5, ge=0, le=1, description="share of training pieces with a structure in them")
+    overlap: float = Field(default=0.25, ge=0, lt=1, description="of the windows in evaluation")
+    shares: Shares = Field(
+        default=(0.6, 0.2, 0.2), description="of patients in training, validation and test, if the site fixes no parts"
+    )
+    split: int = Field(default=0, ge=0, lt=2**32, description="another number splits the patients in another way")
+    partition: Partition | None = Field(default=None, description="deals one folder to simulated sites")
+
+    @field_validator("labels")
+    @classmethod
+    def _names(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(labels)) < len(labels) or BACKGROUND in labels:
+            raise ValueError(f"{list(labels)}: name each label once, and the background not at all")
+        return labels
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if len(self.size) != self.axes:
+            raise ValueError(f"size {list(self.size)} has {len(self.size)} numbers; give {self.axes}: x, y, z in turn")
+        if not self.segments and len(self.labels) < 2:
+            raise ValueError(f"labels {list(self.labels)}: a classification needs two or more")
+        if "rotate90" in self.augmentation and self.size[0] != self.size[1]:
+            raise ValueError("augmentation: rotate90 needs a size that is the same along x and y")
+        if self.segments and self.partition and self.partition.kind == "dirichlet":
+            raise ValueError("partition: dirichlet deals classes, and a segmentation has none; take iid or column")
+        if "flip-z" in self.augmentation and self.axes == 2:
+            raise ValueError("augmentation: flip-z needs volumes")
+        return self
+
+    # ------------------------------------------------------------------------------------------ what kind it is
+    @property
+    def stored(self) -> int:
+        """Axes of the images in the files."""
+        return 2
+
+    @property
+    def axes(self) -> int:
+        """Axes of what the network reads."""
+        return 2
+
+    @property
+    def segments(self) -> bool:
+        """Whether structures are found; else images are classified."""
+        return self.kind == "segmentation"
+
+    @property
+    def alike(self) -> bool:
+        """Whether all images are resized to `size`."""
+        return True
+
+    @property
+    def crops(self) -> bool:  # type: ignore[override]
+        return self.segments and not self.alike
+
+    @property
+    def metric(self) -> str:  # type: ignore[override]
+        """The kind's."""
+        return self._family.metric
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        """The labels, and the background of a segmentation."""
+        return len(self.labels) + self.segments
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, *self.size[::-1])
+
+    @property
+    def evaluation_batch(self) -> int:  # type: ignore[override]
+        """Cases of different sizes go one by one."""
+        return 1 if self.crops else 16 if self.axes == 2 else 4
+
+    @property
+    def voxel(self) -> tuple[float, ...] | None:
+        """Millimetres between places of the network's output, slowest axis first; None where they differ by case."""
+        return None
+
+    @property
+    def _family(self) -> Task:
+        return _family(self)
+
+    def default_network(self) -> Network:
+        return self._family.default_network()
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._family.loss(output, target)
+
+    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._family.case_scores(output, target)
+
+    def measures(self, output: Tensor, target: Tensor) -> Measures:
+        return self._family.measures(output, target)
+
+    def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
+        return self._family.counts(measures, patients, least)
+
+    @property
+    def layout(self) -> dict[str, int]:
+        return self._family.layout
+
+    def figures(self, counts: Counts) -> Figures:
+        return self._family.figures(counts)
+
+    # ------------------------------------------------------------------------------------------ in training and use
+    def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+        return patch(case, self.size[::-1], self.foreground, seed) if self.crops else case
+
+    def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+        case = self.cropped(case, seed_for(seed, "piece"))
+        return augmented(case, self.augmentation, self.segments, seed) if self.augmentation else case
+
+    def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        return from_windows(network, inputs, self.size[::-1], self.overlap) if self.crops else network(inputs)
+
+    def inputs_of_scan(self, scan: Scan) -> Tensor:
+        return self._inputs(scan.values, scan.spacing)
+
+    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
+        labels = resized(output, grid[len(grid) - self.axes :]).argmax(1)
+        return labels if labels.ndim == len(grid) else labels[0]
+
+    # ------------------------------------------------------------------------------------------ from files
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        return self.read(site, sites, seed, None if folder is None else DataSource(folder=folder))
+
+    def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
+        survey, parts = self._examined(site, sites, source)
+        wrong = [problem for problem in survey.problems if problem.severity == "stops"]
+        if wrong:
+            if not all(map(len, parts.values())):  # then those that were left out may be why
+                wrong += [problem for problem in survey.problems if problem.severity == "left out"]
+            private = "; ".join(name for problem in wrong for name in problem.private)
+            raise DataError("; ".join(f"{problem.what} ({problem.count})" for problem in wrong), private)
+        spacings = [one.facts.spacing for one in parts["train"].held if one.facts.spacing]
+        return SiteData(*(parts[part] for part in PARTS), spacings=spacings, survey=survey)
+
+    def survey(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> Survey:
+        try:
+            return self._examined(site, sites, source, keeps=False)[0]
+        except MedsiloError as error:
+            return Survey.stopped(str(error), error.private)
+
+    def _examined(
+        self, site: str, sites: Sequence[str], source: DataSource | None, keeps: bool = True
+    ) -> tuple[Survey, dict[str, Ready]]:
+        """All of a site's files, read once: what there is, and the parts."""
+        if source is None:
+            raise DataError(f"task {self.name} needs data: set 'data' in this site's medsilo.yaml, or give --data")  # type: ignore[attr-defined]
+        source.check_folder()
+        own = source.folder / site
+        natural = self.partition is None and own.is_dir() and not own.is_symlink()
+        listing = find(source, own if natural else source.folder, self.segments)
+        classes = self._classes_of(listing, source)
+        if self.partition is not None:
+            listing.entries = self._dealt(self.partition, site, sites, listing.entries, classes)
+        source = source if keeps else source.once()
+        parts = self._split(listing)
+        cache_key = f"{self.model_dump_json()} {source.label_map}"
+        numbers = self._numbers(source)
+        holder = Cache(source, partial(self._made, classes=classes, numbers=numbers), cache_key)
+        wrong: defaultdict[str, list[str]] = defaultdict(list)
+        held = {part: _held(parts[part], holder, wrong) for part in PARTS}
+        for what, names in wrong.items():
+            listing.add("left out", what, names)
+        ready = {part: Ready(held[part], [self._chosen(one.facts) for one in held[part]]) for part in PARTS}
+        return self._told(listing, held, ready, numbers), ready
+
+    def _dealt(
+        self, partition: Partition, site: str, sites: Sequence[str], entries: list[Entry], classes: dict[str, int]
+    ) -> list[Entry]:
+        """A simulated site's share of one folder."""
+        order = sorted(sites)
+        owners = partition.deal(
+            [entry.patient for entry in entries],
+            [classes.get(entry.name, 0) for entry in entries],
+            [entry.site for entry in entries],
+            order,
+        )
+        return [entries[place] for place in owners[order.index(site)]]
+
+    def _split(self, listing: Listing) -> dict[str, list[Entry]]:
+        """Each entry's part: the table's, or by the hash of its patient."""
+        if any(entry.part for entry in listing.entries):
+            place = {entry.patient: entry.part for entry in listing.entries}
+        else:
+            place = parts_by_patient({entry.patient for entry in listing.entries}, self.shares, self.split)
+        return {part: [entry for entry in listing.entries if place[entry.patient] == part] for part in PARTS}
+
+    def _chosen(self, facts: Facts) -> list[int]:
+        """Which of an entry's cases are used."""
+        return list(range(facts.cases))
+
+    def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
+        """The class of every entry of a classification, by its name."""
+        if self.segments:
+            return {}
+        known = {str(number): number for number in range(len(self.labels))}
+        known |= {label: number for number, label in enumerate(self.labels)}
+        known |= {str(own): self._number(plans) for own, plans in source.label_map.items()}
+        strangers = [entry for entry in listing.entries if str(entry.label) not in known]
+        what = f"cases have a label that is not among the plan's ({', '.join(self.labels)}); add it to data.label_map"
+        listing.add("stops", what, [f"{entry.name}: {entry.label}" for entry in strangers])
+        return {entry.name: known.get(str(entry.label), 0) for entry in listing.entries}
+
+    def _numbers(self, source: DataSource) -> dict[int, int]:
+        """A mask's values as the plan's labels."""
+        if not self.segments:
+            return {}
+        if source.label_map:
+            own = [str(value) for value in source.label_map]
+            if wrong := [value for value in own if not value.isdecimal()]:
+                raise DataError(f"data.label_map: {wrong[0]!r} is no value of a mask; give whole numbers from 0 on")
+            return {0: 0} | {int(value): self._number(plans) for value, plans in source.label_map.items()}
+        numbers = {number: number for number in range(self.classes)}
+        return numbers | {255: 1} if len(self.labels) == 1 else numbers  # a mask of one structure is often 0 and 255
+
+    def _number(self, label: str | int) -> int:
+        """A plan's label, given by its name or its number."""
+        names = (BACKGROUND, *self.labels) if self.segments else self.labels
+        if str(label) in names:
+            return names.index(str(label))
+        if str(label).isdecimal() and int(label) < self.classes:
+            return int(label)
+        raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
+
+    def _made(self, entry: Entry, classes: dict[str, int], numbers: dict[int, int]) -> Made:
+        """One entry from its files."""
+        scan = _together([_scan_of(path) for path in entry.images])
+        inputs = self._inputs(scan.values, scan.spacing)
+        values: tuple[int, ...] = ()
+        if isinstance(entry.label, Path):
+            labels = _mask_of(scan, entry.label)
+            values = tuple(np.flatnonzero(np.bincount(labels.ravel())).tolist())
+            table = np.zeros(values[-1] + 1, np.uint8)
+            table[list(values)] = [numbers.get(value, 0) for value in values]
+            targets = self._targets(torch.from_numpy(table[labels]), tuple(inputs.shape[2:]))
+        else:
+            targets = torch.full((len(inputs),), classes[entry.name], dtype=torch.uint8)
+        facts = Facts(
+            len(inputs),
+            digest(torch.from_numpy(np.ascontiguousarray(scan.values))),
+            scan.values.shape[:0:-1],
+            tuple(float(length) for length in scan.spacing) if scan.values.ndim == 4 else (),
+            (float(scan.values.min()), float(scan.values.max())),
+            values,
+            tuple(tuple(torch.unique(target).tolist()) for target in targets),
+        )
+        return Made(inputs, targets, facts)
+
+    def _inputs(self, values: np.ndarray, spacing: Sequence[float]) -> Tensor:
+        """What the network reads of an image [C, (D,) H, W]: [cases, C, *grid]."""
+        if len(values) != self.channels:
+            hint = "; remove the alpha channel" if len(values) == self.channels + 1 and values.dtype == np.uint8 else ""
+            raise DataError(f"images have {len(values)} channels where the plan reads {self.channels}{hint}")
+        if values.ndim != self.stored + 1:
+            kinds = ("flat images", "volumes") if self.stored == 3 else ("volumes", "flat images")
+            raise DataError(f"{kinds[0]} where the plan reads {kinds[1]}")
+        check_kind(values, self.intensity)
+        image = torch.from_numpy(np.ascontiguousarray(values, np.float32))
+        if not image.isfinite().all():
+            raise DataError("images have values that are NaN or infinite")
+        cases = self._cases(image)
+        cases = resized(cases, self._grid(tuple(cases.shape[2:]), spacing))
+        ready = self.intensity.apply(cases.transpose(0, 1)).transpose(0, 1)  # over all slices of a volume
+        if not ready.isfinite().all():
+            raise DataError("images become NaN by the plan's intensity; is one of a single value?")
+        return ready if self.segments else fitted(ready, self.size[::-1])
+
+    def _targets(self, labels: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """A mask [(D,) H, W] on the grid of the inputs: [cases, *grid]."""
+        return resized(self._cases(labels[None]), grid, labels=True)[:, 0]
+
+    def _cases(self, image: Tensor) -> Tensor:
+        """An image [C, (D,) H, W] as the network's cases [cases, C, *grid]."""
+        return image[None]
+
+    def _grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
+        """How many places the network's grid has along each axis."""
+        return self.size[::-1] if self.alike else self._own_grid(grid, spacing)
+
+    def _own_grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
+        """The same, of images that keep a size of their own."""
+        return grid
+
+    # ------------------------------------------------------------------------------------------ what is found
+    def _told(
+        self, listing: Listing, held: dict[str, list[Held]], ready: dict[str, Ready], numbers: dict[int, int]
+    ) -> Survey:
+        every = [one for part in PARTS for one in held[part]]
+        values = Counter(value for one in every for value in one.facts.values)
+        strangers = sorted(set(values) - set(numbers)) if self.segments else []
+        if strangers:
+            shown = ", ".join(map(str, strangers[:SHOWN])) + (", ..." if len(strangers) > SHOWN else "")
+            what = f"no label of the plan stands for the masks' values {shown}; say in data.label_map what they are"
+            listing.add("stops", what, [one.entry.name for one in every if set(one.facts.values) & set(strangers)])
+        parts = {part: self._part(ready[part]) for part in PARTS}
+        for part, told in parts.items():
+            if not told.cases:
+                hint = "bring more patients, or fix the parts by a column of a table"
+                listing.problems.append(Problem("stops", f"the {part} part has no cases; {hint}", 1))
+        if self.segments:
+            empty = [one.entry.name for one in every if not any(any(labels) for labels in one.facts.shown)]
+            listing.add("note", "masks are empty: no structure of the plan is in them", empty)
+        elif len([label for label, cases in parts["train"].classes.items() if cases]) == 1:
+            what = "all training cases are of one class: this site's model of its own learns nothing"
+            listing.problems.append(Problem("note", what, parts["train"].cases))
+        copies = repeated(one.facts.digest for one in every)
+        if copies:
+            listing.problems.append(Problem("note", "images are there twice; remove the copies", copies))
+        left_out = [problem for problem in listing.problems if problem.severity == "left out"]
+        unlabelled = sum(problem.count for problem in left_out if "no label" in problem.what)
+        return Survey(
+            parts,
+            {str(value): values[value] for value in sorted(values)},
+            unreadable=sum(problem.count for problem in left_out) - unlabelled,
+            unlabelled=unlabelled,
+            patients_in_two_parts=sum(p.count for p in listing.problems if p.what.startswith("patients are in two")),
+            duplicates=copies,
+            size=ranges_of(one.facts.size for one in every),
+            spacing=ranges_of(one.facts.spacing for one in every if one.facts.spacing),
+            intensity=range_of(value for one in every for value in one.facts.intensity),
+            problems=tuple(listing.problems),
+        )
+
+    def _part(self, data: Ready) -> Part:
+        names = (BACKGROUND, *self.labels) if self.segments else self.labels
+        counts: Counter[int] = Counter()
+        for one, cases in zip(data.held, data.chosen, strict=True):
+            counts.update(label for case in cases for label in one.facts.shown[case])
+        shown = {name: counts[number] for number, name in enumerate(names) if name != BACKGROUND}
+        return Part(len(data), len(set(data.patients)), shown)
+
+
+def parts_by_patient(patients: Iterable[str], shares: Sequence[float], split: int) -> dict[str, str]:
+    """The part of every patient, by the patient's name alone: one that comes later moves no other.
+
+    Only where a part would be empty, the patient that stands nearest to it moves there, if there are enough.
+    """
+    places = {patient: seed_for(split, "part", patient) / 2**63 for patient in sorted(patients)}
+    ends = np.cumsum(shares)[:2]
+    found = {patient: PARTS[int(np.searchsorted(ends, place, side="right"))] for patient, place in places.items()}
+    middles = dict(zip(PARTS, np.cumsum(shares) - np.array(shares) / 2, strict=True))
+    for part in PARTS:
+        sizes = Counter(found.values())
+        if len(found) >= len(PARTS) and not sizes[part]:
+            rich = max(PARTS, key=lambda name: sizes[name])
+            near = [patient for patient in found if found[patient] == rich]
+            found[min(near, key=lambda patient: abs(places[patient] - middles[part]))] = part
+    return found
+
+
+def _scan_of(path: Path) -> Scan:
+    refuse_palette(path)
+    return read_scan(path)
+
+
+def _held(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]]) -> list[Held]:
+    """What can be read of these; what can't is noted."""
+    held = []
+    for entry in entries:
+        try:
+            held.append(cache.hold(entry))
+        except DataError as error:
+            wrong[re.sub(r"\d+ values", "values", str(error))].append(entry.name)
+    return held
+
+
+def _together(scans: Sequence[Scan]) -> Scan:
+    """The channels of one case, which must lie on one grid."""
+    first, *others = scans
+    if not others:
+        return first
+    for scan in others:
+        _refuse_another_place(first, scan, "channels of a case")
+    values = np.concatenate([scan.values for scan in scans])
+    return Scan(values, first.affine, first.spacing, first.header, first.turn)
+
+
+def _mask_of(scan: Scan, path: Path) -> np.ndarray:
+    """A mask's values on the image's grid, whole numbers."""
+    try:
+        mask = _scan_of(path)
+    except DataError as error:
+        raise DataError(str(error).replace("an image", "a mask"), error.private) from error
+    if len(mask.values) != 1:
+        raise DataError("masks have several channels; save them with one number per place, not as colours")
+    _refuse_another_place(scan, mask, "an image and its mask")
+    values = mask.values[0]
+    whole = np.rint(values) if values.dtype.kind == "f" else values
+    if whole is not values and not np.allclose(values, whole, atol=1e-3):
+        raise DataError("masks have values that are no whole numbers; save the labels and not probabilities")
+    if whole.min() < 0 or whole.max() > GREATEST:
+        raise DataError(f"masks have values below 0 or above {GREATEST}; is an image among them?")
+    return whole.astype(np.int64)
+
+
+def _refuse_another_place(one: Scan, other: Scan, what: str) -> None:
+    if one.values.shape[1:] != other.values.shape[1:]:
+        raise DataError(f"{what} have different sizes; export both on one grid")
+    if one.values.ndim == 4 and not np.allclose(one.affine, other.affine, atol=SAME_PLACE):
+        raise DataError(f"{what} lie in different places; export both on one grid")
+
+
+@cache
+def _family(task: Folder) -> Task:
+    """What measures this kind of task."""
+    if task.segments:
+        return Structures(names=task.labels, axes=task.axes, lengths=task.voxel, criterion=task.criterion)
+    return Classes(names=task.labels, axes=task.axes)

@@ -1,0 +1,32 @@
+"""A hospital's own flat images."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from medsilo.tasks.intensity import Bytes, Intensity
+from medsilo.tasks.own.folder import Folder, Length
+
+
+class ImageFolder(Folder):
+    """Flat images (PNG, JPEG, TIFF) and their masks or classes, from a folder that the site describes itself.
+
+    Images are resized to `size`; with `resize: false` they keep their own, and a segmentation learns from pieces.
+    """
+
+    title: ClassVar[str] = "A hospital's own flat images: segmentation or classification"
+
+    name: Literal["image-folder"] = "image-folder"
+    size: tuple[Length, ...] = Field(default=(256, 256), description="what the network reads in training")
+    intensity: Intensity = Bytes()
+    colours: Literal["rgb", "grey"] = "rgb"
+    resize: bool = Field(default=True, description="false: images keep their size")
+
+    @property
+    def channels(self) -> int:  # type: ignore[override]
+        """Red, green and blue, or grey."""
+        return 3 if self.colours == "rgb" else 1
+
+    @property
+    def alike(self) -> bool:
+        return self.resize

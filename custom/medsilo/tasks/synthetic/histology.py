@@ -1,0 +1,168 @@
+"""SYNTHETIC hospitals whose microscopes and stains differ: classify RGB patches of drawn cells."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from medsilo.models.base import Network
+from medsilo.models.small_cnn import SmallCnn
+from medsilo.tasks.base import SiteData
+from medsilo.tasks.classification import Classification
+from medsilo.tasks.synthetic.hospitals import (
+    blur,
+    numbers_for,
+    parts_in_turn,
+    patient_names,
+    per_case,
+    position_of,
+    smooth_noise,
+    split_by_patient,
+)
+
+DEBRIS = 4  # free nuclei that say nothing of the class
+SPACING = 16  # pixels between the places at which a cell may lie
+
+
+@dataclass(frozen=True)
+class Appearance:
+    """How a site's slides look. Optical densities per colour channel, light from -1 (dark edge) to 1 along an angle."""
+
+    nucleus_stain: tuple[float, float, float]
+    tissue_stain: tuple[float, float, float]
+    brightness: float
+    contrast: float
+    light: float
+    light_angle: float
+    blur: float
+    noise: float
+    texture: float
+
+    def numbers(self) -> np.ndarray:
+        rest = (self.brightness, self.contrast, self.light, self.light_angle, self.blur, self.noise, self.texture)
+        return np.array([*self.nucleus_stain, *self.tissue_stain, *rest], np.float64)
+
+    @classmethod
+    def between(cls, start: "Appearance", end: "Appearance", share: float) -> "Appearance":
+        """Start at share 0, end at share 1, beyond the end above 1."""
+        numbers = np.maximum(start.numbers() + share * (end.numbers() - start.numbers()), 0).tolist()
+        return cls(tuple(numbers[:3]), tuple(numbers[3:6]), *numbers[6:])
+
+
+COMMON = Appearance((0.90, 1.10, 0.60), (0.15, 0.55, 0.30), 0.90, 1.00, 0.10, 0.0, 0.5, 0.06, 0.10)
+SITES = (
+    Appearance((1.20, 1.00, 0.45), (0.08, 0.60, 0.25), 0.95, 1.10, 0.05, 0.0, 0.3, 0.04, 0.06),
+    Appearance((0.65, 1.15, 0.75), (0.30, 0.75, 0.20), 0.75, 0.85, 0.30, 1.6, 0.8, 0.10, 0.16),
+    Appearance((0.95, 0.75, 0.35), (0.05, 0.35, 0.55), 1.05, 0.70, 0.15, 3.1, 0.5, 0.14, 0.04),
+    Appearance((0.55, 0.70, 0.95), (0.20, 0.30, 0.15), 0.85, 1.25, 0.35, 4.7, 1.0, 0.02, 0.22),
+    Appearance((1.10, 1.35, 1.00), (0.40, 0.45, 0.35), 0.65, 1.00, 0.20, 0.8, 0.2, 0.08, 0.12),
+    Appearance((0.80, 1.40, 0.40), (0.10, 0.90, 0.45), 0.90, 0.75, 0.25, 2.4, 0.7, 0.06, 0.08),
+    Appearance((1.30, 0.85, 0.70), (0.25, 0.25, 0.05), 0.80, 0.90, 0.40, 3.9, 0.4, 0.12, 0.18),
+    Appearance((0.60, 0.95, 0.50), (0.02, 0.70, 0.65), 1.00, 1.15, 0.10, 5.5, 0.9, 0.04, 0.14),
+)
+
+
+class SyntheticHistology(Classification):
+    """SYNTHETIC cells in RGB patches, [3, size, size] in 0 to 1, two classes, up to eight sites of different looks.
+
+    coding "phase" is the design `polarH` of the benchmarks: the nucleus lies above or below the centre of its cell, so
+    the classes are half turns of each other and have the same amplitude spectra; the label lives in the phase.
+    coding "amplitude" is the design `histo`, the negative control: the label is the size of the nuclei, which
+    normalising amplitudes harms. Sites differ in stains, brightness, contrast, light, blur, noise and texture, and in
+    nothing else (feature shift); `shift` scales the difference, 0 gives all sites one look. Patients differ in how
+    strongly they stain, in the size of their cells and in how many there are.
+    """
+
+    title: ClassVar[str] = "SYNTHETIC histology: where or how large the nuclei of drawn cells are"
+    synthetic: ClassVar[bool] = True
+    channels: ClassVar[int] = 3
+    classes: ClassVar[int] = 2
+
+    name: Literal["synthetic-histology"] = "synthetic-histology"
+    coding: Literal["phase", "amplitude"] = "phase"
+    shift: float = Field(default=1.0, ge=0, le=2, description="how much the looks of the sites differ; 0: not at all")
+    patients: int = Field(default=64, ge=3, le=10_000, description="patients per site")
+    patches: int = Field(default=8, ge=2, le=1000, description="patches per patient, half of them of each class")
+    size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a patch in pixels")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, self.size, self.size)
+
+    def default_network(self) -> Network:
+        return SmallCnn()
+
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        position = position_of(site, sites, most=len(SITES))
+        random = numbers_for(seed, self.name, position)
+        patients = np.repeat(np.arange(self.patients), self.patches)
+        labels = np.tile(np.arange(self.patches) % 2, self.patients)
+        tissue, nuclei = self.draw(labels, patients, random)
+        appearance = Appearance.between(COMMON, SITES[position], self.shift)
+        staining = random.uniform(0.85, 1.15, self.patients)[patients]
+        images = develop(tissue, nuclei, staining, appearance, random)
+        names = patient_names(position, self.patients)
+        return split_by_patient(images, labels, patients, names, parts_in_turn(self.patients))
+
+    def draw(self, labels: np.ndarray, patients: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, ...]:
+        """Amounts of tissue and of nuclei, [cases, size, size] each, before any site looks at them."""
+        cases, per_side = len(labels), self.size // SPACING
+        shape = (cases, per_side**2)
+        grid = SPACING * (np.arange(per_side) + 0.5) - 0.5
+        rows = np.repeat(grid, per_side) + random.uniform(-2.5, 2.5, shape)
+        columns = np.tile(grid, per_side) + random.uniform(-2.5, 2.5, shape)
+        present = random.random(shape) < random.uniform(0.3, 0.6, patients.max() + 1)[patients, None]
+        radii = random.uniform(5.5, 7.5, shape) * random.uniform(0.9, 1.1, patients.max() + 1)[patients, None]
+        if self.coding == "phase":
+            angles = random.normal(np.pi / 2, 0.7, shape)  # above the centre; label 1 is turned below
+            nuclei = 0.4 * radii
+        else:
+            angles = random.uniform(0, 2 * np.pi, shape)
+            nuclei = (0.28 + 0.24 * labels[:, None]) * radii
+        distance = 0.45 * radii
+        present[np.arange(cases), random.integers(per_side**2, size=cases)] = True  # no patch without a cell
+        cells = disks(rows, columns, radii, present, self.size)
+        cores = disks(rows - distance * np.sin(angles), columns + distance * np.cos(angles), nuclei, present, self.size)
+        down, across = random.uniform(0, self.size - 1, (2, cases, DEBRIS))
+        small = random.uniform(1.5, 3.5, (cases, DEBRIS))
+        cores = np.maximum(cores, disks(down, across, small, small > 0, self.size))
+        if self.coding == "phase":
+            turned = labels == 1
+            cells[turned], cores[turned] = cells[turned, ::-1, ::-1], cores[turned, ::-1, ::-1]
+        return cells, cores
+
+
+def disks(rows: np.ndarray, columns: np.ndarray, radii: np.ndarray, present: np.ndarray, size: int) -> np.ndarray:
+    """The union of each case's disks with soft edges; rows, columns, radii, present: [cases, disks]."""
+    pixels = np.arange(size, dtype=np.float32)
+    canvas = np.zeros((len(rows), size, size), np.float32)
+    for disk in range(rows.shape[1]):
+        down = per_case(rows[:, disk], 2) - pixels[:, None]
+        across = per_case(columns[:, disk], 2) - pixels
+        radius = per_case(np.where(present[:, disk], radii[:, disk], -1), 2)  # -1: nothing is inside
+        np.maximum(canvas, np.clip(radius + 0.5 - np.sqrt(down**2 + across**2), 0, 1), out=canvas)
+    return canvas
+
+
+def develop(
+    tissue: np.ndarray, nuclei: np.ndarray, staining: np.ndarray, look: Appearance, random: np.random.Generator
+) -> np.ndarray:
+    """The site's picture of the cells, [cases, 3, size, size] in 0 to 1: Beer and Lambert's law, then the camera."""
+    size = tissue.shape[-1]
+    strength = per_case(staining, 2)
+    texture = look.texture * smooth_noise(tissue.shape, 1.0, random)
+    density = [
+        nuclear * nuclei * strength + tissular * (0.35 + 0.65 * tissue + texture) * strength
+        for nuclear, tissular in zip(look.nucleus_stain, look.tissue_stain, strict=True)
+    ]
+    images = np.exp(-np.stack(density, 1, dtype=np.float32))
+    images = 0.5 + look.contrast * (images - 0.5)
+    line = np.linspace(-1, 1, size, dtype=np.float32)
+    light = np.cos(look.light_angle) * line + np.sin(look.light_angle) * line[:, None]
+    images *= look.brightness * (1 + look.light * light)
+    images = blur(images, look.blur)
+    images = images + look.noise * random.standard_normal(images.shape, np.float32)
+    return np.clip(images, 0, 1).astype(np.float32)

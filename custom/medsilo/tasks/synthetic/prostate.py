@@ -1,0 +1,196 @@
+"""SYNTHETIC hospitals with small volumes: segment an ellipsoid beside another one of opposite contrast."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor, nn
+
+from medsilo.models.base import Network
+from medsilo.models.unet import UNet
+from medsilo.tasks.base import SiteData
+from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.synthetic.hospitals import (
+    numbers_for,
+    parts_in_turn,
+    patient_names,
+    per_case,
+    position_of,
+    smooth_noise,
+    split_by_patient,
+)
+from medsilo.tasks.volumes import Volume, read_pair, resized, slices_in_monai, slices_of, write_volume
+
+DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """How a site's volumes look and are stored, and how many patients it has compared with the smallest site."""
+
+    patients: float
+    brightness: float
+    contrast: float
+    stripes: float  # periods over the image
+    stripe_angle: float
+    field: float  # how much brighter one edge is
+    field_angle: float
+    noise: float
+    spacing: tuple[float, float, float]
+    stored_as: str
+    tilt: float  # degrees between the slices and the patient's axes
+
+
+SITES = (
+    Scanner(1.00, -0.6, 0.9, 3.0, 0.0, 0.3, 0.0, 0.15, (0.6, 0.6, 3.0), "RAS", 8.0),
+    Scanner(2.00, 0.5, 1.1, 5.0, 0.8, 0.5, 1.6, 0.20, (0.5, 0.5, 3.6), "LPS", -5.0),
+    Scanner(1.00, 0.0, 0.8, 7.0, 1.6, 0.2, 3.1, 0.10, (0.7, 0.7, 3.3), "LAI", 12.0),
+    Scanner(3.00, 0.9, 1.2, 4.0, 2.4, 0.6, 4.7, 0.25, (0.4, 0.4, 2.5), "RSA", 3.0),
+    Scanner(1.25, -0.9, 1.0, 6.0, 0.4, 0.4, 0.8, 0.15, (0.6, 0.5, 3.0), "PIR", -10.0),
+    Scanner(4.00, 0.3, 0.9, 2.0, 1.2, 0.7, 2.4, 0.12, (0.8, 0.8, 4.0), "LPI", 6.0),
+    Scanner(1.50, -0.3, 1.1, 8.0, 2.0, 0.1, 3.9, 0.22, (0.5, 0.6, 2.0), "ASL", -7.0),
+    Scanner(2.50, 0.7, 1.0, 3.5, 2.8, 0.5, 5.5, 0.18, (0.7, 0.6, 3.5), "RPI", 10.0),
+)
+
+
+class SyntheticProstate(Segmentation):
+    """SYNTHETIC volumes cut into slices, [1, size, size]; the mask [size, size] is 1 in the organ; up to eight sites.
+
+    Two ellipsoids of opposite contrast lie on a striped background under a bias field, and one of them is the organ.
+    It is design B of the benchmarks. similarity "high" is its `bright`: everywhere the bright one is the organ.
+    "low" is its `minority`: in the first and the fifth site the dark one is, so that no single model is right at all
+    sites, and only background and brightness tell which one is meant. Sites also differ in brightness, contrast,
+    stripes, bias field, noise and number of patients (1 to 4 times `patients`); a patient has a gain of their own.
+    Every volume is written as NIfTI with the site's spacing, axes and tilt and read back as a hospital's would be. The
+    network returns two logits per pixel. The design had single slices; here a patient's slices are cases.
+    """
+
+    title: ClassVar[str] = "SYNTHETIC prostate: which of two ellipsoids is the organ, and where"
+    synthetic: ClassVar[bool] = True
+    channels: ClassVar[int] = 1
+    classes: ClassVar[int] = 2
+    reads_images: ClassVar[bool] = True
+
+    name: Literal["synthetic-prostate"] = "synthetic-prostate"
+    similarity: Literal["low", "high"] = "low"
+    patients: int = Field(default=40, ge=3, le=1000, description="patients of the smallest site; others have up to 4x")
+    slices: int = Field(default=6, ge=3, le=64, description="slices of a volume; those that show the organ are cases")
+    size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a slice in pixels")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, self.size, self.size)
+
+    def default_network(self) -> Network:
+        return UNet()
+
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        position = position_of(site, sites, most=len(SITES))
+        scanner = SITES[position]
+        count = round(self.patients * scanner.patients)
+        random = numbers_for(seed, self.name, position)
+        bright = self.similarity == "high" or position not in DARK_ORGANS
+        images, masks = self.draw(count, scanner, bright, random)
+        images, masks, spacings = through_files(images, masks, scanner)
+        patients, slices = np.nonzero(masks.any((2, 3)))
+        inputs = np.stack([self.inputs_of(image[None]).numpy() for image in images])[patients, slices]
+        targets = masks[patients, slices]
+        parts = parts_in_turn(count)
+        data = split_by_patient(inputs, targets, patients, patient_names(position, count), parts)
+        return replace(data, spacings=[spacings[patient] for patient in np.flatnonzero(parts == 0)])
+
+    def inputs_of(self, values: np.ndarray) -> Tensor:
+        return slices_of(values, self.shape)
+
+    def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
+        return resized(output, grid[1:]).argmax(1)
+
+    def monai_transforms(self) -> list[dict[str, Any]]:
+        return slices_in_monai(self.shape)
+
+    @property
+    def spacing(self) -> tuple[tuple[float, float], ...]:
+        along = zip(*(scanner.spacing for scanner in SITES), strict=True)
+        return tuple((min(spacings), max(spacings)) for spacings in along)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return dice_and_cross_entropy()(output, target[:, None])
+
+    def draw(
+        self, count: int, scanner: Scanner, bright: bool, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """So many patients' volumes and masks, [patients, slices, size, size] each."""
+        middle, unit = np.array([self.slices / 2 - 0.5, *(self.size / 2 - 0.5,) * 2]), self.size / 48
+        angles = random.uniform(0, 2 * np.pi, count)
+        away = unit * random.uniform(9, 12, count)[:, None] * np.stack([0 * angles, np.sin(angles), np.cos(angles)], 1)
+        objects = []
+        for side in (1, -1):  # opposite sides of the middle and at most 8 pixels large, so the two never touch
+            centres = middle + side * away + random.uniform(-0.5, 0.5, (count, 3))
+            deep, wide = self.slices * random.uniform(0.3, 0.42, (count, 1)), unit * random.uniform(5, 8, (count, 2))
+            objects.append(ellipsoids(centres, np.concatenate([deep, wide], 1), (self.slices, self.size, self.size)))
+        organ, other = objects
+        sign = 1.0 if bright else -1.0
+        volumes = background(organ.shape, scanner, random) + sign * scanner.contrast * (organ * 1.0 - other)
+        volumes *= per_case(random.uniform(0.85, 1.15, count), 3)
+        volumes += scanner.noise * random.standard_normal(volumes.shape, np.float32)
+        return volumes.astype(np.float32), organ
+
+
+@cache
+def dice_and_cross_entropy() -> nn.Module:
+    """MONAI's sum of Dice loss (of the organ) and cross entropy."""
+    from monai.losses import DiceCELoss
+
+    return DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
+
+
+def ellipsoids(centres: np.ndarray, radii: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+    """Whether a voxel lies inside; centres and radii: [patients, 3] as (z, y, x); returns [patients, *shape]."""
+    z, y, x = (
+        ((np.arange(length) - centres[:, axis, None]) / radii[:, axis, None]) ** 2 for axis, length in enumerate(shape)
+    )
+    return z[:, :, None, None] + y[:, None, :, None] + x[:, None, None, :] < 1
+
+
+def background(shape: tuple[int, ...], scanner: Scanner, random: np.random.Generator) -> np.ndarray:
+    """Brightness, stripes, bias field and smooth texture of a site, [patients, slices, size, size]."""
+    line = np.linspace(-1, 1, shape[-1], dtype=np.float32)
+
+    def along(angle: float) -> np.ndarray:
+        return np.cos(angle) * line + np.sin(angle) * line[:, None]
+
+    phases = per_case(random.uniform(0, 2 * np.pi, shape[0]), 3)
+    stripes = 0.3 * np.sin(np.pi * scanner.stripes * along(scanner.stripe_angle) + phases)
+    bias = scanner.field * along(scanner.field_angle)
+    return scanner.brightness + stripes + bias + 0.1 * smooth_noise(shape, 2.0, random)
+
+
+def through_files(
+    images: np.ndarray, masks: np.ndarray, scanner: Scanner
+) -> tuple[np.ndarray, np.ndarray, list[tuple[float, float, float]]]:
+    """Writes every patient's image and mask as NIfTI files and reads them back, with each image's spacing."""
+    affine = tilted(scanner)
+    pairs = []
+    with TemporaryDirectory(prefix="medsilo-synthetic-") as folder:
+        image_path, mask_path = Path(folder, "image.nii"), Path(folder, "mask.nii")
+        for image, mask in zip(images, masks, strict=True):
+            write_volume(image_path, Volume(image, affine), scanner.stored_as)
+            write_volume(mask_path, Volume(mask.astype(np.uint8), affine), scanner.stored_as)
+            pairs.append(read_pair(image_path, mask_path))
+    images, masks = (np.stack([volume.values for volume in volumes]) for volumes in zip(*pairs, strict=True))
+    return images, masks, [image.spacing for image, _ in pairs]
+
+
+def tilted(scanner: Scanner) -> np.ndarray:
+    """The site's affine: its spacing, turned about the x axis by its tilt, some way off the scanner's centre."""
+    angle = np.deg2rad(scanner.tilt)
+    affine = np.eye(4)
+    affine[1:3, 1:3] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    affine[:3, :3] *= np.array(scanner.spacing)
+    affine[:3, 3] = (-15.0, -12.0, -30.0)
+    return affine

@@ -1,0 +1,156 @@
+"""What every method computed before the code was reshaped: digests of all tensors that a small study leaves.
+
+    python -m tests.digests        # write them anew, after a change of numbers that is meant
+
+Another processor adds in another order: there the tensors' sizes are compared instead of their bits. Whether this is
+such a processor shows in a computation that has nothing to do with medsilo.
+"""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import tests.conftest as shared
+from medsilo.federation import inprocess
+from medsilo.site.settings import SiteSettings
+
+FILE = Path(__file__).with_name("digests.json")
+SMALL = {
+    "synthetic-activity": [],
+    "synthetic-histology": ["task.size=32", "task.patients=5", "task.patches=4", "training.batch_size=8"],
+    "synthetic-prostate": ["task.patients=4", "task.size=32", "task.slices=4", "training.batch_size=8"],
+}
+AMPLITUDE = 'algorithm.amplitude={"band": 0.1}'
+SITE = SiteSettings(device="cpu", share_personal_model=True, smallest_average=1)
+VARIANTS = {  # whatever takes a path of its own through the engine
+    "fedavg, amplitude": ("synthetic-histology", "fedavg", [AMPLITUDE]),
+    "fedbn, both halves": ("synthetic-histology", "fedbn", [AMPLITUDE, "algorithm.perturbation={}"]),
+    "adafed, amplitude": ("synthetic-histology", "adafed", [AMPLITUDE]),
+    "f-adafed, amplitude": ("synthetic-histology", "f-adafed", [AMPLITUDE]),
+    "ditto, amplitude": ("synthetic-histology", "ditto", [AMPLITUDE]),
+    "local, amplitude": ("synthetic-histology", "local", [AMPLITUDE]),
+    "harmofl, neither half": (
+        "synthetic-histology",
+        "harmofl",
+        ["algorithm.amplitude=null", "algorithm.perturbation=null"],
+    ),
+    "adafed, refreshed": ("synthetic-activity", "adafed", ["algorithm.refresh=1"]),
+    "adafed, from the pre-trained": ("synthetic-activity", "adafed", ["algorithm.init_from_pretrained=true"]),
+    "adafed, uniform": ("synthetic-activity", "adafed", ["algorithm.weights=uniform"]),
+    "adafed, mean of batch norms": ("synthetic-activity", "adafed", ["algorithm.bn_share=mean"]),
+    "adafed, weighted batch norms": (
+        "synthetic-activity",
+        "adafed",
+        ["algorithm.bn_share=weighted", "algorithm.absent=last"],
+    ),
+    "f-adafed, refreshed": ("synthetic-activity", "f-adafed", ["training.rounds=5", "algorithm.refresh=1"]),
+    "scaffold, option I": ("synthetic-activity", "scaffold", ["algorithm.option=I"]),
+    "fedavg, buffers at home": ("synthetic-activity", "fedavg", ["algorithm.batch_norm_buffers=local"]),
+    "fedavg, bfloat16": ("synthetic-activity", "fedavg", ["transport.precision=bfloat16"]),
+    "fedprox, stragglers": ("synthetic-activity", "fedprox", ["algorithm.partial=0.7"]),
+    "apfl, adaptive": ("synthetic-activity", "apfl", ["algorithm.adaptive=true"]),
+    "per-fedavg, hessian-free": ("synthetic-activity", "per-fedavg", ["algorithm.variant=hessian-free"]),
+    "fedsm, adam-moments": ("synthetic-activity", "fedsm", ["algorithm.selector_sync=adam-moments"]),
+    "fedsm, full batch": (
+        "synthetic-activity",
+        "fedsm",
+        ["algorithm.selector_sync=none", "algorithm.selector_step=full-batch"],
+    ),
+    "fedsm, ditto": ("synthetic-activity", "fedsm", ['algorithm.personal_method={"name": "ditto"}']),
+    "fedsm, per-fedavg": ("synthetic-activity", "fedsm", ['algorithm.personal_method={"name": "per-fedavg"}']),
+    "fedsm, apfl": ("synthetic-activity", "fedsm", ['algorithm.personal_method={"name": "apfl"}']),
+    "fedsm, pfedme": ("synthetic-activity", "fedsm", ['algorithm.personal_method={"name": "pfedme"}']),
+    "fedsm, fine-tuning": ("synthetic-activity", "fedsm", ['algorithm.personal_method={"name": "fine-tuning"}']),
+    "fedsm, unseen": ("synthetic-activity", "fedsm", ["participation.unseen=[hospital-d]"]),
+    "harmofl, unseen": ("synthetic-histology", "harmofl", ["participation.unseen=[hospital-d]"]),
+    "fedavg, optimizer kept": ("synthetic-activity", "fedavg", ["training.optimizer_state=keep"]),
+    "fedavg, truncated": ("synthetic-activity", "fedavg", ["training.truncate=true"]),
+}
+CASES: dict[str, tuple[str, str, list[str]]] = {
+    **{f"{method}, {task}": (task, method, []) for method in [*shared.METHODS, "central"] for task in SMALL},
+    **VARIANTS,
+}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Names, types, shapes and bits."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+def size_of(tensors: Mapping[str, Tensor]) -> float:
+    """The sum of absolute values, which another processor finds, too."""
+    return sum(float(tensor.double().abs().sum()) for tensor in tensors.values())
+
+
+def this_processor() -> str:
+    """Bits of a small training without any code of ours: equal where processors add in the same order."""
+    with one_thread():
+        random = torch.Generator().manual_seed(7)
+        layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 5)
+        )
+        with torch.no_grad():
+            for parameter in layers.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=random) / 10)
+        for _ in range(3):
+            images = torch.randn(6, 3, 16, 16, generator=random)
+            loss = nn.functional.cross_entropy(layers(torch.fft.irfft2(torch.fft.rfft2(images))), torch.arange(6) % 5)
+            loss.backward()
+            with torch.no_grad():
+                for parameter in layers.parameters():
+                    parameter -= 0.1 * parameter.grad
+        return digest(dict(layers.state_dict()))
+
+
+def left_by(case: str) -> dict[str, Any]:
+    """Digest and size of every file of tensors that the study of a case leaves, and its scores."""
+    task, method, changes = CASES[case]
+    short = ["training.rounds=3"] if method == "f-adafed" else []
+    plan = shared.make_plan(method, f"task.name={task}", *SMALL[task], *short, *changes)
+    with one_thread(), tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "run"
+        run = inprocess.run(plan, folder=root, settings=SITE)
+        paths = sorted(path for path in root.rglob("*.safetensors") if not {"checkpoints"} & set(path.parts))
+        files = {
+            path.relative_to(root).as_posix(): load_file(path) for path in paths if not path.name.startswith("state-")
+        }
+    tests = {site: facts["test"] and facts["test"]["loss"] for site, facts in run.summary["sites"].items()}
+    return {
+        "bits": {name: digest(tensors) for name, tensors in files.items()},
+        "sizes": {name: size_of(tensors) for name, tensors in files.items()},
+        "tests": tests,
+    }
+
+
+def main() -> None:
+    """Write the digests of all cases."""
+    found = {"processor": this_processor(), "cases": {case: left_by(case) for case in CASES}}
+    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(CASES)} cases in {FILE}")
+
+
+if __name__ == "__main__":
+    main()
