@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Union
 
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from medsilo.core.errors import PlanError
 from medsilo.core.files import is_safe_name, load_yaml
 from medsilo.core.section import Section, in_words
+from medsilo.course.phase import Course
+from medsilo.course.workbench import Blueprint
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.methods import ALGORITHMS
-from medsilo.methods.base import Algorithm, Blueprint
-from medsilo.methods.harmonised import Harmonised
 from medsilo.models import NETWORKS
 from medsilo.tasks import TASKS
 
@@ -113,21 +113,20 @@ class Plan(Section):
     # What the numbers of this plan follow; declared in every output.
     protocol: Literal["paper", "released-code", "clinical"] = "clinical"
 
-    @property
-    def method(self) -> Algorithm | Harmonised:
-        """The algorithm with all that the plan adds to it: what server and sites follow."""
-        amplitude = self.algorithm.amplitude
-        return Harmonised(self.algorithm, amplitude, self.training) if amplitude else self.algorithm
+    @cached_property
+    def course(self) -> Course:
+        """The study's phases and what is delivered at its end."""
+        return self.algorithm.course(self.training)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.network is None:
             object.__setattr__(self, "network", self.task.default_network())
-        self.method.phases(self.training)  # raises where these rounds are too few
+        _ = self.course  # raises where these rounds are too few
         with torch.device("meta"):
-            networks = self.method.networks(self._blueprint())
-        self.method.check(networks)
-        self.method.suits(self.training)
+            networks = self.algorithm.modules(self._blueprint())
+        self.algorithm.check(networks)
+        self.algorithm.suits(self.training)
         self._network_reads_task(networks["model"])
         if self.participation.unseen:
             self._can_be_tested_elsewhere()
@@ -150,9 +149,9 @@ class Plan(Section):
 
     def _can_be_tested_elsewhere(self) -> None:
         """Something is there for a hospital that did not train: one model for all, or a super model."""
-        algorithm, networks = self.algorithm, self.build_networks()
-        if algorithm.personal(networks, self.last_phase) and not algorithm.choice(networks):
-            raise PlanError(f"participation.unseen: {algorithm.name} leaves no model for hospitals that did not train")
+        if not self.algorithm.outcome.for_others:
+            name = self.algorithm.name
+            raise PlanError(f"participation.unseen: {name} leaves no model for hospitals that did not train")
 
     def _keeps_its_protocol(self) -> None:
         """A plan that declares a protocol follows it in all that the method says of it."""
@@ -175,39 +174,12 @@ class Plan(Section):
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.seed, "initial weights"))
-            return self.method.networks(self._blueprint())
-
-    def phase_of(self, round_number: int) -> str:
-        """The phase that a round (from 1) belongs to; after the last round, the last phase, if it has rounds or not."""
-        return self.method.phases(self.training)[self.stage_of(round_number)].name
-
-    def stage_of(self, round_number: int) -> int:
-        """The place of that phase among all: a phase's name may come again later."""
-        phases = self.method.phases(self.training)
-        for place, phase in enumerate(phases):
-            if round_number <= phase.rounds:
-                return place
-            round_number -= phase.rounds
-        return len(phases) - 1
-
-    @property
-    def last_phase(self) -> str:
-        """The phase after the last round, in which its outcome is given to the sites."""
-        return self.phase_of(self.rounds + 1)
-
-    @property
-    def ending(self) -> str:
-        """The phase in which the sites are given the outcome."""
-        return self.algorithm.ending or self.last_phase
-
-    def may_be_chosen(self, rounds: int) -> bool:
-        """Whether the model after so many rounds is used as it was scored: before the last phase it isn't yet."""
-        return self.phase_of(rounds + 1) == self.last_phase
+            return self.algorithm.modules(self._blueprint())
 
     @property
     def rounds(self) -> int:
         """The rounds of all phases."""
-        return sum(phase.rounds for phase in self.method.phases(self.training))
+        return self.course.rounds
 
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included."""

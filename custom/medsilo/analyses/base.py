@@ -73,7 +73,7 @@ class Finished:
         folders = [self.folder / "sites" / site, self.folder / "sites" / POOL, self.folder / "global"]
         files = [folder / "best.safetensors" for folder in folders]
         path = next((file for file in files if file.exists()), files[0])
-        model = self.plan.method.whole(self.plan.build_networks())
+        model = self.plan.algorithm.whole(self.plan.build_networks())
         model.load_state_dict(load_tensors(path)[0])
         return model.to(device).eval()
 

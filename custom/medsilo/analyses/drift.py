@@ -11,16 +11,20 @@ from typing import Any
 
 import torch
 from matplotlib.ticker import MaxNLocator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from medsilo.analyses.base import Finding, Finished, Question
 from medsilo.analyses.figures import panels, style
 from medsilo.core.errors import MedsiloError
+from medsilo.core.tensors import Modules
+from medsilo.course.group import places_of, views
+from medsilo.course.phase import Phase
+from medsilo.course.workbench import Workbench
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
-from medsilo.federation.participant import Participant, Stop
-from medsilo.methods.base import memory_of
+from medsilo.federation.participant import Participant
+from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
@@ -39,15 +43,18 @@ class Watched(Participant):
         self.rounds: dict[int, dict[str, Any]] = {}
         super().__init__(plan, site, sites, settings, folder)
 
-    def _make_optimizers(self) -> None:
-        super()._make_optimizers()
-        self.optimizers[self.network].register_step_post_hook(self._measure)
+    def bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
+        bench = super().bench(purpose, number, stop)
+        if self.sent:
+            self.hook = bench.optimizers[self.network].register_step_post_hook(self._measure)
+        return bench
 
-    def _train(self, number: int, phase: str, stop: Stop) -> float:
-        travelling = memory_of(self.plan.method.shared(self.modules, phase))
-        weights = [w for w in self.modules[self.network].parameters() if w.data_ptr() in travelling]
+    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
+        weights = travelling_weights(phase, self.state.modules, self.network)
         self.sent, self.squares = [(weight, weight.detach().clone()) for weight in weights], []
         loss = super()._train(number, phase, stop)
+        if self.sent:
+            self.hook.remove()
         self.sent = []
         if self.squares:
             gamma = sum(self.squares) / len(self.squares)
@@ -56,8 +63,7 @@ class Watched(Participant):
 
     @torch.no_grad()
     def _measure(self, *_: Optimizer | tuple | dict) -> None:
-        if self.sent:
-            self.squares.append(sum(float((weight - before).square().sum()) for weight, before in self.sent))
+        self.squares.append(sum(float((weight - before).square().sum()) for weight, before in self.sent))
 
 
 def replay(plan: Plan, sites: Sequence[str], settings: SiteSettings, network: str) -> tuple[list[Watched], dict]:
@@ -114,14 +120,19 @@ def drifts(runs: Sequence[Finished], asked: Question) -> Finding:
     return Finding({"drifts": found}, {"drift": figure}, lines)
 
 
+def travelling_weights(phase: Phase, modules: Modules, name: str) -> list[nn.Parameter]:
+    """Return the trained weights of a network that sites send in a phase."""
+    sent = {place for tensors in views(phase.sent, modules).values() for place in places_of(tensors.values())}
+    return [weight for weight in modules[name].parameters() if weight.data_ptr() in sent] if name in modules else []
+
+
 def _travelling(plan: Plan, asked: str | None) -> str:
     """The network whose trained weights go to the server: by default "global" beside a site's own model, or "model"."""
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} has no rounds between sites, so nothing drifts; give another run")
     modules = plan.build_networks()
-    memory = memory_of(plan.method.shared(modules, plan.last_phase))
     for name in [asked] if asked else ["global", "model"]:
-        if name in modules and any(weight.data_ptr() in memory for weight in modules[name].parameters()):
+        if travelling_weights(plan.course.last, modules, name):
             return name
     which = f" of {asked}" if asked else ""
     raise MedsiloError(f"{plan.algorithm.name} sends no trained weights{which}, so nothing drifts; give another run")

@@ -155,7 +155,7 @@ def _attacks(run: Finished, site: str, asked: Question) -> list[dict[str, Any]]:
     span = high - low
     networks = {name: network.to(compute.device) for name, network in run.plan.build_networks().items()}
     model = networks["model"].eval()
-    shared = site_amplitude(run, site, train, asked) if run.plan.method.input_layer(networks) else None
+    shared = site_amplitude(run, site, train, asked) if run.plan.algorithm.amplitude else None
     found = []
     for place, (truth, target) in enumerate(pool[: asked.cases or CASES]):
         generator = generator_for(asked.seed, "inversion", site, place)
@@ -186,7 +186,7 @@ def _attacks(run: Finished, site: str, asked: Question) -> list[dict[str, Any]]:
 def site_amplitude(run: Finished, site: str, train: Dataset, asked: Question) -> Tensor:
     """The average amplitude that leaves this site in round 1, as its training makes it (without training.truncate)."""
     compute = asked.settings.compute()
-    layer = run.plan.method.input_layer(run.plan.build_networks())
+    layer = run.plan.algorithm.input_layer(run.plan.build_networks())
     if not isinstance(layer, AmplitudeNorm):
         raise MedsiloError(f"{run.plan.algorithm.name} sends no amplitude")
     layer.to(compute.device).train()

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from medsilo.methods.harmonised import AMPLITUDE
+from medsilo.core.tensors import Modules
+from medsilo.course.group import Group, views
+from medsilo.course.phase import Stretch
 from medsilo.plan import Plan
 from medsilo.site.policy import Policy
 from medsilo.site.settings import SiteSettings
@@ -31,22 +33,44 @@ class Leak:
 
 def leaks(plan: Plan) -> list[Leak]:
     """All groups that leave a site, in the order of the rounds."""
-    with torch.device("meta"):
-        modules = plan.build_networks()
-    found, first = [], 1
-    for phase in plan.method.phases(plan.training):
-        last = first + phase.rounds - 1
-        for group, tensors in plan.method.shared(modules, phase.name).items():
+    modules = _layout(plan)
+    found = []
+    for stretch in plan.course.stretches():
+        for group, tensors in views(stretch.phase.sent, modules).items():
             size = sum(plan.transport.packed(tensor).nbytes for tensor in tensors.values())
-            if phase.rounds:
-                found.append(Leak(first, last, phase.name, group, tuple(tensors), size))
-        first = last + 1
+            found.append(Leak(stretch.first, stretch.last, stretch.phase.name, group, tuple(tensors), size))
     return found
+
+
+def _layout(plan: Plan) -> Modules:
+    with torch.device("meta"):
+        return plan.build_networks()
+
+
+def told_besides(plan: Plan) -> list[str]:
+    """Return what leaves besides trained weights and scores, one line each, in the order of the phases."""
+    modules = _layout(plan)
+    lines: list[str] = []
+    for stretch in plan.course.stretches():
+        lines += stretch.phase.says
+        sent = views(stretch.phase.sent, modules)
+        lines += (line for group in stretch.phase.sent if group.name in sent for line in group.says(sent[group.name]))
+    return list(dict.fromkeys([*lines, *plan.algorithm.outcome.says()]))
+
+
+def averages_of(plan: Plan) -> list[tuple[Stretch, Group]]:
+    """Return the groups that are an average of a site's images, and when they leave."""
+    return [
+        (stretch, group)
+        for stretch in plan.course.stretches()
+        for group in stretch.phase.sent
+        if group.covers is not None
+    ]
 
 
 def averages_images(plan: Plan) -> bool:
     """Whether an average over a site's images leaves it, so that the report says how many it covers."""
-    return plan.method.averages(1 << 20, plan.training) is not None
+    return bool(averages_of(plan))
 
 
 def describe(
@@ -60,8 +84,7 @@ def describe(
     lines += _groups(found, policy) if found else ["no tensor"]
     least = settings.least(plan.task.synthetic)
     lines += ["", *_numbers(plan, least)]
-    with torch.device("meta"):
-        told = plan.method.leaves(plan.build_networks())
+    told = told_besides(plan)
     if told:
         lines += ["", *told]
     if averages_images(plan):
@@ -139,9 +162,8 @@ def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Pol
         )
     if averages_images(plan):
         rows.append(("amplitude", f"medsilo.yaml: smallest_average (here {settings.smallest_average})"))
-    if plan.method.choice(plan.build_networks()) is not None:
-        shares = settings.share_personal_model
-        shares = plan.task.synthetic if shares is None else shares
+    if any(group.personal and group.stand_in for group in plan.course.delivery.given):
+        shares = settings.shares(plan.task.synthetic)
         rows.append(("personal model to others", f"medsilo.yaml: share_personal_model (here {str(shares).lower()})"))
     rows.append(("scores and counts", f"medsilo.yaml: smallest_metric (here {least})"))
     state = "" if policy.streams_logs else "; done"
@@ -150,17 +172,18 @@ def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Pol
 
 
 def _averages(plan: Plan, images: Mapping[str, int | str], settings: SiteSettings) -> list[str]:
-    number = next(leak.first for leak in leaks(plan) if leak.group == AMPLITUDE)
+    [(stretch, group)] = averages_of(plan)
+    assert group.covers is not None
     lines = [
         "amplitude: one average amplitude spectrum per channel over the whole training set of a site, in round "
-        f"{number} only: no phase and no single image's spectrum. Late batches count for more in it; as an average "
+        f"{stretch.first} only: no phase and no single image's spectrum. Late batches count for more in it; as an average "
         f"without favour it covers (smallest_average here: {settings.smallest_average}):",
     ]
     for site, count in images.items():
         if isinstance(count, str):
             lines.append(f"  {site}: not known: {count}")
             continue
-        covers = plan.method.averages(count, plan.training) or 0
+        covers = group.covers(count, plan.training)
         verdict = "" if covers >= settings.smallest_average else "; REFUSED by this setting"
         lines.append(f"  {site}: {covers} of its {count} training images{verdict}")
     return lines

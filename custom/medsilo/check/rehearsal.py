@@ -10,9 +10,10 @@ from torch.utils.data import Subset
 
 from medsilo.check.forecast import Rehearsal
 from medsilo.core.memory import forget_most, most_held
+from medsilo.course.group import views
+from medsilo.course.phase import Phase
 from medsilo.federation.participant import Participant
 from medsilo.learning.loop import Compute, steps_in
-from medsilo.methods.base import Parcel
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.base import SiteData
@@ -23,32 +24,33 @@ BATCHES = 4
 class _Rehearsing(Participant):
     """A site that trains on a few batches as in the study; nothing of it is kept or sent."""
 
-    def passes(self, phase: str, number: int, cases: int) -> float:
+    def passes(self, phase: Phase, number: int, cases: int) -> float:
         """Seconds that training on so many cases takes."""
         self.train = Subset(self.data.train, range(cases))
         started = time.monotonic()
-        self.plan.method.train(self._bench("shuffle", number, lambda: None), phase)
+        phase.work(self.bench("shuffle", number, lambda: None))
         self._wait()
         return time.monotonic() - started
 
     def looks(self, cases: int) -> float:
         """Seconds that validating so many cases takes."""
         started = time.monotonic()
-        self._evaluate(Subset(self.data.validation, range(cases)), lambda: None, self.model)
+        self.evaluate(Subset(self.data.validation, range(cases)), lambda: None, self.state.model)
         self._wait()
         return time.monotonic() - started
 
-    def enters(self, phase: str) -> None:
+    def enters(self, phase: Phase) -> None:
         """What the server sends at first, so that everything has the form it will have."""
-        groups = self.plan.method.given(self.plan.build_networks(), phase)
-        self._receive(Parcel(groups), phase)
+        self._receive(views(phase.given, self.plan.build_networks()), phase)
 
     def holds(self) -> tuple[int, int, int]:
         """Bytes of networks, gradients and optimizer state."""
-        weights = sum(tensor.nbytes for module in self.modules.values() for tensor in module.state_dict().values())
-        parameters = [parameter for module in self.modules.values() for parameter in module.parameters()]
+        weights = sum(
+            tensor.nbytes for module in self.state.modules.values() for tensor in module.state_dict().values()
+        )
+        parameters = [parameter for module in self.state.modules.values() for parameter in module.parameters()]
         gradients = sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
-        memories = (memory for optimizer in self.optimizers.values() for memory in optimizer.state.values())
+        memories = (memory for optimizer in self.state.optimizers.values() for memory in optimizer.state.values())
         slots = (slot for memory in memories for slot in memory.values() if isinstance(slot, torch.Tensor))
         return weights, gradients, sum(slot.nbytes for slot in slots)
 
@@ -66,17 +68,18 @@ def rehearse(
     """
     Participant(plan, site, sites, settings, folder, data)  # all that is asked before the first round
     short = plan.with_changes(["training.local_epochs=1", "training.truncate=false"])
-    tried, seen, number = [], set[str](), 1
-    for phase in plan.method.phases(plan.training):
-        if phase.trains and phase.rounds and phase.name not in seen:
-            rounds = sum(p.rounds for p in plan.method.phases(plan.training) if p.name == phase.name)
-            tried.append(_try(_Rehearsing(short, site, sites, settings, folder, data), phase.name, rounds, number))
+    tried, seen = [], set[str]()
+    for stretch, short_stretch in zip(plan.course.stretches(), short.course.stretches(), strict=True):
+        phase = short_stretch.phase
+        if phase.trains and phase.name not in seen:
+            rounds = sum(own.rounds for own in plan.course.phases if own.name == phase.name)
+            site_alone = _Rehearsing(short, site, sites, settings, folder, data)
+            tried.append(_try(site_alone, phase, rounds, stretch.first))
             seen.add(phase.name)
-        number += phase.rounds
     return tried
 
 
-def _try(site: _Rehearsing, phase: str, rounds: int, number: int) -> Rehearsal:
+def _try(site: _Rehearsing, phase: Phase, rounds: int, number: int) -> Rehearsal:
     size, cases = site.plan.training.batch_size, len(site.data.train)  # type: ignore[arg-type]
     one, several = min(size, cases), min(BATCHES * size, cases)
     with site.compute.reproducible(site.plan.seed), _peak(site.compute) as peak:
@@ -87,7 +90,7 @@ def _try(site: _Rehearsing, phase: str, rounds: int, number: int) -> Rehearsal:
         checked = min(len(site.data.validation), 4 * site.plan.task.evaluation_batch)  # type: ignore[arg-type]
         evaluation = site.looks(checked) / checked
     taken = weights + max(peak[0], gradients + optimizer)  # the networks were there before
-    return Rehearsal(phase, rounds, first, batch, evaluation, weights, gradients, optimizer, taken)
+    return Rehearsal(phase.name, rounds, first, batch, evaluation, weights, gradients, optimizer, taken)
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
         raise MedsiloError(f"--name {options.name!r} has odd characters; use letters, digits, '.', '_' and '-'")
     folder = options.out / (options.name or new_study(plan))
     settings = _settings(options, **ALL_MINE)
-    for line in plan.method.cautions(plan.participation.sites):
+    for line in plan.algorithm.cautions(plan.participation.sites):
         _say(f"caution: {line}")
 
     def on_round(record: dict) -> None:

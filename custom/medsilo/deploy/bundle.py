@@ -48,7 +48,7 @@ def export(source: Source, out: Path) -> Path:
 def _without_medsilo(source: Source) -> dict[str, Any] | None:
     """The network's definition, where it is one of MONAI's with nothing before it."""
     plan = source.plan
-    if isinstance(source.network, SuperModel) or plan.method.input_layer(plan.build_networks()) is not None:
+    if isinstance(source.network, SuperModel) or plan.algorithm.amplitude is not None:
         return None
     return plan.network.monai(plan.task.channels, plan.task.classes)
 

@@ -46,7 +46,7 @@ def open_source(folder: Path, site: str = "") -> Source:
     tensors, facts = load_tensors(folder / name)
     if facts.get("plan_hash") != plan.hash:
         raise MedsiloError(f"{name} was not made by the plan.yaml beside it (or by another version of medsilo)")
-    network = plan.method.whole(plan.build_networks())
+    network = plan.algorithm.whole(plan.build_networks())
     try:
         network.load_state_dict(tensors)
     except RuntimeError as error:

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset
 
-from medsilo.federation.participant import Measure, Participant, Stop
+from medsilo.federation.evaluation import Measure
+from medsilo.federation.participant import Participant, Told
 from medsilo.federation.summary import tested_as
+from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.base import Cases, SiteData
@@ -27,12 +29,12 @@ class Pool(Participant):
         self.scores: dict[str, list[tuple[float, float, Measures]]] = {site: [] for site in hospitals}
         super().__init__(plan, POOL, [POOL], settings, folder, pooled)
 
-    def _evaluate(
+    def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measure: Measure | None = None
     ) -> tuple[float, float, Measures]:
         which = "test" if part is self.data.test else "validation"
         for site, hospital in self.hospitals.items():
-            self.scores[site].append(super()._evaluate(getattr(hospital.data, which), stop, model, measure))
+            self.scores[site].append(super().evaluate(getattr(hospital.data, which), stop, model, measure))
         losses, scores, measures = zip(*(scores[-1] for scores in self.scores.values()), strict=True)
         together = {name: torch.cat([measured[name] for measured in measures]) for name in measures[0]}
         return sum(losses) / len(losses), sum(scores) / len(scores), together
@@ -50,7 +52,8 @@ def spread_over_hospitals(pool: Pool, summary: dict[str, Any], plan: Plan) -> di
     """The pool's summary as the hospitals see it: their own cases, curves and test scores."""
     inner = summary["sites"][POOL]
     selected = summary["selected"]["rounds"][POOL]
-    sites, tested = {}, {}
+    sites: dict[str, Any] = {}
+    tested: dict[str, Told] = {}
     for site, hospital in pool.hospitals.items():
         *curve, test = pool.scores[site]
         tested[site] = hospital.tested(selected, *test)
@@ -58,13 +61,13 @@ def spread_over_hospitals(pool: Pool, summary: dict[str, Any], plan: Plan) -> di
         sites[site] = {
             **inner,
             "cases": hospital.cases,
-            "classes": hospital.classes(),
+            "classes": hospital.evaluation.classes(),
             "validation": validation,
-            **tested_as(plan.task, tested[site]),
+            **tested_as(plan.task, *(tested[site][key] for key in ("test", "test_loss", "test_cases", "counts"))),
         }
-    told = [facts["test"] for facts in sites.values() if facts["test"][plan.task.metric] is not None]
-    total = sum(test["cases"] for test in told)
-    pooled = sum(test[plan.task.metric] * test["cases"] for test in told)
+    scored = [facts["test"] for facts in sites.values() if facts["test"][plan.task.metric] is not None]
+    total = sum(test["cases"] for test in scored)
+    pooled = sum(test[plan.task.metric] * test["cases"] for test in scored)
     return {
         **summary,
         "plan_hash": plan.hash,
@@ -72,5 +75,5 @@ def spread_over_hospitals(pool: Pool, summary: dict[str, Any], plan: Plan) -> di
         "selected": {"by": "mean", "rounds": dict.fromkeys(sites, selected)},
         "sites": sites,
         "pooled_test": pooled / total if total else None,
-        "pooled": plan.task.figures(added(parcel.facts["counts"] for parcel in tested.values())),
+        "pooled": plan.task.figures(added(told["counts"] for told in tested.values())),
     }

@@ -1,98 +1,27 @@
-"""The server's side of a study: who is asked, what is accepted, how it is merged, what is kept.
-
-No word here of how parcels travel: a `Transport` brings them, in a plain loop or over NVFlare.
-"""
+"""The server's side of a study: it joins, goes through its rounds, delivers the outcome and has it tested."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
-from medsilo.core.errors import Aborted, Died, MedsiloError, ParticipationError, Refused
+from medsilo.core.errors import MedsiloError, ParticipationError
 from medsilo.core.package import package_facts
-from medsilo.core.spill import Kept
-from medsilo.deploy import THRESHOLDS, Spacing
-from medsilo.federation import ending
-from medsilo.federation.checks import (
-    check_classes,
-    check_counts,
-    check_metrics,
-    check_package,
-    check_warnings,
-    is_number,
-    same_layout,
-)
-from medsilo.federation.pictures import draw_amplitude
-from medsilo.federation.summary import summarise
-from medsilo.learning.loop import is_finite
-from medsilo.methods.base import Groups, Parcel
-from medsilo.methods.headquarters import Headquarters
-from medsilo.mixing.mixers import Mixer, WeightedMean
+from medsilo.core.tensors import Groups
+from medsilo.course.outcome import ServerEnd
+from medsilo.course.phase import Phase
+from medsilo.course.server import Server
+from medsilo.federation.accepting import Acceptance, check_tensors
+from medsilo.federation.asking import Asking, Exchange, Messenger
+from medsilo.federation.server_state import ServerState
+from medsilo.federation.summary import Account, summarise
+from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
-from medsilo.runs.record import AMPLITUDE, Record, now
+from medsilo.runs.messages import Delivered, Joined, Parcel, Request, Tested, Trained
+from medsilo.runs.record import Record, now
 from medsilo.site.settings import SiteSettings
 
-RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
-MOST_SAMPLES = 1_000_000_000
-METRICS = {  # what a site tells beside tensors, by what it was asked
-    "join": frozenset[str](),
-    "round": frozenset({"train_loss", "validation", "validation_loss"}),
-    "deliver": frozenset({"validation", "validation_loss"}),
-    "test": frozenset({"test", "test_loss", "cases", "selected"}),
-}
-
-Outgoing = Callable[[str], Parcel]
-Receive = Callable[[str, Parcel], None]
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Why a site gave nothing in a round."""
-
-    kind: Literal["refused", "lost"]
-    reason: str
-    passing: bool = False  # a refusal that asking again may heal
-
-    @classmethod
-    def refused(cls, error: MedsiloError) -> "Missing":
-        return cls("refused", str(error), isinstance(error, Died))
-
-
-class Transport(Protocol):
-    """Brings parcels to sites and their answers back."""
-
-    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
-        """Ask all these sites at once; `receive` raises Refused for an answer that must not count.
-
-        Returns the sites without an accepted answer.
-        """
-
-    def pause(self, seconds: float) -> None:
-        """Wait; raises Aborted when the run was told to stop."""
-
-
-@dataclass
-class Exchange:
-    """What came of asking all sites once."""
-
-    asked: list[str] = field(default_factory=list)
-    replies: dict[str, Parcel] = field(default_factory=dict)  # without their tensors: those are in the mixers
-    missing: dict[str, Missing] = field(default_factory=dict)
-    bytes_up: dict[str, int] = field(default_factory=dict)
-    bytes_down: dict[str, int] = field(default_factory=dict)
-
-    def by_kind(self, kind: str) -> dict[str, str]:
-        return {site: gone.reason for site, gone in sorted(self.missing.items()) if gone.kind == kind}
-
-    def warned(self) -> list[str]:
-        """The sites that answered, and have something to say."""
-        return [site for site, reply in sorted(self.replies.items()) if reply.facts["warnings"]]
+Task = Literal["join", "round", "deliver", "test"]
 
 
 class Coordinator:
@@ -102,61 +31,60 @@ class Coordinator:
         self,
         plan: Plan,
         sites: Sequence[str],
-        transport: Transport,
+        messenger: Messenger,
         record: Record,
         engine: str,
         on_round: Callable[[dict[str, Any]], None] = lambda record: None,
         settings: SiteSettings | None = None,
     ) -> None:
-        self.plan, self.transport, self.record = plan, transport, record
+        self.plan, self.course, self.outcome, self.record = plan, plan.course, plan.algorithm.outcome, record
         self.sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
         self.everyone = sorted({*self.sites, *plan.participation.unseen})  # those too that only see the outcome
-        self.agreed: set[str] = set()  # those that let each other have their personal models
-        self.settings = settings or SiteSettings(device="cpu")  # the server's own
+        self.required = plan.participation.required
         self.engine, self.on_round = engine, on_round
         self.study = record.folder.name
-        self.required = plan.participation.required
-        self.mixers: dict[str, Mixer] = {}
-        self.stage: int | None = None  # the phase that the mixers are of
-        self.only_given: set[str] = set()  # groups of that phase that sites don't send back
-        self.details: dict[str, Any] = {}
-        self.curve: list[list[float]] = []  # of the super model's threshold
-        self.spacing: Spacing | None = None  # of the super model's training images
-        self.done = 0
-        self.best: dict[str, Any] | None = None  # the best model's round, and its validation score at each site
+        self.settings = settings or SiteSettings(device="cpu")  # the server's own
+        self.asking = Asking(messenger, plan.participation, self.sites, self.required)
+        self.acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
         self.rounds: list[dict[str, Any]] = []
         self.ends: dict[str, Exchange] = {}
-        networks = plan.build_networks()
-        self.parameters = sum(parameter.numel() for parameter in networks["model"].parameters())
-        self.personal = plan.method.personal(networks, plan.last_phase)
-        self.common = plan.method.common(networks, plan.last_phase) is not None
-        self.settled: dict[str, list[str]] = {}  # the constants that each site has confirmed
-        self.smallest: int | None = None  # training cases of the smallest site
-        with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
-            self.layout = plan.build_networks()
-        self.choice = plan.method.choice(self.layout)
-        if cautions := plan.method.cautions(self.sites):
-            self.details["cautions"] = cautions
-        self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites are at the next
-        self.writing: Future[None] | None = None
+        self.outcome_told: dict[str, Any] = {}  # to sites before the test
+        mixers: dict[str, Mixer] = {}
+        self.server = Server(
+            self.sites,
+            mixers,
+            self.acceptance.joined,
+            self._contributors,
+            plan.task,
+            plan.training,
+            plan.seed,
+            self.settings.compute(),
+            self.settings.data,
+            partial(messenger.pause, 0.0),
+        )
+        self.state = ServerState(plan, record, self.server, mixers, self.settings.waiting_memory << 20)
+        self.parameters = sum(parameter.numel() for parameter in self.state.layout["model"].parameters())
+        if cautions := plan.algorithm.cautions(self.sites):
+            self.state.details["cautions"] = cautions
+
+    def _contributors(self) -> set[str]:
+        return {site for record in self.rounds for site in record["answered"]}
 
     # ------------------------------------------------------------------ the course of a study
     def run(self, resume: bool = False) -> dict[str, Any]:
         """Lead the study to its end; returns the summary, which is also written when the study fails."""
         started, clock = now(), time.monotonic()
-        self._restore() if resume else self.record.begin(self.plan)
+        self._go_on() if resume else self.record.begin(self.plan)
         reason: str | None = "stopped"
         try:
             self._check_sites()
             if not resume:
-                self._open_mixers(1)
-                self._save()
-                self._written()  # a disk that can't be written to shows before anybody trains
-            joined = self._end("join", 0)
-            self.smallest = min(reply.facts["cases"]["train"] for reply in self._trained(joined).values())
-            self.agreed.update(site for site, reply in joined.replies.items() if reply.facts["shares"])
-            while self.done < self.plan.rounds:
-                self._round(self.done + 1)
+                self.state.open(1)
+                self.state.save()
+                self.state.written()  # a disk that can't be written to shows before anybody trains
+            self._end("join", 0)
+            for number in range(self.state.done + 1, self.plan.rounds + 1):
+                self._round(number)
             self._finish()
             reason = None
         except MedsiloError as error:
@@ -166,10 +94,14 @@ class Coordinator:
             reason = f"{type(error).__name__}: see the server's log"
             raise
         finally:
-            self.writer.shutdown()
-            summary = summarise(self, reason, started, time.monotonic() - clock)
+            self.state.writer.shutdown()
+            summary = summarise(self._account(), reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
+
+    def _go_on(self) -> None:
+        self.state.restore()
+        self.rounds = self.record.forget_after(self.state.done)
 
     def _check_sites(self) -> None:
         if len(self.sites) < self.required:
@@ -180,390 +112,166 @@ class Coordinator:
 
     def _round(self, number: int) -> None:
         started = time.monotonic()
-        phase = self.plan.phase_of(number)
-        self._open_mixers(number)
-        exchange = self._exchange("round", number)
-        self._written()
-        breach = self._breach(exchange, f"round {number}")
+        phase = self.course.phase_of(number)
+        self.state.open(number)
+        exchange = self._exchange("round", number, phase)
+        self.state.written()
+        breach = self.asking.breach(exchange, f"round {number}")
         if breach is None:
             self._consider_best(exchange, number - 1)
-            for group in self._shared(phase):
-                self.mixers[group].finish()
-            self.done = number
+            self.state.finish(number)
         record = {
             "round": number,
-            "phase": phase,
+            "phase": phase.name,
             "seconds": round(time.monotonic() - started, 3),
             "asked": self.sites,
             "answered": sorted(exchange.replies),
             "refused": exchange.by_kind("refused"),
             "lost": exchange.by_kind("lost"),
-            "warnings": {site: exchange.replies[site].facts["warnings"] for site in exchange.warned()},
-            "sites": {site: self._line(exchange, site) for site in sorted(exchange.replies)},
+            "warnings": exchange.warnings(),
+            "sites": {site: _line(exchange, site) for site in sorted(exchange.replies)},
         }
         self.rounds.append(record)
         self.record.add_round(record)
         self.on_round(record)
         if breach:
             raise ParticipationError(breach)
-        self._save()
-
-    @staticmethod
-    def _line(exchange: Exchange, site: str) -> dict[str, Any]:
-        reply = exchange.replies[site]
-        return {
-            **reply.metrics,
-            "samples": reply.samples,
-            "seconds": round(reply.facts["seconds"], 3),
-            "memory": int(reply.facts["memory"]),
-            "bytes_up": exchange.bytes_up[site],
-            "bytes_down": exchange.bytes_down[site],
-        }
+        self.state.save()
 
     def _finish(self) -> None:
-        """Give every site the outcome, choose the model, test it once."""
-        number = self.plan.rounds
-        trained = {site for record in self.rounds for site in record["answered"]}
-        self.agreed -= set(self.sites) - trained  # the model of a site that was never there is nobody's expert
-        if self.plan.ending != self.plan.last_phase:
-            self._enter(self.plan.ending)
+        """Deliver the outcome, choose the model, have it tested once."""
+        number, end = self.plan.rounds, self._server_end()
+        if self.course.delivery is not self.course.last:
+            self.state.enter(self.course.delivery)
         delivered = self._end("deliver", number)
-        self._written()
+        self.state.written()
         self._consider_best(delivered, number)
-        chosen = self.best["round"] if self.best else number
-        if self.common:
-            self._save_global("last", number)
+        chosen = self.state.best["round"] if self.state.best else number
+        if self.outcome.common:
+            self.state.save_common("last", number)
         if chosen != number:
-            self._take_over(*self.record.load_best(chosen), self._shared(self.plan.last_phase))
-        if not self.personal:
-            self._save_global("best", chosen)
-        if self.choice:
-            self._conclude(delivered)
+            self.state.go_back_to(chosen)
+        if not self.outcome.personal:
+            self.state.save_common("best", chosen)
+        conclusion = self.outcome.conclude(end, self._told(delivered))
+        if conclusion:
+            self.state.details |= conclusion.details
+            self.outcome_told = conclusion.told
         tested = self._end("test", number, selected=chosen, empty=chosen == number)
-        if self.choice:
-            self.details["super_model"]["tested"] = _chosen(tested)
+        self.state.details = self.outcome.concluded(self.state.details, self._told(tested))
 
-    def _conclude(self, delivered: Exchange) -> None:
-        """Find the super model's threshold and keep it."""
-        tuning = ending.tuned(self.plan, delivered.replies)
-        self.spacing = ending.spacing(self.plan, delivered.replies)
-        model = ending.at_server(self.plan, self.layout, self.mixers, self.agreed, tuning, self.spacing)
-        model.save(self.record.folder / ending.FOLDER)
-        self.curve = [list(point) for point in tuning.curve] if tuning else []
-        self.details["super_model"] = {
-            "rule": model.rule,
-            "sites": list(model.sites),
-            "agreed": list(model.agreed),
-            "threshold": model.threshold,
-            "curve": self.curve,
-            "validated": _chosen(delivered),
-        }
+    def _told(self, exchange: Exchange) -> dict[str, Any]:
+        """Return what sites tell of the outcome."""
+        told: dict[str, Any] = {}
+        for site, answer in exchange.replies.items():
+            if isinstance(answer, Delivered):
+                told[site] = self.acceptance.outcome_of(answer, "validation")
+            elif isinstance(answer, Tested):
+                told[site] = self.acceptance.outcome_of(answer, "test")
+        return told
 
     # ------------------------------------------------------------------ asking
-    def _end(self, task: str, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
-        """An exchange before the first or after the last round."""
-        exchange = self.ends[task] = self._exchange(task, number, selected, empty)
-        breach = self._breach(exchange, task)
+    def _end(self, task: Task, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
+        """Ask before the first or after the last round."""
+        exchange = self.ends[task] = self._exchange(task, number, self.course.delivery, selected, empty)
+        breach = self.asking.breach(exchange, task)
         if breach:
             raise ParticipationError(breach)
         return exchange
 
-    def _exchange(self, task: str, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
+    def _exchange(
+        self, task: Task, number: int, phase: Phase, selected: int | None = None, empty: bool = False
+    ) -> Exchange:
         """Ask every site, as often as the plan allows."""
         exchange = Exchange(self.sites if task == "round" else self.everyone)
-        rules = self.plan.participation
-        started = time.monotonic()
-        facts = {
-            "task": task,
-            "round": number,
-            "study": self.study,
-            "plan": self.plan.hash,
-            "sites": self.everyone,
-            "timeout": rules.timeout,
-            "selected": selected,
-            "package": package_facts(),
-        }
-        if self.plan.training.truncate:
-            facts["train_cases"] = self.smallest
-        phase = self.plan.phase_of(number) if task == "round" else self.plan.ending
+        expected = self.state.expected(phase) if task == "round" else {}
+        smallest = self._smallest() if self.plan.training.truncate else None
 
         def outgoing(site: str) -> Parcel:
-            groups = {} if task == "join" or empty else self._payload(site, phase)
-            parcel = Parcel(groups, facts=facts | self._told(task, site))
+            groups: Groups = {} if task == "join" or empty else self.state.payload(site, phase)
+            request = Request(
+                task=task,
+                round=number,
+                study=self.study,
+                plan=self.plan.hash,
+                sites=tuple(self.everyone),
+                timeout=self.plan.participation.timeout,
+                selected=selected,
+                package=package_facts(),
+                train_cases=smallest,
+                last=max((record["round"] for record in self.rounds if site in record["answered"]), default=0),
+                outcome=self._outcome_for(site, task),
+            )
+            parcel = request.parcel(groups)
             exchange.bytes_down[site] = parcel.size()
             return parcel
 
         def receive(site: str, reply: Parcel) -> None:
-            self._check(site, reply, task, number, exchange)
+            answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
+            check_tensors(reply.groups, expected, phase.sent)
             exchange.bytes_up[site] = reply.size()
-            for group, tensors in reply.groups.items():
-                self.mixers[group].add(site, tensors, reply.samples)
-            exchange.replies[site] = Parcel(facts=reply.facts, samples=reply.samples, metrics=reply.metrics)
-            if task == "round":
-                self.settled[site] = sorted(self._given(phase).keys() - self._shared(phase).keys())
+            if isinstance(answer, Trained):
+                self.state.add(site, reply.groups, answer.samples, phase)
+                self.state.has_settled(site)
+            exchange.replies[site] = answer
+            if isinstance(answer, Joined):
+                self.acceptance.joined[site] = answer
 
-        asked = exchange.asked
-        refused: dict[str, Missing] = {}  # are not asked again: they would be refused again
-        for attempt in count(1):
-            try:
-                exchange.missing = {**refused, **self.transport.ask(asked, outgoing, receive, rules.timeout)}
-            except Aborted as error:
-                silent = ", ".join(site for site in asked if site not in exchange.replies)
-                raise Aborted(f"{error} before {silent} answered") from error
-            for site in exchange.missing:  # it may have lost what it had
-                self.settled.pop(site, None)
-            asked = self._worth_asking(exchange, attempt, time.monotonic() - started)
-            if not asked:
-                break
-            refused = {site: gone for site, gone in exchange.missing.items() if site not in asked}
-            self.transport.pause(RETRY_PAUSE)
+        self.asking.ask(exchange, outgoing, receive, lambda site: self.state.settled.pop(site, None))
         return exchange
 
-    def _worth_asking(self, exchange: Exchange, attempt: int, waited: float) -> list[str]:
-        """Who may answer yet: under `wait` whoever is lost, and whose trainer died; under `stop` the latter, once."""
-        rules = self.plan.participation
-        if waited + RETRY_PAUSE > rules.patience:
-            return []
-        lost = rules.when_missing == "wait"
-        died = lost or (rules.when_missing == "stop" and attempt == 1)
-        return sorted(
-            site for site, gone in exchange.missing.items() if (gone.passing and died) or (gone.kind == "lost" and lost)
-        )
+    def _outcome_for(self, site: str, task: Task) -> dict[str, Any]:
+        """Return what a site is told of the outcome."""
+        if task == "deliver":
+            return self.outcome.told(self._server_end(), site)
+        return self.outcome_told if task == "test" else {}
 
-    def _breach(self, exchange: Exchange, where: str) -> str | None:
-        """How an exchange breaks what the plan agreed on; None when it doesn't."""
-        needed, required = self.sites, self.required
-        if self.plan.participation.when_missing == "stop":
-            needed, required = exchange.asked, len(exchange.asked)
-        replies = len(exchange.replies.keys() & set(needed))
-        if replies >= required:
-            return None
-        causes: dict[str, list[str]] = {}
-        for site, gone in sorted(exchange.missing.items()):
-            causes.setdefault(f"{gone.kind}: {gone.reason}", []).append(site)
-        reasons = "; ".join(f"{', '.join(sites)} {cause}" for cause, sites in causes.items())
-        answered = f"{replies} of {len(needed)} sites answered"
-        return f"{where}: {answered}, the plan needs {required}: {reasons}"
+    def _server_end(self) -> ServerEnd:
+        return ServerEnd(self.plan, self.state.layout, self.server, self.record.folder)
 
-    def _payload(self, site: str, phase: str) -> Groups:
-        known = self.settled.get(site, [])
-        return {group: self._current(group, site) for group in self._given(phase) if group not in known}
-
-    def _current(self, group: str, site: str) -> dict[str, Tensor]:
-        """What a site gets of a group; one that does not train gets what all have in common."""
-        if site not in self.sites and group in self.plan.method.stand_in:
-            return self.mixers[self.plan.method.stand_in[group]].current(self.sites[0])
-        mixer = self.mixers[group]
-        return mixer.current(self.sites[0] if isinstance(mixer, WeightedMean) else site)
-
-    def _told(self, task: str, site: str) -> dict[str, Any]:
-        """What a site has to know: the last round it is part of, and what there is to know of a super model."""
-        mine = [record["round"] for record in self.rounds if site in record["answered"]]
-        told: dict[str, Any] = {"last": max(mine, default=0)}
-        if self.choice and task == "deliver":
-            told["shown"] = sorted({site} | (self.agreed if site in self.agreed else set()))
-        if self.choice and task == "test":
-            told["curve"] = self.curve
-            told["spacing"] = self.spacing and [list(ends) for ends in self.spacing]
-        return told
-
-    def _trained(self, exchange: Exchange) -> dict[str, Parcel]:
-        """The answers of the sites that train."""
-        return {site: reply for site, reply in exchange.replies.items() if site in self.sites}
-
-    # ------------------------------------------------------------------ accepting
-    def _check(self, site: str, reply: Parcel, task: str, number: int, exchange: Exchange) -> None:
-        """Refuse an answer that is not what was asked for; nothing of it has entered a sum yet."""
-        facts = reply.facts
-        if site not in (self.sites if task == "round" else self.everyone):
-            raise Refused(f"{site} is not a site of this study")
-        if site in exchange.replies:
-            raise Refused(f"{site} answered twice; the first answer counts")
-        if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
-            raise Refused(
-                f"answers {facts.get('task')} {facts.get('round')} of a study, not {task} {number} of this one"
-            )
-        check_package(facts.get("package"), package_facts())
-        for name in ("seconds", "memory"):
-            if not is_number(facts.get(name)):
-                raise Refused(f"its {name}: {facts.get(name)!r} is not a number")
-        check_metrics(reply.metrics, METRICS[task])
-        check_warnings(facts.get("warnings"))
-        if task == "round":
-            samples = reply.samples
-            if not isinstance(samples, int) or isinstance(samples, bool) or not 1 <= samples <= MOST_SAMPLES:
-                raise Refused(f"sample count {samples!r} is not between 1 and {MOST_SAMPLES}")
-        if facts.get("withheld") not in ([], ["validation"], ["test"], ["validation", "test"]):
-            raise Refused(f"it withholds {facts.get('withheld')!r}, not the scores of a part of its data")
-        if task == "test":
-            check_counts(facts.get("counts"), self.plan.task.layout)
-        if task == "join":
-            check_classes(facts.get("classes"), facts["cases"], self.plan.task.classes)
-        if task == "join" and not isinstance(facts.get("shares"), bool):
-            raise Refused(f"it says {facts.get('shares')!r} to sharing its personal model, not true or false")
-        if self.choice and task in ("deliver", "test"):
-            thresholds = len(THRESHOLDS) if (task, self.choice.rule) == ("deliver", "threshold") else 0
-            part = "test" if task == "test" else "validation"
-            ending.check(facts.get(ending.FACT), self.sites, thresholds, part in facts["withheld"])
-        self._check_groups(reply.groups, self.plan.phase_of(number) if task == "round" else None)
-
-    def _check_groups(self, groups: Groups, phase: str | None) -> None:
-        expected = self._shared(phase) if phase else {}
-        same_layout(groups, expected)
-        for group, layout in expected.items():
-            for name, like in layout.items():
-                tensor = groups[group][name]
-                if tensor.dtype != like.dtype:
-                    raise Refused(f"{group}/{name} has dtype {tensor.dtype}, expected {like.dtype}")
-                if not is_finite(tensor):
-                    raise Refused(f"{group}/{name} holds NaN or infinity; training diverged at this site")
-        if phase:
-            self.plan.method.examine(groups, phase)
-
-    def _shared(self, phase: str) -> Groups:
-        """What travels in a phase: its layout, without values."""
-        return self._packed(self.plan.method.shared(self.layout, phase))
-
-    def _packed(self, groups: Groups) -> Groups:
-        pack = self.plan.transport.packed
-        return {group: {name: pack(tensor) for name, tensor in tensors.items()} for group, tensors in groups.items()}
-
-    def _given(self, phase: str) -> Groups:
-        """What sites are given in a phase: its layout, without values."""
-        return self.plan.method.given(self.layout, phase)
-
-    # ------------------------------------------------------------------ the server's memory
-    def _open_mixers(self, number: int) -> None:
-        """Begin a round of its phase's mixers."""
-        if self.plan.stage_of(number) != self.stage:
-            self._enter(self.plan.phase_of(number))
-            self.stage = self.plan.stage_of(number)
-        for group in self._shared(self.plan.phase_of(number)):
-            self.mixers[group].start(self.sites)
-
-    def _enter(self, phase: str, prepare: bool = True) -> None:
-        """Make the mixers of a phase that begins: they may depend on what came of the phases before.
-
-        A group that travels for the first time gets its initial values, any other goes on with what it has.
-        """
-        method = self.plan.method
-        given, shared = self._given(phase).keys(), self._shared(phase).keys()
-        travelling = given | shared
-        initial: Groups = {}
-        if not travelling <= set(self.mixers):
-            networks = self.plan.build_networks()
-            if prepare:
-                self.details |= method.prepare(networks, self._headquarters())
-            initial = self._packed(method.given(networks, phase) | method.shared(networks, phase))
-        for group in sorted(travelling):
-            mixer = method.mixer(group, self.mixers, self.sites)
-            mixer.agreed = self.agreed
-            if isinstance(mixer, WeightedMean):
-                mixer.let_wait(self.settings.waiting_memory << 20)
-            if group in self.mixers:
-                mixer.load_state(*self.mixers[group].state())
-            else:
-                mixer.start(self.sites, initial[group])
-            self.mixers[group] = mixer
-        for group in self.only_given - travelling:  # nobody will ask for these again
-            self.mixers.pop(group, None)
-        self.only_given = set(given - shared)
-
-    def _headquarters(self) -> Headquarters:
-        plan = self.plan
-        compute, data = self.settings.compute(), self.settings.data
-        stop = partial(self.transport.pause, 0.0)
-        return Headquarters(self.sites, self.mixers, plan.task, plan.training, plan.seed, compute, data, stop)
-
-    def _selects(self) -> bool:
-        return not self.personal and self.plan.tracking.select == "best"
+    def _smallest(self) -> int | None:
+        """Return the training cases of the smallest site that trains."""
+        joined = self.acceptance.joined
+        return min((joined[site].cases.train for site in self.sites if site in joined), default=None)
 
     def _consider_best(self, exchange: Exchange, rounds: int) -> None:
-        """Keep the model after so many rounds when its mean validation score is strictly greater than the best so far.
-
-        The mean is over the sites that scored both, so that a site's absence makes no model look better. A site with
-        fewer cases than it tells of has no say.
-        """
-        known = {
-            site: reply.metrics["validation"]
-            for site, reply in exchange.replies.items()
-            if "validation" not in reply.facts["withheld"]
-        }
-        scores = {site: score for site, score in known.items() if score is not None}
-        if not self._selects() or not scores or len(scores) < len(known) or not self.plan.may_be_chosen(rounds):
+        """Let the sites' validation scores choose; a site with fewer cases than it tells of has no say."""
+        if self.outcome.personal or self.plan.tracking.select != "best":
             return
-        if self.best is not None:
-            both = scores.keys() & self.best["scores"].keys()
-            if sum(scores[site] for site in both) <= sum(self.best["scores"][site] for site in both):
-                return
-        self.record.keep_as_best(rounds)
-        self.best = {"round": rounds, "scores": scores}
-
-    def _save(self) -> None:
-        """Begin to write a checkpoint; the next round begins meanwhile. `_written` comes before what depends on it.
-
-        Mixers never change tensors that they gave out, so what is being written stays as it is.
-        """
-        tensors: dict[str, Kept] = {}
-        facts: dict[str, Any] = {
-            "plan": self.plan.hash,
-            "sites": self.sites,
-            "best": self.best,
-            "settled": self.settled,
-            "details": self.details,
-            "mixers": {},
+        told = {
+            site: answer.validation
+            for site, answer in exchange.replies.items()
+            if isinstance(answer, Trained | Delivered) and "validation" not in answer.withheld
         }
-        for group, mixer in self.mixers.items():
-            state, facts["mixers"][group] = mixer.state()
-            tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
-        self.writing = self.writer.submit(self.record.save_checkpoint, self.done, tensors, facts)
+        self.state.consider_best(told, rounds)
 
-    def _written(self) -> None:
-        """Wait for the checkpoint that is being written; raises what went wrong with it."""
-        writing, self.writing = self.writing, None
-        if writing:
-            writing.result()
-
-    def _restore(self) -> None:
-        self.record.sweep()
-        tensors, facts = self.record.load_checkpoint()
-        if facts["plan"] != self.plan.hash:
-            raise MedsiloError("the checkpoint belongs to another plan; resume with the plan.yaml of its run folder")
-        if facts["sites"] != self.sites:
-            raise MedsiloError(f"the checkpoint's sites were {', '.join(facts['sites'])}; resume with the same sites")
-        for number in range(1, max(facts["round"], 1) + 1):  # the mixers of every phase so far, in their order
-            if self.plan.stage_of(number) != self.stage:
-                self._enter(self.plan.phase_of(number), prepare=False)
-                self.stage = self.plan.stage_of(number)
-                self._take_over(tensors, facts, facts["mixers"])  # at once: the next phase's mixers may depend on it
-        self.details, self.settled = facts["details"], facts["settled"]
-        self.done = facts["round"]
-        self.best = facts["best"]
-        self.rounds = self.record.forget_after(self.done)
-
-    def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any], groups: Iterable[str]) -> None:
-        """Put a checkpoint's values of these groups into their mixers; those of phases to come have none yet."""
-        for group in self.mixers.keys() & set(groups):
-            prefix = f"{group}/"
-            mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-            self.mixers[group].load_state(mine, facts["mixers"][group])
-
-    def _save_global(self, which: str, rounds: int) -> None:
-        networks = self.plan.build_networks()
-        method, phase = self.plan.method, self.plan.last_phase
-        groups = method.given(networks, phase)
-        for group, tensors in groups.items():
-            values = self.mixers[group].current(self.sites[0])
-            for name, tensor in tensors.items():
-                tensor.copy_(values[name])
-        method.received(networks, groups, phase)
-        common = method.common(networks, phase)
-        assert common is not None
-        facts = {"round": rounds, "method": self.plan.algorithm.name, "plan_hash": self.plan.hash}
-        self.record.save_global(which, method.whole(common).state_dict(), facts)
-        draw_amplitude(method.input_layer(networks), self.record.folder / AMPLITUDE)
+    def _account(self) -> Account:
+        return Account(
+            self.plan,
+            self.study,
+            self.engine,
+            self.sites,
+            self.everyone,
+            self.required,
+            self.parameters,
+            self.rounds,
+            self.state.done,
+            self.ends,
+            self.state.found(),
+        )
 
 
-def _chosen(exchange: Exchange) -> dict[str, dict[str, int]]:
-    """How often each model answered, by site."""
-    return {site: reply.facts[ending.FACT]["chosen"] for site, reply in sorted(exchange.replies.items())}
+def _line(exchange: Exchange, site: str) -> dict[str, Any]:
+    """Return a site's part in a round's record."""
+    reply = exchange.replies[site]
+    assert isinstance(reply, Trained)
+    return {
+        "train_loss": reply.train_loss,
+        "validation": reply.validation,
+        "validation_loss": reply.validation_loss,
+        "samples": reply.samples,
+        "seconds": round(reply.seconds, 3),
+        "memory": int(reply.memory),
+        "bytes_up": exchange.bytes_up[site],
+        "bytes_down": exchange.bytes_down[site],
+    }

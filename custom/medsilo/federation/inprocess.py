@@ -13,8 +13,9 @@ from torch import nn
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation import tracking
+from medsilo.federation.asking import Missing, Outgoing, Receive
 from medsilo.federation.central import POOL, Pool, spread_over_hospitals
-from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
+from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
 from medsilo.plan import Plan, load_plan
 from medsilo.runs.record import Record, new_study
@@ -114,6 +115,6 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
 
 
 def _last_model(plan: Plan, folder: Path) -> nn.Module:
-    model = plan.method.whole(plan.build_networks())
+    model = plan.algorithm.whole(plan.build_networks())
     model.load_state_dict(load_tensors(folder / "last.safetensors")[0])
     return model

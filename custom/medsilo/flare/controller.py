@@ -19,7 +19,7 @@ from medsilo.flare.tracking import receivers, send
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import PRESENT, let_tensors_travel
 from medsilo.flare.workspace import cloned_from, output_folder, plan_of_job, publish, settings_of_site
-from medsilo.methods.base import Parcel
+from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record, new_study
 
 ROLL_CALL = 120.0  # seconds that sites have to say that they are there

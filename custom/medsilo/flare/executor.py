@@ -18,13 +18,13 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 from medsilo.core.errors import Aborted, Died, Refused
 from medsilo.core.files import is_safe_name
 from medsilo.core.package import package_facts
-from medsilo.federation.checks import check_package
+from medsilo.federation.accepting import check_package
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.isolated import Isolated
 from medsilo.federation.reasons import details, public_reason
 from medsilo.flare.wire import PRESENT, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import output_folder, plan_of_job, settings_of_site
-from medsilo.methods.base import Parcel
+from medsilo.runs.messages import Parcel
 
 ABORT_POLL = 0.2  # seconds until an abort is seen, however long a batch takes
 

@@ -16,7 +16,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, MedsiloError
-from medsilo.federation.coordinator import Missing, Outgoing, Receive
+from medsilo.federation.asking import Missing, Outgoing, Receive
 from medsilo.flare.wire import to_parcel, to_shareable
 
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites

@@ -15,7 +15,7 @@ from nvflare.fuel.utils import fobs
 from torch import Tensor
 
 from medsilo.core.errors import Died, Refused
-from medsilo.methods.base import Parcel
+from medsilo.runs.messages import Parcel
 
 META = "medsilo"
 REFUSAL, DIED = "medsilo.refusal", "medsilo.died"

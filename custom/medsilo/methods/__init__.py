@@ -1,8 +1,8 @@
 """The table of methods. A new method is one file here and one line below."""
 
+from medsilo.course.algorithm import Algorithm
 from medsilo.methods.adafed import AdaFed, DAdaFed
 from medsilo.methods.apfl import APFL
-from medsilo.methods.base import Algorithm, Parcel, Phase
 from medsilo.methods.central import Central
 from medsilo.methods.ditto import Ditto
 from medsilo.methods.f_adafed import FAdaFed
@@ -35,4 +35,4 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     )
 }
 
-__all__ = ["ALGORITHMS", "Algorithm", "Parcel", "Phase"]
+__all__ = ["ALGORITHMS"]

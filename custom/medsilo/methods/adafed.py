@@ -2,19 +2,168 @@
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from medsilo.core.errors import Refused
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.algorithm import Algorithm, require, without
+from medsilo.course.group import Facts, Group, network
+from medsilo.course.outcome import Outcome, OwnModels
+from medsilo.course.phase import Phase
+from medsilo.course.server import Server
+from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.layers import batch_norm_names, head_names
-from medsilo.learning.statistics import batch_norm_input_statistics
+from medsilo.learning.statistics import (
+    Layers,
+    Measured,
+    Statistics,
+    batch_norm_input_statistics,
+    input_channels,
+    measured_layers,
+    statistics_of,
+    with_noise,
+)
 from medsilo.learning.training import Training
-from medsilo.methods.base import Blueprint, Groups, Modules, Phase, Workbench, require
-from medsilo.methods.headquarters import Headquarters
 from medsilo.methods.pretraining import Pretraining
-from medsilo.methods.similar import Similar
+from medsilo.mixing.mixers import Identity, Mixer, SimilarityMix, UniformMean
+from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
+
+LARGEST = 1e30  # of a statistic: far beyond any that is meant seriously, and its square is still a number
 
 
-class AdaFed(Similar):
+class StatisticsMixture(Algorithm):
+    """ψ_i ← Σ_j w_ij ψ_j with W from the sites' statistics; φ_i, the batch norm, stays (Eqs. 2 to 8).
+
+    What the three AdaFeds share; they differ in what is measured, and when.
+    """
+
+    paper = "Chen et al. 2022"
+    layers: ClassVar[Layers] = "all"  # whose statistics are measured
+
+    self_weight: float = Field(0.5, ge=0, le=1)  # λ of Eq. 8
+    weights: Literal["similarity", "uniform"] = "similarity"  # uniform: the control, (1 − λ) / (N − 1) off the diagonal
+    refresh: int | None = Field(None, ge=1)  # measure again after every so many weighted rounds; by default never
+    # Batch norm: stays at the site; or its tensors are mixed by W like the others; or averaged over all (ablation SBN)
+    bn_share: Literal["local", "weighted", "mean"] = "local"
+    # Who misses a round keeps its model; its last contribution counts for the others, or not
+    absent: Literal["leave-out", "last"] = "leave-out"
+    noise: float = Field(0.0, ge=0, le=1e6)  # standard deviation of what is added to each statistic; see with_noise
+
+    @property
+    def outcome(self) -> Outcome:
+        return OwnModels()
+
+    def networks(self, build: Blueprint) -> Modules:
+        model = build()
+        self.check({"model": model})  # else a network without these layers would fail below, in other words
+        channels = [input_channels(layer) for layer in measured_layers(model, self.layers)]
+        return {"model": model, "statistics": Measured(channels)}
+
+    @property
+    def measures(self) -> bool:
+        """Whether W needs statistics."""
+        return True
+
+    # The groups
+    def mixture(self) -> tuple[Group, ...]:
+        """Return what is mixed after a round of training."""
+        title = {"local": "model without batch norm", "weighted": "model", "mean": "model"}[self.bn_share]
+        model = Group("model", self._mixed, self._mixer, personal=True, title=title, found=self._found)
+        norms = Group("batch-norm", _batch_norm, lambda server: UniformMean(), title="batch norm")
+        return (model, norms) if self.bn_share == "mean" else (model,)
+
+    def statistics(self) -> Group:
+        """Return what is measured: it only comes up."""
+        return Group(
+            "statistics",
+            network("statistics"),
+            lambda server: Identity(),
+            travels="up",
+            personal=True,
+            title="statistics",
+            check=_possible,
+            says=self._said,
+        )
+
+    def _mixed(self, modules: Modules) -> Tensors:
+        everything = modules["model"].state_dict()
+        return everything if self.bn_share == "weighted" else without(everything, batch_norm_names(modules["model"]))
+
+    def _mixer(self, server: Server) -> Mixer:
+        return SimilarityMix(self.matrix(server), self.absent)
+
+    def matrix(self, server: Server) -> Tensor:
+        """Return W. Uniform rows while nothing was measured; a site that was not measured keeps its own model and
+        counts for nobody else."""
+        sites, statistics = server.sites, _measured_by(server)
+        if self.measures and not statistics:
+            return uniform_weights(len(sites))
+        if self.weights == "uniform":
+            return uniform_weights(len(sites), self.self_weight)
+        weights = torch.eye(len(sites), dtype=torch.float64)
+        here = torch.tensor([place for place, site in enumerate(sites) if site in statistics])
+        distances = wasserstein_distances([statistics[site] for site in sites if site in statistics])
+        weights[here[:, None], here] = mixing_weights(distances, self.self_weight)
+        return weights
+
+    def _found(self, mixer: Mixer, sites: Sequence[str]) -> Facts:
+        assert isinstance(mixer, SimilarityMix)
+        return {"similarity": {"sites": list(sites), "weights": mixer.weights.tolist(), "noise": self.noise}}
+
+    def _said(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        numbers = sum(tensor.numel() for name, tensor in tensors.items() if name != "samples")
+        when = "once" if self.refresh is None else f"after every {self.refresh} weighted rounds"
+        noise = (
+            f"Gaussian noise of standard deviation {self.noise} is added to each; it is no differential privacy"
+            if self.noise
+            else "no noise is added"
+        )
+        return [
+            f"statistics: mean and variance of {(len(tensors) - 1) // 2} layers' inputs over all training cases, "
+            f"{numbers} numbers, {when}; {noise}",
+            "statistics: means over few cases come close to single cases' features; with one case they are its own",
+            "statistics: how similar two sites' data are shows in the mixing weights that the summary holds",
+        ]
+
+    def hold(self, bench: Workbench, statistics: Statistics) -> None:
+        """Put the statistics where they are sent from."""
+        if self.noise:
+            secret = torch.Generator()
+            secret.seed()  # from the machine, not from the plan: the server knows the plan's seed
+            statistics = with_noise(statistics, self.noise, secret)
+        holder = bench.modules["statistics"]
+        assert isinstance(holder, Measured)
+        holder.take(statistics, bench.samples)
+
+
+def _batch_norm(modules: Modules) -> Tensors:
+    everything = modules["model"].state_dict()
+    return {name: everything[name] for name in batch_norm_names(modules["model"])}
+
+
+def _possible(tensors: Mapping[str, Tensor]) -> None:
+    """Raise Refused when no data have such statistics."""
+    for name, tensor in tensors.items():
+        if name == "samples" and tensor < 1:
+            raise Refused("statistics/samples is below 1; nothing was measured")
+        if tensor.numel() and (tensor.abs().max() > LARGEST or (name.endswith("variance") and tensor.min() < 0)):
+            raise Refused(f"statistics/{name} holds numbers that no statistics can have")
+
+
+def _measured_by(server: Server) -> dict[str, Statistics]:
+    """Return the statistics of the sites that have sent theirs."""
+    if "statistics" not in server.mixers:
+        return {}
+    rows = {site: server.mixers["statistics"].current(site) for site in server.sites}
+    return {site: statistics_of(row) for site, row in rows.items() if row["samples"] > 0}
+
+
+class AdaFed(StatisticsMixture):
     """Sites run a pre-trained f over their training data and send the statistics of its batch norms' inputs; W follows.
 
     Phase "measure" is one round without training: f travels down, statistics travel up. In phase "train" site i gets
@@ -22,20 +171,11 @@ class AdaFed(Similar):
     """
 
     title = "AdaFed"
-    travels = "model without batch norm; statistics"
-    passing = frozenset({"pretrained", "statistics"})
+    made_anew = frozenset({"pretrained", "statistics"})
 
     name: Literal["adafed"] = "adafed"
     pretraining: Pretraining = Pretraining()
     init_from_pretrained: bool = False  # start the models from f, too (the paper leaves it open; its code does not)
-
-    def phases(self, training: Training) -> Sequence[Phase]:
-        first = Phase("measure", 1 if self.measures or self.init_from_pretrained else 0, trains=False)
-        stretch = min(self.refresh or training.rounds, training.rounds) if self.measures else training.rounds
-        phases = [first, Phase("train", stretch)]
-        for done in range(stretch, training.rounds, stretch):
-            phases += [Phase("measure again", 1, trains=False), Phase("train", min(stretch, training.rounds - done))]
-        return phases
 
     @property
     def measures(self) -> bool:
@@ -50,48 +190,64 @@ class AdaFed(Similar):
             batch_norm_names(modules["model"]), self.name, "batch norm", "set network.norm=batch or choose d-adafed"
         )
 
-    # What is shared
-    def shared(self, modules: Modules, phase: str) -> Groups:
-        if phase == "train":
-            return self.trained(modules)
-        return {"statistics": modules["statistics"].state_dict()} if self.measures else {}
+    def phases(self, training: Training) -> Sequence[Phase]:
+        statistics = (self.statistics(),) if self.measures else ()
+        pretrained = Group("pretrained", network("pretrained"), travels="down")
+        needs_f = self.measures or self.init_from_pretrained
+        phases = [
+            Phase(
+                "measure",
+                1 if needs_f else 0,
+                (pretrained, *statistics),
+                self.measure_with_f,
+                before=self.make_f if needs_f else None,
+                trains=False,
+                says=self._public_share() if needs_f else (),
+            )
+        ]
+        again = Phase("measure again", 1, statistics, self.measure_with_own, trains=False)
+        stretch = min(self.refresh or training.rounds, training.rounds) if self.measures else training.rounds
+        for done in range(0, training.rounds, stretch):
+            first = done == 0
+            before = self.start_from_f if first and self.init_from_pretrained else None
+            phases += [] if first else [again]
+            phases.append(Phase("train", min(stretch, training.rounds - done), self.mixture(), before=before))
+        return phases
 
-    def given(self, modules: Modules, phase: str) -> Groups:
-        if phase == "measure again":
-            return {}
-        return {"pretrained": modules["pretrained"].state_dict()} if phase == "measure" else self.trained(modules)
+    # What the server does
+    def make_f(self, server: Server, modules: Modules) -> Facts:
+        """Read f, or train it on the public share of the data."""
+        facts = self.pretraining.obtain(modules["pretrained"], server)
+        return {"pretraining": {**facts, "start": self.init_from_pretrained}}
 
-    def prepare(self, modules: Modules, at: Headquarters) -> dict[str, Any]:
-        """Before "measure", f is made; before "train", models start from it if they are to."""
-        if "model" in at.mixers or not (self.measures or self.init_from_pretrained):
-            return {}
-        pretrained, facts = modules["pretrained"], {}
-        if "pretrained" in at.mixers:
-            pretrained.load_state_dict(at.mixers["pretrained"].current(at.sites[0]))
-        else:
-            facts = {"pretraining": {**self.pretraining.obtain(pretrained, at), "start": self.init_from_pretrained}}
-        if self.init_from_pretrained:
-            modules["model"].load_state_dict(pretrained.state_dict())
-        return facts
+    def start_from_f(self, server: Server, modules: Modules) -> Facts:
+        """Let the models begin with f's weights."""
+        modules["model"].load_state_dict(server.mixers["pretrained"].current(server.sites[0]))
+        return {}
 
-    def leaves(self, modules: Modules) -> list[str]:
-        lines = super().leaves(modules) if self.measures else []
-        if self.pretraining.source == "share" and (self.measures or self.init_from_pretrained):
-            share = f"{self.pretraining.share:.0%} of the training cases"
-            lines.append(f"pre-training: {share} themselves are declared public and read at the server")
-        return lines
+    def _public_share(self) -> tuple[str, ...]:
+        if self.pretraining.source != "share":
+            return ()
+        share = f"{self.pretraining.share:.0%} of the training cases"
+        return (f"pre-training: {share} themselves are declared public and read at the server",)
 
-    # What is trained
-    def train(self, bench: Workbench, phase: str) -> float:
-        if phase == "train":
-            return bench.train()
-        model = bench.modules["pretrained" if phase == "measure" else "model"]
+    # What a site does
+    def measure_with_f(self, bench: Workbench) -> float:
+        """Run f over the training data; no network learns."""
+        pretrained = bench.modules["pretrained"]
         if self.measures:
-            statistics = batch_norm_input_statistics(model, bench.data(), bench.compute.device, self.layers)
-            self.measure(bench, statistics)
-        if self.init_from_pretrained and phase == "measure":
-            bench.modules["model"].load_state_dict(model.state_dict())
+            self._measure(bench, pretrained)
+        if self.init_from_pretrained:
+            bench.modules["model"].load_state_dict(pretrained.state_dict())
         return math.nan
+
+    def measure_with_own(self, bench: Workbench) -> float:
+        """Run the site's own model over the training data; no network learns."""
+        self._measure(bench, bench.modules["model"])
+        return math.nan
+
+    def _measure(self, bench: Workbench, model: nn.Module) -> None:
+        self.hold(bench, batch_norm_input_statistics(model, bench.data(), bench.compute.device, self.layers))
 
 
 class DAdaFed(AdaFed):

@@ -9,10 +9,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from medsilo.core.tensors import Modules
+from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import choosing_alpha, interpolate, interpolated
-from medsilo.methods.base import Blueprint, Modules, Workbench
-from medsilo.methods.personal import Personal
+from medsilo.methods.shared_and_own import SharedAndOwn
 
 
 class Share(nn.Module):
@@ -23,7 +24,7 @@ class Share(nn.Module):
         self.register_buffer("alpha", torch.tensor(alpha))
 
 
-class APFL(Personal):
+class APFL(SharedAndOwn):
     """v ← v − η α ∇f(α v + (1 − α) w) beside FedAvg's w, alternating batch by batch; α v + (1 − α) w predicts.
 
     The mixture serves the prediction only: it never takes v's place. Both gradients are taken before either step.
@@ -31,7 +32,7 @@ class APFL(Personal):
 
     title = "APFL"
     paper = "Deng et al. 2020"
-    passing: ClassVar[frozenset[str]] = frozenset({"model"})
+    made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
 
     name: Literal["apfl"] = "apfl"
     alpha: float = Field(0.5, ge=0, le=1)  # 0 is FedAvg's w, 1 is training alone

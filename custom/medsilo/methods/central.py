@@ -1,8 +1,12 @@
 """Central training: all hospitals' data in one place, the upper bound that federated methods are held against."""
 
+from collections.abc import Sequence
 from typing import Literal
 
-from medsilo.methods.base import Algorithm, Groups, Modules
+from medsilo.course.algorithm import Algorithm
+from medsilo.course.outcome import Outcome, OwnModels
+from medsilo.course.phase import Phase
+from medsilo.learning.training import Training
 
 
 class Central(Algorithm):
@@ -10,10 +14,13 @@ class Central(Algorithm):
 
     title = "Central"
     paper = "upper bound"
-    travels = "all data (in process only)"
     pooled = True
 
     name: Literal["central"] = "central"
 
-    def shared(self, modules: Modules, phase: str) -> Groups:
-        return {}
+    @property
+    def outcome(self) -> Outcome:
+        return OwnModels()  # the pool is the only site
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return [Phase("train", training.rounds)]

@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
+from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import near_as_it_arrived
 from medsilo.learning.steps import correcting
-from medsilo.methods.base import Workbench
-from medsilo.methods.personal import Personal
+from medsilo.methods.shared_and_own import SharedAndOwn
 
 
-class Ditto(Personal):
+class Ditto(SharedAndOwn):
     """v ← v − η (∇f(v) + λ (v − w_t)) beside FedAvg's w, in one pass over the data; w_t is w as it arrived."""
 
     title = "Ditto"

@@ -4,22 +4,24 @@ from collections.abc import Sequence
 from typing import Literal
 
 from medsilo.core.errors import PlanError
+from medsilo.core.tensors import Modules
+from medsilo.course.algorithm import require
+from medsilo.course.phase import Phase
+from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import batch_norm_layers, batch_norm_names
 from medsilo.learning.statistics import running_statistics
 from medsilo.learning.training import Training
-from medsilo.methods.base import Groups, Modules, Phase, Workbench, require
-from medsilo.methods.similar import Similar
+from medsilo.methods.adafed import StatisticsMixture
 
 
-class FAdaFed(Similar):
+class FAdaFed(StatisticsMixture):
     """FedBN with equal weights in the first R // 2 rounds, then AdaFed with W from batch norm's running statistics.
 
     The last of the first rounds is phase "measure": the running statistics travel beside the model.
     """
 
     title = "f-AdaFed"
-    travels = "model without batch norm; statistics"
-    passing = frozenset({"statistics"})
+    made_anew = frozenset({"statistics"})
 
     name: Literal["f-adafed"] = "f-adafed"
 
@@ -27,13 +29,14 @@ class FAdaFed(Similar):
         first = training.rounds // 2
         if first < 1:
             raise PlanError("training.rounds: f-adafed averages in the first half of the rounds; give 2 or more")
+        measure = Phase("measure", 1, (*self.mixture(), self.statistics()), self.train_and_measure)
+        phases = [Phase("average", first - 1, self.mixture()), measure]
         weighted = training.rounds - first
         stretch = min(self.refresh or weighted, weighted)
-        phases = [Phase("average", first - 1), Phase("measure", 1)]
         while weighted > stretch:
-            phases += [Phase("train", stretch - 1), Phase("measure", 1)]
+            phases += [Phase("train", stretch - 1, self.mixture()), measure]
             weighted -= stretch
-        return [*phases, Phase("train", weighted)]
+        return [*phases, Phase("train", weighted, self.mixture())]
 
     def check(self, modules: Modules) -> None:
         model = modules["model"]
@@ -41,17 +44,8 @@ class FAdaFed(Similar):
         if any(layer.running_mean is None for layer in batch_norm_layers(model)):
             raise PlanError(f"algorithm.name: {self.name} needs batch norm's running statistics; choose adafed")
 
-    # What is shared
-    def shared(self, modules: Modules, phase: str) -> Groups:
-        trained = self.trained(modules)
-        return trained if phase != "measure" else trained | {"statistics": modules["statistics"].state_dict()}
-
-    def given(self, modules: Modules, phase: str) -> Groups:
-        return self.trained(modules)
-
-    # What is trained
-    def train(self, bench: Workbench, phase: str) -> float:
+    def train_and_measure(self, bench: Workbench) -> float:
+        """Train, then hold what batch norm has seen on the way."""
         loss = bench.train()
-        if phase == "measure":
-            self.measure(bench, running_statistics(bench.modules["model"]))
+        self.hold(bench, running_statistics(bench.modules["model"]))
         return loss

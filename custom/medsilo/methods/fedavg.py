@@ -1,10 +1,17 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.algorithm import Algorithm, without
+from medsilo.course.group import Group
+from medsilo.course.outcome import OneModel, Outcome, OwnModels
+from medsilo.course.phase import Phase, learn
+from medsilo.course.server import Server
+from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import batch_norm_buffer_names
-from medsilo.methods.base import Algorithm, Groups, Modules, without
+from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
 
@@ -14,7 +21,8 @@ class Averaging(Algorithm):
     # p_k = n_k / n, or 1 / K as HarmoFL's and AdaFed's released codes have it for all methods
     weighting: Literal["samples", "uniform"] = "samples"
 
-    def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
+    def mean(self, server: Server) -> Mixer:
+        """Return the mixer w ← Σ p_k w_k."""
         return WeightedMean() if self.weighting == "samples" else UniformMean()
 
 
@@ -23,13 +31,24 @@ class FedAvg(Averaging):
 
     title = "FedAvg"
     paper = "McMahan et al. 2017"
-    travels = "model"
 
     name: Literal["fedavg"] = "fedavg"
     # Running statistics of batch norm: averaged like weights, or left at the site. Counters are never averaged.
     batch_norm_buffers: Literal["average", "local"] = "average"
 
-    def shared(self, modules: Modules, phase: str) -> Groups:
+    @property
+    def outcome(self) -> Outcome:
+        return OneModel() if self.batch_norm_buffers == "average" else OwnModels()
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return [Phase("train", training.rounds, (Group("model", self.travelling, self.mean),), self.work)]
+
+    def travelling(self, modules: Modules) -> Tensors:
+        """Return what of the model travels."""
         model = modules["model"]
         kept = batch_norm_buffer_names(model) if self.batch_norm_buffers == "local" else []
-        return {"model": without(model.state_dict(), kept)}
+        return without(model.state_dict(), kept)
+
+    def work(self, bench: Workbench) -> float:
+        """Train plainly; other methods that average the whole model train in another way."""
+        return learn(bench)

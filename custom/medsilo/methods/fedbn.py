@@ -1,9 +1,15 @@
 """FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, 2021."""
 
+from collections.abc import Sequence
 from typing import Literal
 
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.algorithm import require, without
+from medsilo.course.group import Group
+from medsilo.course.outcome import Outcome, OwnModels
+from medsilo.course.phase import Phase
 from medsilo.learning.layers import batch_norm_names
-from medsilo.methods.base import Groups, Modules, require, without
+from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 
 
@@ -12,13 +18,22 @@ class FedBN(Averaging):
 
     title = "FedBN"
     paper = "Li et al. 2021"
-    travels = "model without batch norm"
 
     name: Literal["fedbn"] = "fedbn"
 
-    def shared(self, modules: Modules, phase: str) -> Groups:
-        model = modules["model"]
-        return {"model": without(model.state_dict(), batch_norm_names(model))}
+    @property
+    def outcome(self) -> Outcome:
+        return OwnModels()
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        rest = Group("model", all_but_batch_norm, self.mean, title="model without batch norm")
+        return [Phase("train", training.rounds, (rest,))]
 
     def check(self, modules: Modules) -> None:
         require(batch_norm_names(modules["model"]), self.name, "batch norm", "set network.norm=batch or choose fedavg")
+
+
+def all_but_batch_norm(modules: Modules) -> Tensors:
+    """Return the model's tensors without those of batch norm."""
+    model = modules["model"]
+    return without(model.state_dict(), batch_norm_names(model))

@@ -5,9 +5,12 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.group import Group
+from medsilo.course.server import Server
+from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.steps import counting, reach
-from medsilo.methods.base import Blueprint, Groups, Modules, Workbench
-from medsilo.methods.stepping import Stepping
+from medsilo.methods.server_step import ServerStep, other_tensors, trained_weights
 from medsilo.mixing.server import REACH, reach_of
 from medsilo.mixing.server import FedNova as FedNovaStep
 
@@ -22,7 +25,7 @@ class Reach(nn.Module):
         self.register_buffer("value", torch.ones((), dtype=torch.float64))
 
 
-class FedNova(Stepping):
+class FedNova(ServerStep):
     """w ← w - τ_eff Σ p_i (w - w_i) / ‖a_i‖₁: sites that make more steps don't pull the model towards themselves.
 
     ‖a_i‖₁ follows from the steps a site made in the round and SGD's momentum, and is their number with Adam. Momentum
@@ -31,25 +34,32 @@ class FedNova(Stepping):
 
     title = "FedNova"
     paper = "Wang et al. 2020"
-    travels = "model; how far the local steps reach"
 
     name: Literal["fednova"] = "fednova"
 
     def networks(self, build: Blueprint) -> Modules:
         return super().networks(build) | {"reach": Reach()}
 
-    def shared(self, modules: Modules, phase: str) -> Groups:
-        groups = super().shared(modules, phase)
-        return groups | {"model": groups["model"] | {REACH: cast(Reach, modules["reach"]).value}}
+    def groups(self) -> tuple[Group, ...]:
+        title = "model; how far the local steps reach"
+        model = Group("model", with_reach, self.step, title=title, check=possible_reach)
+        return model, Group("buffers", other_tensors, self.mean)
 
-    def examine(self, groups: Groups, phase: str) -> None:
-        reach_of(groups["model"])
-
-    def server_step(self) -> FedNovaStep:
+    def step(self, server: Server) -> FedNovaStep:
         return FedNovaStep(uniform=self.weighting == "uniform")
 
-    def train(self, bench: Workbench, phase: str) -> float:
+    def work(self, bench: Workbench) -> float:
         with counting(bench.optimizers["model"]) as steps:
             loss = bench.train()
         cast(Reach, bench.modules["reach"]).value.fill_(reach(steps(), bench.training.momentum))
         return loss
+
+
+def with_reach(modules: Modules) -> Tensors:
+    """Return the trained weights and ‖a_i‖₁, without which they can't be merged."""
+    return trained_weights(modules) | {REACH: cast(Reach, modules["reach"]).value}
+
+
+def possible_reach(tensors: Tensors) -> None:
+    """Raise Refused if no steps can have this ‖a_i‖₁."""
+    reach_of(tensors)

@@ -5,11 +5,12 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from medsilo.methods.stepping import Stepping
+from medsilo.course.server import Server
+from medsilo.methods.server_step import ServerStep
 from medsilo.mixing import server
 
 
-class FedAvgM(Stepping):
+class FedAvgM(ServerStep):
     """D = Σ p_k w_k - w; m ← β m + D; w ← w + η m."""
 
     title = "FedAvgM"
@@ -19,11 +20,11 @@ class FedAvgM(Stepping):
     server_lr: float = Field(1.0, gt=0, le=1000)  # η
     server_momentum: float = Field(0.9, ge=0, lt=1)  # β
 
-    def server_step(self) -> server.FedAvgM:
+    def step(self, server: Server) -> server.FedAvgM:
         return server.FedAvgM(self.server_lr, self.server_momentum, self.weighting == "uniform")
 
 
-class FedAdam(Stepping):
+class FedAdam(ServerStep):
     """m ← β₁ m + (1 - β₁) D; v ← β₂ v + (1 - β₂) D²; w ← w + η m / (√v + τ)."""
 
     title = "FedAdam"
@@ -43,7 +44,7 @@ class FedAdam(Stepping):
             raise ValueError(f"betas must lie in [0, 1), not {betas}")
         return betas
 
-    def server_step(self) -> server.FedAdam:
+    def step(self, server: Server) -> server.FedAdam:
         return server.FedAdam(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
 
 
@@ -54,5 +55,5 @@ class FedYogi(FedAdam):
 
     name: Literal["fedyogi"] = "fedyogi"  # type: ignore[assignment]
 
-    def server_step(self) -> server.FedYogi:
+    def step(self, server: Server) -> server.FedYogi:
         return server.FedYogi(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")

@@ -1,9 +1,15 @@
 """FedPer: Arivazhagan et al., Federated Learning with Personalization Layers, 2019."""
 
+from collections.abc import Sequence
 from typing import Literal
 
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.algorithm import require, without
+from medsilo.course.group import Group
+from medsilo.course.outcome import Outcome, OwnModels
+from medsilo.course.phase import Phase
 from medsilo.learning.layers import head_names
-from medsilo.methods.base import Groups, Modules, require, without
+from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 
 
@@ -12,15 +18,22 @@ class FedPer(Averaging):
 
     title = "FedPer"
     paper = "Arivazhagan et al. 2019"
-    travels = "body"
 
     name: Literal["fedper"] = "fedper"
 
-    def shared(self, modules: Modules, phase: str) -> Groups:
-        model = modules["model"]
-        return {"body": without(model.state_dict(), head_names(model))}
+    @property
+    def outcome(self) -> Outcome:
+        return OwnModels()
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return [Phase("train", training.rounds, (Group("body", body, self.mean),))]
 
     def check(self, modules: Modules) -> None:
-        require(
-            head_names(modules["model"]), self.name, "the head", "choose a network with a linear or convolution layer"
-        )
+        heads = head_names(modules["model"])
+        require(heads, self.name, "the head", "choose a network with a linear or convolution layer")
+
+
+def body(modules: Modules) -> Tensors:
+    """Return the model's tensors without those of the head."""
+    model = modules["model"]
+    return without(model.state_dict(), head_names(model))

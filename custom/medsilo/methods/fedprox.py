@@ -6,9 +6,9 @@ import torch
 from pydantic import Field
 
 from medsilo.core.errors import PlanError
+from medsilo.course.workbench import Workbench
 from medsilo.learning.steps import correcting, pull_back
 from medsilo.learning.training import Training
-from medsilo.methods.base import Workbench
 from medsilo.methods.fedavg import FedAvg
 
 
@@ -31,7 +31,7 @@ class FedProx(FedAvg):
                 "partial=0 or amplitude=null"
             )
 
-    def train(self, bench: Workbench, phase: str) -> float:
+    def work(self, bench: Workbench) -> float:
         straggles, drawn = torch.rand(2, generator=bench.random).tolist()
         share = drawn if straggles < self.partial else 1.0
         pull = pull_back(list(bench.modules["model"].parameters()), self.mu)

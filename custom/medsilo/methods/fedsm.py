@@ -1,133 +1,245 @@
 """FedSM: Xu et al., Closing the Generalization Gap of Cross-silo Federated Medical Image Segmentation, CVPR 2022.
 
-Equations and lines of Alg. 1 are the paper's.
+Equations and lines of Alg. 1 are the paper's; Alg. 2, how the super model answers, stands in medsilo.deploy.
 """
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd
+from torch.optim import SGD, Adam, Optimizer
 
-from medsilo.core.errors import PlanError
-from medsilo.learning.loop import Lesson
+from medsilo.core.errors import PlanError, Refused
+from medsilo.core.tensors import Modules
+from medsilo.course.algorithm import Algorithm
+from medsilo.course.group import Group, network, sample_mean
+from medsilo.course.outcome import Outcome
+from medsilo.course.phase import Phase
+from medsilo.course.server import Server
+from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.deploy.outcome import SuperModelOutcome
+from medsilo.learning.loop import Lesson, Objective
+from medsilo.learning.moments import GradientSum, Moments
+from medsilo.learning.steps import plain_step
 from medsilo.learning.training import Training
 from medsilo.methods.apfl import APFL
-from medsilo.methods.base import Blueprint, Choice, Groups, Modules, Phase, Workbench
 from medsilo.methods.ditto import Ditto
 from medsilo.methods.fine_tuning import FineTuning
 from medsilo.methods.per_fedavg import PerFedAvg
 from medsilo.methods.pfedme import PFedMe
-from medsilo.methods.selecting import Selecting
 from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull
+from medsilo.mixing.server import FedAdam
+from medsilo.models.activity_cnn import ActivityCnn
+from medsilo.models.base import Network
+from medsilo.models.small_cnn import SmallCnn
+from medsilo.models.vgg11 import Vgg11
 
 PersonalMethod = Annotated[FineTuning | APFL | PerFedAvg | PFedMe | Ditto, Field(discriminator="name")]
+COMPACT: Mapping[int, Network] = {  # by axes
+    1: ActivityCnn(norm="group"),
+    2: SmallCnn(width=32, norm="group"),
+    3: SmallCnn(dimensions=3, width=16, norm="group"),
+}
 
 
-class FedSM(Selecting):
-    """A global model, a personal model per hospital, and a selector that tells their images apart, trained together.
+class ModelsAndSelector(Algorithm):
+    """A global model, a personal model per hospital, and a selector that tells whose model an image needs.
 
-    "model", which rounds evaluate, is the personal one. At the end they make one super model, with which an image goes
-    to the model of the hospital it resembles when the selector is sure enough, else to the global one (Alg. 2).
+    What the three FedSMs share: the networks, their groups, and the selector's steps, which work although a hospital
+    sees one label only. "model", which rounds evaluate, is the personal one.
     """
 
-    title = "FedSM"
-    travels = "global and personal model, selector"
-    ending: ClassVar[str | None] = "assemble"
-    stand_in: ClassVar[Mapping[str, str]] = {"personal": "global"}
-    passing = frozenset({"experts"})
-    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "paper": {**Selecting.literal, "algorithm.personal_method": None},
-        "released-code": {**Selecting.released, "algorithm.personal_method": None},
+    paper = "Xu et al. 2022"
+    # The paper's text: Adam steps for every batch, with a memory that stays at the site.
+    literal: ClassVar[Mapping[str, Any]] = {
+        "algorithm.selector": "vgg11",
+        "algorithm.selector_sync": "none",
+        "algorithm.selector_step": "batch",
     }
+    # The released code: one step a round with the gradient of all batches, and Adam's moments are averaged.
+    released: ClassVar[Mapping[str, Any]] = {
+        "algorithm.selector": "vgg11",
+        "algorithm.selector_sync": "adam-moments",
+        "algorithm.selector_step": "full-batch",
+    }
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": literal}
 
-    name: Literal["fedsm"] = "fedsm"
     pull: float = Field(0.7, gt=0, le=1)  # λ of Eq. 11: how much of its own model a hospital keeps
-    # Table 6: another method makes the personal models, which then travel once, in a last round of their own, "collect"
-    personal_method: PersonalMethod | None = None
+    selector: Literal["compact", "vgg11"] = "compact"  # compact: a small network with group norm
+    # Weights of selectors that saw one label each are hardly worth averaging by themselves.
+    # server-adam: SGD at the sites, and the server takes Adam's steps along their mean change. adam-moments: Adam's
+    # memory is averaged with the weights. none: Alg. 1.
+    selector_sync: Literal["server-adam", "adam-moments", "none"] = "server-adam"
+    selector_step: Literal["batch", "full-batch"] = "batch"  # full-batch: one step a round with the sum of gradients
+    # η_s: of SGD under server-adam, where null is 0.02; else of Adam, where it is 0.001
+    selector_learning_rate: float | None = Field(None, gt=0, le=10)
+    selector_server_lr: float = Field(0.003, gt=0, le=10)  # of the server's Adam
+
+    @model_validator(mode="after")
+    def _has_no_input_layer(self) -> Self:
+        if self.amplitude:
+            raise PlanError(f"algorithm.amplitude: {self.name}'s super model has no input layer; set it to null")
+        return self
 
     def cautions(self, sites: Sequence[str]) -> list[str]:
         if self.pull * len(sites) >= 1:
             return []
         return [f"algorithm.pull {self.pull:g} is below 1/{len(sites)}: personal models lean to the other hospitals"]
 
-    def phases(self, training: Training) -> Sequence[Phase]:
-        train = Phase("train", training.rounds)
-        return [train, Phase("collect", 1)] if self.personal_method else [train]
-
+    # The networks
     def networks(self, build: Blueprint) -> Modules:
         if not build.sites:
             raise PlanError(f"participation.sites: {self.name} tells hospitals apart, so the plan has to name them")
         if "global" in build.sites:
             raise PlanError(f"participation.sites: 'global' is {self.name}'s model of all hospitals; rename that site")
-        modules = self.personal_method.networks(build) if self.personal_method else {"model": build()}
+        modules = self.trained_models(build)
         own = modules["model"]
         modules.setdefault("global", copy.deepcopy(own))
         modules["experts"] = nn.ModuleList(copy.deepcopy(own).requires_grad_(False) for _ in build.sites)
-        return self.with_selector(modules, build.channels, self.outputs(len(build.sites)))
+        modules["selector"] = self.selector_network(own).build(build.channels, self.outputs(len(build.sites)))
+        if self.selector_sync == "adam-moments":
+            modules["moments"] = Moments(modules["selector"])
+        return modules
+
+    def trained_models(self, build: Blueprint) -> Modules:
+        """Return "model", and what else learns the task at a site."""
+        return {"model": build()}
 
     def outputs(self, sites: int) -> int:
-        """The selector's scores."""
-        return sites
+        """Return the number of the selector's scores."""
+        return 1 + sites
 
-    def choice(self, modules: Modules) -> Choice:
-        return Choice(self.selector_network(modules["model"]), "threshold")
+    def selector_network(self, model: nn.Module) -> Network:
+        """Return the selector for cases such as this network reads."""
+        axes = next((layer.weight.ndim - 2 for layer in model.modules() if isinstance(layer, _ConvNd)), 0)
+        kinds = COMPACT if self.selector == "compact" else {2: Vgg11()}
+        if axes not in kinds:
+            raise PlanError(f"algorithm.selector: no {self.selector} selector reads the cases of this network")
+        return kinds[axes]
 
-    def personal(self, modules: Modules, phase: str) -> bool:
-        return True
+    def make_optimizer(self, name: str, module: nn.Module, training: Training) -> Optimizer:
+        if name != "selector":
+            return super().make_optimizer(name, module, training)
+        kind, rate = (SGD, 0.02) if self.selector_sync == "server-adam" else (Adam, 0.001)
+        return kind(module.parameters(), lr=self.selector_learning_rate or rate)
 
-    def common(self, modules: Modules, phase: str) -> Modules:
-        return {**modules, "model": modules["global"]}
+    # The groups
+    def global_group(self) -> Group:
+        """Return line 15: the mean of the global models."""
+        return Group("global", network("global"), sample_mean, title="global model")
 
-    # What is shared
-    def shared(self, modules: Modules, phase: str) -> Groups:
-        if phase == self.ending:
-            return {}
-        if phase == "collect":
-            return {"personal": modules["model"].state_dict()}
-        return self.of_models(modules) | self.of_selector(modules)
+    def personal_group(self) -> Group:
+        """Return line 16: each personal model moves towards the others (Eq. 11)."""
+        return Group(
+            "personal",
+            network("model"),
+            lambda server: SoftPull(self.pull),
+            personal=True,
+            title="personal model",
+            stand_in="global",
+        )
 
-    def of_models(self, modules: Modules) -> Groups:
-        """The models that come to the server while they learn."""
-        common = {"global": modules["global"].state_dict()}
-        return common if self.personal_method else {**common, "personal": modules["model"].state_dict()}
+    def selector_groups(self) -> tuple[Group, ...]:
+        """Return what of the selector travels (line 15), and Adam's memory where that is averaged, too."""
+        selector = Group("selector", network("selector"), self.selector_mean)
+        if self.selector_sync != "adam-moments":
+            return (selector,)
+        return selector, Group("moments", network("moments"), sample_mean, check=_possible_moments)
 
-    def given(self, modules: Modules, phase: str) -> Groups:
-        groups = self.of_models(modules) | self.of_selector(modules)
-        return groups | outcome(modules) if phase == self.ending else groups
-
-    def leaves(self, modules: Modules) -> list[str]:
-        return [
-            "personal model: at the end it goes to the other hospitals that share theirs, if share_personal_model in "
-            "medsilo.yaml allows it (by default only with synthetic data); it is this hospital's training in one piece",
-            "super model: how often each model was chosen for validation and test cases, and summed scores of them",
-            "super model: least and greatest spacing of smallest_average (medsilo.yaml) or more training images",
-        ]
-
-    # How it is merged
-    def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
-        if group == "experts":
-            return Gallery(earlier["personal"], earlier["global"])
-        if group == "personal":
-            return Identity() if self.personal_method else SoftPull(self.pull)  # line 16
-        if group == "global" and self.personal_method:
-            return self.personal_method.mixer(group, earlier, sites)
-        return super().mixer(group, earlier, sites)
+    def selector_mean(self, server: Server) -> Mixer:
+        """Return line 15 for the selector, or the server's Adam."""
+        if self.selector_sync == "server-adam":
+            return FedAdam(self.selector_server_lr, betas=(0.9, 0.999), tau=1e-8, variant="torch")
+        return sample_mean(server)
 
     # What is trained
-    def personalise(self, bench: Workbench) -> None:
-        if self.personal_method:
-            self.personal_method.personalise(bench)
+    @contextmanager
+    def learning_selector(self, bench: Workbench, objective: Objective) -> Iterator[Lesson]:
+        """Give the selector's lesson, for a round's passes over the data."""
+        optimizer = bench.optimizers["selector"]
+        moments = cast(Moments | None, bench.modules.get("moments"))
+        if moments:
+            moments.lend(optimizer)
+        if self.selector_step == "batch":
+            yield bench.lesson("selector", objective, plain_step)
+        else:
+            total = GradientSum(optimizer)
+            yield bench.lesson("selector", objective, total.collect)
+            total.step(optimizer)
+        if moments:
+            moments.take_back(optimizer)
 
-    def train(self, bench: Workbench, phase: str) -> float:
-        """Lines 6 to 12: all three from each batch."""
-        if phase == "collect":
-            return math.nan
+
+def experts() -> Group:
+    """Return the personal models of the hospitals that let each other have them."""
+    return Group(
+        "experts",
+        network("experts"),
+        lambda server: Gallery(server.mixers["personal"], server.mixers["global"], server.sharing),
+        travels="down",
+        personal=True,
+    )
+
+
+def _possible_moments(tensors: Mapping[str, Tensor]) -> None:
+    """Raise Refused for a negative mean of squares, or a negative count."""
+    for name, tensor in tensors.items():
+        if not name.startswith("first") and tensor.min() < 0:
+            raise Refused(f"moments/{name} is below 0, which no mean of squares and no count is")
+
+
+class FedSM(ModelsAndSelector):
+    """All three train together (Alg. 1).
+
+    At the end they make one super model, with which an image goes to the model of the hospital it resembles when the
+    selector is sure enough, else to the global one (Alg. 2).
+    """
+
+    title = "FedSM"
+    made_anew = frozenset({"experts"})
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {**ModelsAndSelector.literal, "algorithm.personal_method": None},
+        "released-code": {**ModelsAndSelector.released, "algorithm.personal_method": None},
+    }
+
+    name: Literal["fedsm"] = "fedsm"
+    # Table 6: another method makes the personal models, which then travel once, in a last round of their own, "collect"
+    personal_method: PersonalMethod | None = None
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        selector = self.selector_groups()  # lines 7, 10 and 15
+        if self.personal_method is None:
+            groups = (self.global_group(), self.personal_group(), *selector)
+            return [Phase("train", training.rounds, groups, self.train_all_three)]
+        common = Group("global", network("global"), self.personal_method.mean, title="global model")
+        personal = Group(
+            "personal", network("model"), lambda server: Identity(), "up", True, "personal model", stand_in="global"
+        )
+        kept = tuple(group.given_only() for group in (common, *selector))
+        return [
+            Phase("train", training.rounds, (common, *selector), self.train_all_three),
+            Phase("collect", 1, (*kept, personal), lambda bench: math.nan),
+        ]
+
+    @property
+    def outcome(self) -> Outcome:
+        return SuperModelOutcome("threshold", self.selector_network, (experts(),))
+
+    def outputs(self, sites: int) -> int:
+        return sites
+
+    def trained_models(self, build: Blueprint) -> Modules:
+        return self.personal_method.networks(build) if self.personal_method else super().trained_models(build)
+
+    def train_all_three(self, bench: Workbench) -> float:
+        """Lines 6 to 12: all three learn from each batch."""
         label = bench.sites.index(bench.site)
 
         def tell_apart(selector: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -143,8 +255,6 @@ class FedSM(Selecting):
             return self.personal_method.learning(bench)
         return nullcontext([bench.lesson("model"), bench.lesson("global")])
 
-
-def outcome(modules: Modules) -> Groups:
-    """The models as hospitals get them when all are done."""
-    names = {"global": "global", "personal": "model", "experts": "experts"}
-    return {group: modules[name].state_dict() for group, name in names.items()}
+    def personalise(self, bench: Workbench) -> None:
+        if self.personal_method:
+            self.personal_method.personalise(bench)

@@ -6,20 +6,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from medsilo.course.outcome import Outcome
+from medsilo.deploy.outcome import SuperModelOutcome
 from medsilo.learning.loop import LossFunction
-from medsilo.methods.base import Choice, Modules
-from medsilo.methods.fedsm_extra import Afterwards
+from medsilo.methods.fedsm_extra import SelectorAfterwards
 
 
-class FedSMEnsemble(Afterwards):
+class FedSMEnsemble(SelectorAfterwards):
     """h = Σ_k y_k h_k: the selector learns by what shares to mix the probabilities of all K + 1 models."""
 
     title = "FedSM ensemble"
 
-    name: Literal["fedsm-ensemble"] = "fedsm-ensemble"  # type: ignore[assignment]
+    name: Literal["fedsm-ensemble"] = "fedsm-ensemble"
 
-    def choice(self, modules: Modules) -> Choice:
-        return Choice(self.selector_network(modules["model"]), "mixture")
+    @property
+    def outcome(self) -> Outcome:
+        return SuperModelOutcome("mixture", self.selector_network)
 
     def objective(self, scores: Tensor, outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
         return loss(mixed(scores, outputs), targets)

@@ -10,24 +10,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.core.errors import PlanError
+from medsilo.course.outcome import Outcome
+from medsilo.course.phase import Phase
+from medsilo.course.workbench import Workbench
+from medsilo.deploy.outcome import SuperModelOutcome
 from medsilo.learning.loop import LossFunction
 from medsilo.learning.training import Training
-from medsilo.methods.base import Choice, Groups, Modules, Phase, Workbench
-from medsilo.methods.fedsm import FedSM, outcome
-from medsilo.methods.selecting import Selecting
+from medsilo.methods.fedsm import ModelsAndSelector, experts
 
 
-class Afterwards(FedSM):
+class SelectorAfterwards(ModelsAndSelector):
     """Global and personal models as in FedSM; when they are done, hospitals get those of the others that agreed, and
     train a selector among all K + 1 alone. Output 0 stands for the global model.
     """
 
-    travels = "global model, selector; personal models to all sites"
-    ending = None
-    passing = frozenset()
-    protocols: ClassVar[dict[str, Any]] = {"paper": Selecting.literal}
+    protocols: ClassVar[dict[str, Any]] = {"paper": ModelsAndSelector.literal}
 
-    personal_method: None = None
     selector_rounds: int | None = Field(None, ge=1)  # of training.rounds; by default a third, as in the paper
 
     def phases(self, training: Training) -> Sequence[Phase]:
@@ -36,23 +34,19 @@ class Afterwards(FedSM):
             raise PlanError(
                 f"training.rounds: {self.name} trains models before {last} rounds of the selector; give more"
             )
-        return [Phase("train", training.rounds - last), Phase("select", last)]
+        models = (self.global_group(), self.personal_group())
+        done = (*(group.given_only() for group in models), experts())
+        return [
+            Phase("train", training.rounds - last, models, self.train_models),
+            Phase("select", last, (*done, *self.selector_groups()), self.train_selector),
+        ]
 
-    def outputs(self, sites: int) -> int:
-        return 1 + sites
+    def train_models(self, bench: Workbench) -> float:
+        """Train the personal and the global model from each batch."""
+        return bench.train(bench.lesson("model"), bench.lesson("global"))
 
-    # What is shared
-    def shared(self, modules: Modules, phase: str) -> Groups:
-        return self.of_models(modules) if phase == "train" else self.of_selector(modules)
-
-    def given(self, modules: Modules, phase: str) -> Groups:
-        return outcome(modules) | self.of_selector(modules) if phase == "select" else self.of_models(modules)
-
-    # What is trained
-    def train(self, bench: Workbench, phase: str) -> float:
-        if phase == "train":
-            with self.learning_models(bench) as lessons:
-                return bench.train(*lessons)
+    def train_selector(self, bench: Workbench) -> float:
+        """Train the selector on what all K + 1 models answer."""
         frozen = [bench.modules["global"], *bench.modules["experts"].children()]
         for model in frozen:
             model.eval()
@@ -67,18 +61,19 @@ class Afterwards(FedSM):
 
     @abstractmethod
     def objective(self, scores: Tensor, outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
-        """What the selector minimises; scores: [B, K + 1]; outputs: of the global model and all personal ones."""
+        """Return what the selector minimises; scores: [B, K + 1]; outputs: of the global and all personal models."""
 
 
-class FedSMExtra(Afterwards):
+class FedSMExtra(SelectorAfterwards):
     """The selector learns to name the best of all K + 1 models; at the end the most likely one answers."""
 
     title = "FedSM-extra"
 
-    name: Literal["fedsm-extra"] = "fedsm-extra"  # type: ignore[assignment]
+    name: Literal["fedsm-extra"] = "fedsm-extra"
 
-    def choice(self, modules: Modules) -> Choice:
-        return Choice(self.selector_network(modules["model"]), "argmax")
+    @property
+    def outcome(self) -> Outcome:
+        return SuperModelOutcome("argmax", self.selector_network)
 
     def objective(self, scores: Tensor, outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
         return functional.cross_entropy(scores, best_of(outputs, targets, loss))

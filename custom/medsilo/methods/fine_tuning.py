@@ -6,18 +6,18 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import copy_into
-from medsilo.methods.base import Workbench
-from medsilo.methods.personal import Personal
+from medsilo.methods.shared_and_own import SharedAndOwn
 
 
-class FineTuning(Personal):
+class FineTuning(SharedAndOwn):
     """FedAvg of w; a site's own model is w after some epochs on its training data, made anew of each w that arrives."""
 
     title = "Fine-tuning"
     paper = "Wang et al. 2019"
-    passing: ClassVar[frozenset[str]] = frozenset({"model"})
+    made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
 
     name: Literal["fine-tuning"] = "fine-tuning"
     epochs: int = Field(1, ge=0, le=10_000)  # 0 is FedAvg

@@ -1,26 +1,112 @@
 """HarmoFL: Jiang et al., HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous Medical
-Images, AAAI 2022. Equations and lines of Alg. 1 are the paper's."""
+Images, AAAI 2022. Equations and lines of Alg. 1 are the paper's.
+
+Both halves, inputs of one amplitude and perturbed steps, may be added to any other method: the first is a function
+over that method's phases, the second takes the place of its optimizer's step.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field
+from torch import nn
+from torch.optim import Optimizer
 
-from medsilo.learning.harmony import Amplitude, Perturbation
+from medsilo.core.errors import Refused
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.algorithm import INPUT, InputLayer, LearningStep
+from medsilo.course.group import Group, network
+from medsilo.course.phase import Phase
+from medsilo.course.server import Server
+from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
+from medsilo.learning.perturbation import PerturbedOptimizer
+from medsilo.learning.steps import Closure, Step
+from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
+
+HARMONISE, AMPLITUDE = "harmonise", "amplitude"
+
+
+class Amplitude(InputLayer):
+    """Ψ of Eqs. 2 to 4: images keep their phase and take the amplitude spectrum that all sites share."""
+
+    decay: float = Field(0.1, ge=0, le=1)  # v of Eq. 3
+    # Frequencies that take the shared amplitude: null all, 0.0 the mean alone, up to 0.5 the square of low ones.
+    band: float | None = Field(None, ge=0, le=0.5)
+    start: Literal["batch", "zero"] = "batch"
+
+    def layer(self, shape: Sequence[int]) -> AmplitudeNorm:
+        return AmplitudeNorm(shape, self.decay, self.band, self.start)
+
+    def over(self, phases: Sequence[Phase]) -> Sequence[Phase]:
+        return harmonised(phases, self)
+
+    def covers(self, images: int, training: Training) -> int:
+        """Return how many of a site's images its average covers after one round."""
+        return images_averaged(images, training.batch_size, training.local_epochs, self.decay, self.start)
+
+
+def harmonised(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]:
+    """Return a method's phases behind the input layer.
+
+    Phase "harmonise" is the first round in which the method trains: every site normalises with its own amplitude,
+    which then leaves it (lines 4 to 7). Their mean (line 17) comes down once and is fixed from then on.
+    """
+    own = Group(AMPLITUDE, used, sites_count_alike, "up", covers=amplitude.covers, title="amplitude in round 1 only")
+    shared = Group(AMPLITUDE, used, sites_count_alike, "down", arrived=fix)
+    place = next(place for place, phase in enumerate(phases) if phase.trains and phase.rounds)
+    first, *after = phases[place:]
+    return [
+        *phases[:place],
+        replace(first, name=HARMONISE, rounds=1, groups=(*first.groups, own)),
+        *(
+            replace(phase, groups=(*phase.groups, shared))
+            for phase in (replace(first, rounds=first.rounds - 1, before=None), *after)
+        ),
+    ]
+
+
+def used(modules: Modules) -> Tensors:
+    """Return the part of the amplitude that is used, so that nothing else leaves a site."""
+    return {AMPLITUDE: cast(AmplitudeNorm, modules[INPUT]).used}
+
+
+def sites_count_alike(server: Server) -> Mixer:
+    """Return line 17: A ← 1/N Σ A_i."""
+    return UniformMean()
+
+
+def fix(modules: Modules, came: bool) -> None:
+    """Hold on to the amplitude that all sites share."""
+    norm = cast(AmplitudeNorm, modules[INPUT])
+    if came:
+        norm.forget_unused()
+        norm.freeze(norm.amplitude)
+    elif not norm.frozen:
+        raise Refused("this site has lost the amplitude that all sites share; it is sent with the next request")
+
+
+class Perturbation(LearningStep):
+    """δ of Eqs. 6 and 7: gradients are taken where the loss is worst nearby, in two passes over each batch."""
+
+    alpha: float = Field(0.05, gt=0, le=100)  # length of the perturbation
+
+    def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
+        """Lines 9 to 12 of Alg. 1; the optimizer steps from the unperturbed weights."""
+        perturbed = PerturbedOptimizer(optimizer, self.alpha, module=model)
+        return lambda _, closure: perturbed.step(cast(Closure, closure))
 
 
 class HarmoFL(Averaging):
     """min_θ Σ p_i F_i(θ + δ, Ψ(D_i)): inputs of one amplitude, and weights whose neighbourhood is flat (Eq. 1).
 
-    Both halves may be added to any method of the plan; here they are on unless switched off. Without them this is
-    FedAvg.
+    Both halves are on unless switched off. Without them this is FedAvg.
     """
 
     title = "HarmoFL"
     paper = "Jiang et al. 2022"
-    travels = "model; amplitude in round 1 only"
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         # The paper's text, its misprints repaired: the whole spectrum, an average that comes from zero.
         "paper": {
@@ -50,6 +136,11 @@ class HarmoFL(Averaging):
     weighting: Literal["samples", "uniform"] = "uniform"
     server_lr: float = Field(1.0, gt=0, le=10)  # η_g
 
-    def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
+    def phases(self, training: Training) -> Sequence[Phase]:
+        """One model, averaged every round (line 16); the plan's input layer adds its amplitude (`harmonised`)."""
+        return [Phase("train", training.rounds, (Group("model", network("model"), self.mean),))]
+
+    def mean(self, server: Server) -> Mixer:
+        """Return line 16: θ ← θ + η_g (Σ p_i θ_i − θ)."""
         mean = WeightedMean if self.weighting == "samples" else UniformMean
-        return mean(rate=self.server_lr)  # line 16
+        return mean(rate=self.server_lr)

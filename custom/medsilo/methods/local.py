@@ -1,8 +1,12 @@
 """Local training, the papers' "Base": every hospital for itself."""
 
+from collections.abc import Sequence
 from typing import Literal
 
-from medsilo.methods.base import Algorithm, Groups, Modules
+from medsilo.course.algorithm import Algorithm
+from medsilo.course.outcome import Outcome, OwnModels
+from medsilo.course.phase import Phase
+from medsilo.learning.training import Training
 
 
 class Local(Algorithm):
@@ -10,9 +14,12 @@ class Local(Algorithm):
 
     title = "Local"
     paper = "the papers' Base"
-    travels = "nothing"
 
     name: Literal["local"] = "local"
 
-    def shared(self, modules: Modules, phase: str) -> Groups:
-        return {}
+    @property
+    def outcome(self) -> Outcome:
+        return OwnModels()
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return [Phase("train", training.rounds)]

@@ -7,9 +7,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError
+from medsilo.core.tensors import Modules
+from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.contrast import contrast, frozen_features, with_features
 from medsilo.learning.layers import head_names
-from medsilo.methods.base import Blueprint, Modules, Workbench
 from medsilo.methods.fedavg import FedAvg
 
 
@@ -35,7 +36,7 @@ class Moon(FedAvg):
         if not head_names(modules["model"]):
             raise PlanError("algorithm.name: moon needs features; choose a network with a linear or convolution layer")
 
-    def train(self, bench: Workbench, phase: str) -> float:
+    def work(self, bench: Workbench) -> float:
         arrived = copy.deepcopy(bench.modules["model"]).requires_grad_(False)
         previous = bench.modules["previous"]
 

@@ -6,14 +6,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson, objective_of
 from medsilo.learning.personal import MetaGradient, adapt, copy_into
 from medsilo.learning.steps import correcting
-from medsilo.methods.base import Workbench
-from medsilo.methods.personal import Personal
+from medsilo.methods.shared_and_own import SharedAndOwn
 
 
-class PerFedAvg(Personal):
+class PerFedAvg(SharedAndOwn):
     """FedAvg of a w that is good one step later: min_w Σ p_k f_k(w − a ∇f_k(w)).
 
     A site's own model is w after that one step, made anew of each w that arrives, with the gradient over all its
@@ -23,7 +23,7 @@ class PerFedAvg(Personal):
     title = "Per-FedAvg"
     paper = "Fallah et al. 2020"
     own_step: ClassVar[bool] = True
-    passing: ClassVar[frozenset[str]] = frozenset({"model"})
+    made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
 
     name: Literal["per-fedavg"] = "per-fedavg"
     inner_lr: float = Field(0.01, ge=0, le=1000)  # a; b is the plan's learning rate

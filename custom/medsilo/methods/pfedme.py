@@ -1,20 +1,21 @@
 """pFedMe: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from medsilo.course.server import Server
+from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import moreau, set_out_from
 from medsilo.learning.steps import correcting, pull_towards
-from medsilo.methods.base import Workbench
-from medsilo.methods.personal import Personal
+from medsilo.methods.shared_and_own import SharedAndOwn
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
 
-class PFedMe(Personal):
+class PFedMe(SharedAndOwn):
     """θ ≈ argmin f(θ) + λ/2 ‖θ − w‖² by K steps on each batch; w ← w − ηλ (w − θ); server w ← (1 − β) w + β Σ p_k w_k.
 
     θ is the site's own model. It sets out from each w that arrives and goes on from batch to batch.
@@ -37,7 +38,7 @@ class PFedMe(Personal):
             )
         return self
 
-    def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
+    def mean(self, server: Server) -> Mixer:
         mean = WeightedMean if self.weighting == "samples" else UniformMean
         return mean(rate=self.server_lr)
 

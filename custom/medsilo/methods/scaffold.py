@@ -1,6 +1,6 @@
 """SCAFFOLD: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -8,16 +8,19 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError
+from medsilo.core.tensors import Modules
+from medsilo.course.group import Group, network
+from medsilo.course.server import Server
+from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.layers import keeping_statistics
 from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training
-from medsilo.methods.base import Blueprint, Groups, Modules, Workbench
-from medsilo.methods.stepping import Stepping
+from medsilo.methods.server_step import ServerStep
 from medsilo.mixing.mixers import Mixer, UniformMean
 from medsilo.mixing.server import Scaffold as ServerControl
 
 
-class Scaffold(Stepping):
+class Scaffold(ServerStep):
     """y ← y - η (g(y) - c_i + c); x ← x + η_g mean(y_i - x); c ← c + |S| / N mean(c_i⁺ - c_i). Sites count alike.
 
     c is the server's control variate, c_i the site's own, which stays there. c_i⁺ is, by option, the gradient over all
@@ -27,7 +30,6 @@ class Scaffold(Stepping):
 
     title = "SCAFFOLD"
     paper = "Karimireddy et al. 2020"
-    travels = "model; a control variate"
 
     name: Literal["scaffold"] = "scaffold"
     weighting: Literal["uniform"] = "uniform"
@@ -47,22 +49,24 @@ class Scaffold(Stepping):
         modules = super().networks(build)
         return modules | {"control": _zeros(modules["model"]), "own-control": _zeros(modules["model"])}
 
-    def shared(self, modules: Modules, phase: str) -> Groups:
-        return super().shared(modules, phase) | {"control": modules["control"].state_dict()}
-
-    def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
-        return ServerControl() if group == "control" else super().mixer(group, earlier, sites)
-
-    def leaves(self, modules: Modules) -> list[str]:
-        return [
+    def groups(self) -> tuple[Group, ...]:
+        said = (
             "control: in the first round this site's mean gradient over its training cases, later how it changed; a "
             "gradient over few cases comes close to the cases themselves"
-        ]
+        )
+        control = Group(
+            "control",
+            network("control"),
+            lambda server: ServerControl(),
+            title="a control variate",
+            says=lambda tensors: [said],
+        )
+        return *super().groups(), control
 
-    def server_step(self) -> UniformMean:
+    def step(self, server: Server) -> Mixer:
         return UniformMean(rate=self.server_lr)
 
-    def train(self, bench: Workbench, phase: str) -> float:
+    def work(self, bench: Workbench) -> float:
         model = bench.modules["model"]
         control, own = (list(bench.modules[name].parameters()) for name in ("control", "own-control"))
         new = self._gradient(bench) if self.option == "I" else None

@@ -40,7 +40,6 @@ class Mixer(ABC):
     """One group of tensors across rounds: who may contribute, who has, and what everybody was given last."""
 
     def __init__(self) -> None:
-        self.agreed: Set[str] = frozenset()  # sites that let each other have their personal models
         self._sites: list[str] = []
         self._answered: set[str] = set()
         self._layout: Layout | None = None
@@ -122,6 +121,9 @@ class Mixer(ABC):
         self._layout = None
         self._open = False
 
+    def let_wait(self, memory: int) -> None:  # noqa: B027
+        """Let so many bytes of contributions that came before their turn wait in memory and not on the disk."""
+
     # -- what makes a mixer -------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -189,7 +191,6 @@ class WeightedMean(Mixer):
         self._begin_sum()
 
     def let_wait(self, memory: int) -> None:
-        """So many bytes of contributions that came before their turn may wait in memory and not on the disk."""
         self._waiting.memory = memory
 
     def _begin_sum(self) -> None:
@@ -498,9 +499,10 @@ class Gallery(Mixer):
     shown; a site that did not agree is shown its own and, of all others, the common model.
     """
 
-    def __init__(self, personal: Mixer, common: Mixer) -> None:
+    def __init__(self, personal: Mixer, common: Mixer, agreed: Callable[[], Set[str]]) -> None:
         super().__init__()
         self.personal, self.common = personal, common
+        self.agreed = agreed  # sites that let each other have their personal models
 
     def _row(self, site: str) -> dict[str, Tensor]:
         return {
@@ -511,7 +513,7 @@ class Gallery(Mixer):
 
     def shows(self, owner: str, site: str) -> bool:
         """Whether a site gets the owner's own model."""
-        return owner == site or {owner, site} <= self.agreed
+        return owner == site or {owner, site} <= self.agreed()
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
         """Has no tensors of its own."""

@@ -62,6 +62,10 @@ class SiteSettings(Section):
         """The cases that a metric, or the count of a class, must cover before it leaves this site."""
         return self.smallest_metric or (1 if synthetic else SMALLEST_METRIC)
 
+    def shares(self, synthetic: bool) -> bool:
+        """Whether other hospitals that agree get this one's personal model, and this one theirs."""
+        return synthetic if self.share_personal_model is None else self.share_personal_model
+
     def compute(self) -> Compute:
         """The device and precision to train with; an error when the device is not there."""
         return Compute.choose(self.device, precision=self.precision, threads=self.threads, workers=self.workers)

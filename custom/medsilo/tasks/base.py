@@ -70,6 +70,7 @@ class Task(Section):
 
     title: ClassVar[str]
     metric: ClassVar[str]  # the name of what `case_scores` measures; higher is better
+    metric_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     synthetic: ClassVar[bool] = False
     channels: ClassVar[int]
     classes: ClassVar[int]
@@ -201,6 +202,10 @@ class Task(Section):
     def layout(self) -> dict[str, int]:
         """The names of all counts and how many numbers each has."""
         return {self.metric: 2, self.metric + BY_PATIENT: 2}
+
+    def range_of(self, name: str) -> tuple[float, float]:
+        """Return the least and greatest value that one case can have in a count that is a sum over cases."""
+        return self.metric_range
 
     def figures(self, counts: Counts) -> Figures:
         """What is reported, from one site's counts or from those of several added up."""

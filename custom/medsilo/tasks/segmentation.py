@@ -10,6 +10,7 @@ from medsilo.tasks.base import Task
 from medsilo.tasks.metrics import Measures
 
 SURFACE = ("hd95", "surface_dice")
+FURTHEST = 1e5  # millimetres or pixels that two surfaces of one image can be apart
 
 
 class Segmentation(Task):
@@ -64,6 +65,9 @@ class Segmentation(Task):
     def layout(self) -> dict[str, int]:
         several = ("dice", *SURFACE) if len(self.structures) > 1 else SURFACE
         return {**super().layout, **{self._name(name, part): 2 for name in several for part in self.structures}}
+
+    def range_of(self, name: str) -> tuple[float, float]:
+        return (0.0, FURTHEST) if name.startswith(SURFACE[0]) else super().range_of(name)
 
     def masks(self, labels: Tensor) -> Tensor:
         """Where each structure is, [batch, structures, *grid]."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medsilo.methods.base import Groups
+from medsilo.core.tensors import Groups
 
 LENGTH = struct.Struct(">Q")
 

@@ -13,10 +13,11 @@ from socket import socket, socketpair
 from typing import Any
 
 from medsilo.core.errors import Aborted, Died, MedsiloError, Refused
+from medsilo.core.tensors import Groups
 from medsilo.federation.participant import Participant, Stop
 from medsilo.federation.process.frames import receive, send
-from medsilo.methods.base import Groups, Parcel
 from medsilo.plan import Plan
+from medsilo.runs.messages import Parcel
 from medsilo.site.settings import SiteSettings
 
 POLL = 0.2  # seconds between looks at whether the run was told to stop

@@ -15,8 +15,8 @@ from medsilo.core.errors import Aborted
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.frames import receive, send
 from medsilo.federation.reasons import details, is_out_of_memory, public_reason
-from medsilo.methods.base import Parcel
 from medsilo.plan import parse_plan
+from medsilo.runs.messages import Parcel
 from medsilo.site.settings import SiteSettings
 
 

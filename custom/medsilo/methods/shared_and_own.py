@@ -1,37 +1,43 @@
-"""What methods with two networks at a site share: one that all sites train, and the site's own."""
+"""What methods with two networks at a site have in common: one that all sites train, and the site's own."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 
+from medsilo.core.tensors import Modules
+from medsilo.course.group import Group, network
+from medsilo.course.outcome import Outcome, OwnModels
+from medsilo.course.phase import Phase
+from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.loop import Lesson
-from medsilo.methods.base import Blueprint, Groups, Modules, Workbench
+from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 
 
-class Personal(Averaging):
+class SharedAndOwn(Averaging):
     """ "global" is the network w that travels and that the lead gets; "model" is the site's own, which it ends with.
 
     Both begin with the same weights. The site's own never leaves it, running statistics of batch norm included.
     """
 
-    travels = "shared model"
+    @property
+    def outcome(self) -> Outcome:
+        return OwnModels(common="global")
 
     def networks(self, build: Blueprint) -> Modules:
         model = build()
         return {"model": model, "global": deepcopy(model)}
 
-    def shared(self, modules: Modules, phase: str) -> Groups:
-        return {"global": modules["global"].state_dict()}
+    def phases(self, training: Training) -> Sequence[Phase]:
+        shared = Group("global", network("global"), self.mean, title="shared model")
+        return [Phase("train", training.rounds, (shared,), self.work)]
 
     @abstractmethod
     def learning(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:
         """What the site's networks learn from each batch of a round, while the block lasts."""
 
-    def train(self, bench: Workbench, phase: str) -> float:
+    def work(self, bench: Workbench) -> float:
+        """Train both networks in one pass over the data."""
         with self.learning(bench) as lessons:
             return bench.train(*lessons)
-
-    def common(self, modules: Modules, phase: str) -> Modules:
-        return {**modules, "model": modules["global"]}

@@ -1,0 +1,152 @@
+"""What a federated method is."""
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BeforeValidator, SerializeAsAny, model_validator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from medsilo.core.errors import PlanError
+from medsilo.core.section import Section
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.outcome import OneModel, Outcome
+from medsilo.course.phase import Course, Phase
+from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.learning.steps import Step
+from medsilo.learning.training import Training
+
+INPUT = "amplitude"  # the name of the input layer among a site's networks
+
+
+class InputLayer(Section):
+    """A layer that every batch passes once before a network sees it, and the groups in which its state travels."""
+
+    @abstractmethod
+    def layer(self, shape: Sequence[int]) -> nn.Module:
+        """Return the layer for images of this shape."""
+
+    @abstractmethod
+    def over(self, phases: Sequence[Phase]) -> Sequence[Phase]:
+        """Return these phases with the layer's own groups in them."""
+
+
+class LearningStep(Section):
+    """A step that takes the place of the optimizer's plain one."""
+
+    @abstractmethod
+    def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
+        """Return the step of this network."""
+
+
+def _half_of_harmofl(name: str) -> BeforeValidator:
+    """Return what reads one of the two things that a plan may add to any method; both stand in HarmoFL's own file."""
+
+    def read(value: Any) -> Any:
+        if value is None or isinstance(value, Section):
+            return value
+        return getattr(import_module("medsilo.methods.harmofl"), name).model_validate(value)
+
+    return BeforeValidator(read)
+
+
+class Algorithm(Section):
+    """A method of the plan. Holds its numbers and no state: that lies in the site's networks and the server's mixers.
+
+    A subclass declares `name: Literal["..."] = "..."`, `title`, `paper` and its own numbers, and says in `phases` what
+    travels, how it is mixed and what sites do; in `networks` what a site holds; in `outcome` how a study ends.
+    """
+
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    pooled: ClassVar[bool] = False  # needs all data in one place, so it never runs on NVFlare
+    # Networks that are made anew in every round from what arrives: a site does not keep them on its disk.
+    made_anew: ClassVar[frozenset[str]] = frozenset()
+    # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise.
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    own_step: ClassVar[bool] = False  # the step is the method itself, so it can't be a perturbed one
+
+    name: str
+    # HarmoFL's two halves, which a plan may add to any method: an input layer, and a perturbed step.
+    amplitude: Annotated[SerializeAsAny[InputLayer] | None, _half_of_harmofl("Amplitude")] = None
+    perturbation: Annotated[SerializeAsAny[LearningStep] | None, _half_of_harmofl("Perturbation")] = None
+
+    @model_validator(mode="after")
+    def _step_is_free(self) -> Self:
+        if self.perturbation and self.own_step:
+            raise PlanError(f"algorithm.perturbation: {self.name} has a step of its own; set it to null")
+        return self
+
+    # What makes a method
+    @abstractmethod
+    def phases(self, training: Training) -> Sequence[Phase]:
+        """Return the phases in order: what travels, how it is mixed, what a site does."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """How a study ends."""
+        return OneModel()
+
+    def networks(self, build: Blueprint) -> Modules:
+        """Return every network a site holds; `build` makes the plan's network. "model" is the one that is evaluated."""
+        return {"model": build()}
+
+    def make_optimizer(self, name: str, module: nn.Module, training: Training) -> Optimizer:
+        """Return the optimizer of a network that learns."""
+        return training.make_optimizer(module.parameters())
+
+    def personalise(self, bench: Workbench) -> None:
+        """Make "model" of what a site has just received, where it is another network; on training data, if on any."""
+
+    # What makes no sense
+    def cautions(self, sites: Sequence[str]) -> list[str]:
+        """Return what whoever starts the study should know of its numbers, one line each."""
+        return []
+
+    def suits(self, training: Training) -> None:
+        """Raise a PlanError when the method makes no sense with this training."""
+
+    def check(self, modules: Modules) -> None:
+        """Raise a PlanError when the method makes no sense on these networks (they may lie on the meta device)."""
+
+    # What the engine asks
+    def course(self, training: Training) -> Course:
+        """Return the study's phases, with those groups that the plan's input layer adds."""
+        phases = self.phases(training)
+        if self.amplitude:
+            phases = self.amplitude.over(phases)
+        return Course(phases, self.outcome.delivery(phases[-1]))
+
+    def modules(self, build: Blueprint) -> Modules:
+        """Return every network a site holds, and the input layer if the plan has one."""
+        modules = self.networks(build)
+        if self.amplitude is None:
+            return modules
+        if build.shape is None:
+            raise PlanError("algorithm.amplitude: needs images of one size; set task.size or algorithm.amplitude=null")
+        return modules | {INPUT: self.amplitude.layer(build.shape)}
+
+    def input_layer(self, modules: Modules) -> nn.Module | None:
+        """Return what every batch passes through once before a network sees it, in training as in evaluation."""
+        return modules[INPUT] if self.amplitude else None
+
+    def whole(self, modules: Modules, name: str = "model") -> nn.Module:
+        """Return what is evaluated, saved and given to the hospital: a network, behind the input layer if any."""
+        layer = self.input_layer(modules)
+        model = modules[name]
+        return model if layer is None else nn.Sequential(OrderedDict(input=layer, model=model))
+
+
+def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:
+    """Return the tensors that are not named."""
+    kept_back = set(names)
+    return {name: tensor for name, tensor in tensors.items() if name not in kept_back}
+
+
+def require(names: Sequence[str], method: str, layer: str, remedy: str) -> None:
+    """Raise a PlanError if a method that keeps a kind of layer at the sites finds none in this network."""
+    if not names:
+        raise PlanError(f"algorithm.name: {method} keeps {layer} at the sites, but this network has none; {remedy}")

@@ -1,0 +1,77 @@
+"""A group of tensors: one row of the table that a method is."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from torch import Tensor
+
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.server import Server
+from medsilo.learning.training import Training
+from medsilo.mixing.mixers import Mixer, WeightedMean
+
+Facts = dict[str, Any]  # values that JSON can hold
+
+
+def network(name: str) -> Callable[[Modules], Tensors]:
+    """Return the view of all tensors of one of a site's networks."""
+    return lambda modules: modules[name].state_dict()
+
+
+def sample_mean(server: Server) -> Mixer:
+    """Return FedAvg's mixer: the mean, weighted by training cases."""
+    return WeightedMean()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors that travel together and are mixed alike.
+
+    Groups of a phase are added and merged in the order in which they are declared, so that the mixing of a group may
+    look at the earlier ones: `mix` finds their mixers in `server.mixers`.
+    """
+
+    name: str
+    of: Callable[[Modules], Tensors]  # a view into a site's networks, never a copy
+    mix: Callable[[Server], Mixer] = sample_mean
+    # down: each site gets the group once in a phase and keeps it. up: sites send it and get nothing back.
+    travels: Literal["both", "up", "down"] = "both"
+    personal: bool = False  # every site is given values of its own
+    title: str = ""  # for tables of what leaves a site; by default the name
+    stand_in: str | None = None  # of a personal group: the group that a site without values of its own is given
+    # Raises Refused when values that have the right form are impossible.
+    check: Callable[[Tensors], None] = lambda tensors: None
+    # Called at a site when a phase's groups have arrived, with whether this one was among them. May raise Refused.
+    arrived: Callable[[Modules, bool], None] = lambda modules, came: None
+    # What the server found out about the sites when all is done, for the summary's details.
+    found: Callable[[Mixer, Sequence[str]], Facts] = lambda mixer, sites: {}
+    # What else a hospital should know of the group, one line each, for the leak report.
+    says: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
+    # If tensors are an average of a site's images: how many of so many images it covers.
+    covers: Callable[[int, Training], int] | None = None
+
+    def given_only(self) -> Self:
+        """Return the same group as sites get it when its networks are done."""
+        return replace(self, travels="down")
+
+    @property
+    def goes_up(self) -> bool:
+        """Whether sites send it."""
+        return self.travels != "down"
+
+    @property
+    def goes_down(self) -> bool:
+        """Whether sites are given it."""
+        return self.travels != "up"
+
+
+def views(groups: Sequence[Group], modules: Modules) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of these groups in a site's networks; a group without any on these networks does not travel."""
+    found = {group.name: group.of(modules) for group in groups}
+    return {name: tensors for name, tensors in found.items() if tensors}
+
+
+def places_of(tensors: Iterable[Tensor]) -> set[int]:
+    """Return where tensors lie in memory, by which another view of the same tensor is recognised."""
+    return {tensor.data_ptr() for tensor in tensors}

@@ -1,0 +1,128 @@
+"""What a study ends with. The engine knows this interface only; a method says which outcome is its own."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from medsilo.core.tensors import Modules
+from medsilo.course.group import Facts
+from medsilo.course.phase import Phase
+from medsilo.course.server import Server
+from medsilo.learning.loop import Compute
+from medsilo.tasks.base import Task
+
+Part = Literal["validation", "test"]
+
+
+@dataclass(frozen=True)
+class SiteEnd:
+    """What an outcome finds at a site."""
+
+    plan: Any  # the study's; plans stand above this room
+    site: str
+    modules: Modules  # with what was delivered
+    folder: Path  # the site's own in the study
+    task: Task
+    compute: Compute
+    validation: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the cases once, in their order
+    spacings: Sequence[Sequence[float]]  # of the training images; empty at a site that does not train
+    smallest_average: int
+    withheld: Collection[Part]  # parts with too few cases to tell anything of
+    stop: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class ServerEnd:
+    """What an outcome finds at the server."""
+
+    plan: Any
+    layout: Modules  # the networks without values
+    server: Server
+    folder: Path  # the run's
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What the server makes of an outcome: facts for the summary's details, and what sites are told before the test."""
+
+    details: Facts
+    told: Facts
+
+
+class Outcome(ABC):
+    """How a study ends: what is delivered, which model is scored, and what the server concludes.
+
+    `personal`: sites end with models of their own, and each chooses its best by itself. `common`: the network that all
+    share and that the lead gets. `for_others`: whether hospitals that did not train can use the outcome.
+    """
+
+    personal: bool
+    common: str | None
+    for_others: bool
+
+    def delivery(self, last: Phase) -> Phase:
+        """Return the phase in which the outcome is delivered; by default that after the last round."""
+        return last
+
+    def says(self) -> Sequence[str]:
+        """Return what a hospital should know of the outcome, one line each, for the leak report."""
+        return ()
+
+    # At the server
+    def told(self, end: ServerEnd, site: str) -> Facts:
+        """Return what a site is told with the delivery."""
+        return {}
+
+    def read(self, answer: Any, part: Part, withheld: bool, sites: Collection[str]) -> BaseModel | None:
+        """Check what a site tells after the delivery ("validation") or the test; raises Refused."""
+        return None
+
+    def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> Conclusion | None:
+        """Make the outcome of the sites' answers to the delivery."""
+        return None
+
+    def concluded(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
+        """Return the details with the sites' answers to the test."""
+        return details
+
+    # At a site
+    def take(self, end: SiteEnd, told: Facts) -> Facts | None:
+        """Take over what was delivered; returns what the server is told of it."""
+        return None
+
+    @abstractmethod
+    def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
+        """Return the model that is tested; `model` is the one that was selected in the rounds."""
+
+    def after_test(self, end: SiteEnd, model: nn.Module) -> Facts | None:
+        """Return what the server is told of the test beside scores."""
+        return None
+
+
+@dataclass(frozen=True)
+class OneModel(Outcome):
+    """All sites end with the same model; the best is chosen by the mean of their validation scores."""
+
+    common: str | None = "model"
+    personal: bool = False
+    for_others: bool = True
+
+    def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
+        return model
+
+
+@dataclass(frozen=True)
+class OwnModels(Outcome):
+    """Every site ends with a model of its own; `common` is one that they share beside it."""
+
+    common: str | None = None
+    personal: bool = True
+    for_others: bool = False
+
+    def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
+        return model

@@ -1,0 +1,92 @@
+"""Phases, and the course that they make together."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from medsilo.core.tensors import Modules
+from medsilo.course.group import Facts, Group
+from medsilo.course.server import Server
+from medsilo.course.workbench import Workbench
+
+
+def learn(bench: Workbench) -> float:
+    """Train "model" as the plan says."""
+    return bench.train()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of rounds in which the same groups travel and sites do the same work."""
+
+    name: str
+    rounds: int
+    groups: tuple[Group, ...] = ()
+    work: Callable[[Workbench], float] = learn  # what a site does in a round; returns the training loss, or NaN
+    # What the server does before the phase: it may change initial weights that have not travelled yet, and returns
+    # facts for the summary's details. It is not done again when a study is resumed.
+    before: Callable[[Server, Modules], Facts] | None = None
+    trains: bool = True  # whether sites pass their training batches in it
+    says: tuple[str, ...] = ()  # what a hospital should know of the phase, one line each, for the leak report
+
+    @property
+    def sent(self) -> tuple[Group, ...]:
+        """The groups that sites send."""
+        return tuple(group for group in self.groups if group.goes_up)
+
+    @property
+    def given(self) -> tuple[Group, ...]:
+        """The groups that sites are given."""
+        return tuple(group for group in self.groups if group.goes_down)
+
+    @property
+    def once(self) -> tuple[Group, ...]:
+        """The groups that each site is given once and keeps."""
+        return tuple(group for group in self.groups if group.travels == "down")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A phase in its place: the rounds `first` to `last`."""
+
+    place: int
+    first: int
+    last: int
+    phase: Phase
+
+
+class Course:
+    """All phases of a study by round, and the phase in which its outcome is delivered.
+
+    A phase's name may come again later; what counts is its place.
+    """
+
+    def __init__(self, phases: Sequence[Phase], delivery: Phase) -> None:
+        self.phases = tuple(phases)
+        self.delivery = delivery
+        self.rounds = sum(phase.rounds for phase in phases)
+
+    def stretches(self) -> Iterator[Stretch]:
+        """Yield the phases that have rounds, in order."""
+        first = 1
+        for place, phase in enumerate(self.phases):
+            if phase.rounds:
+                yield Stretch(place, first, first + phase.rounds - 1, phase)
+            first += phase.rounds
+
+    def place_of(self, number: int) -> int:
+        """Return the place of a round's phase; after the last round, of the last phase, whether it has rounds or not."""
+        here = (stretch.place for stretch in self.stretches() if number <= stretch.last)
+        return next(here, len(self.phases) - 1)
+
+    def phase_of(self, number: int) -> Phase:
+        """Return the phase that a round, counted from 1, belongs to."""
+        return self.phases[self.place_of(number)]
+
+    @property
+    def last(self) -> Phase:
+        """The phase after the last round."""
+        return self.phases[-1]
+
+    def used_as_scored(self, rounds: int) -> bool:
+        """Whether the model after so many rounds is used as it was scored: before the last phase it isn't yet."""
+        return self.phase_of(rounds + 1).name == self.last.name

@@ -1,0 +1,70 @@
+"""What a method finds at a site: its networks, and passes over its data."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
+
+from medsilo.core.tensors import Modules
+from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, lesson, objective_of
+from medsilo.learning.steps import Step, plain_step
+from medsilo.learning.training import Training
+
+
+class StepRule(Protocol):
+    """How a network steps, where the plan says that it is not the plain way."""
+
+    def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
+        """Return the step of this network."""
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Makes the plan's network, as often as called; knows the shape of one case, where all have the same."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...] | None
+    channels: int
+    sites: Sequence[str]  # that train, in sorted order; empty when the plan names none
+
+    def __call__(self) -> nn.Module:
+        return self.make()
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """What a method works with when a site trains: the networks, their optimizers, and passes over the data."""
+
+    site: str
+    sites: Sequence[str]  # all that train, in sorted order
+    modules: Modules
+    optimizers: Mapping[str, Optimizer]
+    training: Training
+    loss: LossFunction  # the task's
+    compute: Compute
+    epoch: Callable[..., float]  # (lessons, number of the epoch, most batches) -> mean loss of the first
+    data: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the training data once, in their order
+    samples: int  # training cases
+    steps: int  # mini-batches in an epoch
+    random: Generator  # for what a method draws at this site in this round
+    rule: StepRule | None  # the plan's, where steps are not plain
+
+    def lesson(self, name: str = "model", objective: Objective | None = None, step: Step | None = None) -> Lesson:
+        """Return how one network learns from a batch; by default the task, by the plan's step."""
+        model, optimizer = self.modules[name], self.optimizers[name]
+        if step is None:
+            step = self.rule.step(model, optimizer) if self.rule else plain_step
+        return lesson(model, objective or objective_of(self.loss), optimizer, self.compute, step)
+
+    def train(self, *lessons: Lesson, share: float = 1.0) -> float:
+        """Do the plan's local epochs, by default on "model" alone: each batch is loaded once and serves every lesson.
+
+        Returns the first lesson's mean loss in the last epoch. share: of all its mini-batches, only the first.
+        """
+        lessons = lessons or (self.lesson(),)
+        most = max(1, math.ceil(share * self.training.local_epochs * self.steps))
+        epochs = enumerate(range(0, most, self.steps))
+        return [self.epoch(lessons, number, most - done) for number, done in epochs][-1]

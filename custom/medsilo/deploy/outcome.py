@@ -1,0 +1,245 @@
+"""The super model as a study's outcome: who is shown whose personal model, how gamma is found, what is kept."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from torch import Tensor, nn
+
+from medsilo.core.errors import Refused
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.group import Facts, Group
+from medsilo.course.outcome import Conclusion, Outcome, Part, ServerEnd, SiteEnd
+from medsilo.course.phase import Phase
+from medsilo.deploy.folder import Origin, Spacing, assemble, load
+from medsilo.deploy.model import GLOBAL, Rule, SuperModel
+from medsilo.deploy.tuning import THRESHOLDS, Tuning, tune
+from medsilo.models.base import Network
+
+FOLDER = "supermodel"
+DETAILS = "super_model"  # the key in the summary's details
+Ends = Annotated[tuple[float, float], Field(strict=False)]
+
+
+class Choices(BaseModel):
+    """What a site tells of its cases: how often each model was chosen, and for each threshold that is tried the summed
+    score; of its training images the range of their spacing along two or three axes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+    chosen: dict[str, Annotated[int, Field(ge=1, le=1_000_000_000)]]
+    sums: list[float] = []
+    spacing: Annotated[list[Ends], Field(min_length=2, max_length=3)] | None = None
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if any(not 0 < low <= high for low, high in self.spacing or []):
+            raise ValueError("its spacing is not a range of millimetres")
+        return self
+
+
+class Told(BaseModel):
+    """What a site is told: with the delivery whose personal models are among it, before the test what was found."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    shown: tuple[str, ...] = ()
+    curve: tuple[tuple[float, int, float], ...] = ()
+    spacing: Spacing | None = None
+
+
+class Counting(nn.Module):
+    """A super model that counts whose model answers."""
+
+    def __init__(self, model: SuperModel) -> None:
+        super().__init__()
+        self.model = model
+        self.chosen: Counter[str] = Counter()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output, names, _ = self.model.answer(inputs)
+        self.chosen.update(names)
+        return output
+
+
+@dataclass(frozen=True)
+class SuperModelOutcome(Outcome):
+    """Groups "global", "personal", "experts" and "selector" become one super model, at every site and at the server.
+
+    rule: how it chooses. selector: the selector's network for cases such as a network reads. last: groups that are
+    delivered only when all is done; without any, the groups of the last phase are the outcome.
+    """
+
+    rule: Rule
+    selector: Callable[[nn.Module], Network]
+    last: tuple[Group, ...] = ()
+    personal: bool = True
+    common: str | None = GLOBAL
+    for_others: bool = True
+
+    def delivery(self, last: Phase) -> Phase:
+        if not self.last:
+            return last
+        return Phase("assemble", 0, (*(group.given_only() for group in last.groups), *self.last))
+
+    def says(self) -> Sequence[str]:
+        return [
+            "personal model: at the end it goes to the other hospitals that share theirs, if share_personal_model in "
+            "medsilo.yaml allows it (by default only with synthetic data); it is this hospital's training in one piece",
+            "super model: how often each model was chosen for validation and test cases, and summed scores of them",
+            "super model: least and greatest spacing of smallest_average (medsilo.yaml) or more training images",
+        ]
+
+    # ------------------------------------------------------------------ at a site
+    def take(self, end: SiteEnd, told: Facts) -> Facts:
+        """Keep the super model of what arrived, and tell how it does on the validation cases."""
+        shown = Told.model_validate(told).shown
+        models = zip(end.plan.participation.sites, end.modules["experts"].children(), strict=True)
+        personal = {site: expert.state_dict() for site, expert in models if site in shown}
+        common, selector = (end.modules[name].state_dict() for name in ("global", "selector"))
+        model = self._assemble(end.plan, end.modules, common, personal, selector)
+        model.save(end.folder / FOLDER)
+        answer = self._score(model.to(end.compute.device), end)
+        if "validation" in end.withheld:
+            answer = {"chosen": {}, "sums": [0.0] * len(answer["sums"])}
+        return {**answer, "spacing": spacing_of(end.spacings, end.smallest_average)}
+
+    def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
+        """Return the site's super model with the threshold that all sites' validation cases speak for."""
+        found = Told.model_validate(told)
+        settled = settle(end.folder / FOLDER, found)
+        return Counting(settled).to(end.compute.device)
+
+    def after_test(self, end: SiteEnd, model: nn.Module) -> Facts:
+        assert isinstance(model, Counting)
+        return {"chosen": {} if "test" in end.withheld else dict(model.chosen)}
+
+    @torch.no_grad()
+    def _score(self, model: SuperModel, end: SiteEnd) -> Facts:
+        """Count how often each model is chosen, and where there is a threshold to be found, sum the score for each that
+        is tried. Two passes over the cases, however many are tried."""
+        chosen: Counter[str] = Counter()
+        sums = dict.fromkeys(THRESHOLDS, 0.0)
+        for inputs, targets in end.validation():
+            end.stop()
+            with end.compute.cast():
+                output, names, confidence = model.answer(inputs)
+                common = model.expert(GLOBAL)(inputs) if model.rule == "threshold" else output
+            by_choice, by_all = (end.task.case_scores(scores.float(), targets).double() for scores in (output, common))
+            chosen.update(names)
+            for threshold in THRESHOLDS:
+                sums[threshold] += float(torch.where(confidence > threshold, by_choice, by_all).sum())
+        if not all(map(math.isfinite, sums.values())):
+            raise Refused("the super model's score on this site's validation cases is not a number")
+        return {"chosen": dict(chosen), "sums": list(sums.values()) if model.rule == "threshold" else []}
+
+    # ------------------------------------------------------------------ at the server
+    def told(self, end: ServerEnd, site: str) -> Facts:
+        sharing = end.server.sharing()
+        return {"shown": sorted({site} | (sharing if site in sharing else set()))}
+
+    def read(self, answer: Any, part: Part, withheld: bool, sites: Collection[str]) -> Choices:
+        try:
+            told = Choices.model_validate(answer)
+        except ValidationError as error:
+            detail = error.errors()[0]
+            where = ".".join(map(str, detail["loc"]))[:80]
+            raise Refused(f"what it says of the super model is wrong: {where} {detail['msg'][:200]}".strip()) from error
+        if bool(told.chosen) == withheld:
+            raise Refused("it does not say how often each model was chosen")
+        if strangers := sorted(told.chosen.keys() - {GLOBAL, *sites}):
+            raise Refused(f"it chose models of {strangers[0][:63]!r}, which is not a site of the study")
+        sums = len(THRESHOLDS) if part == "validation" and self.rule == "threshold" else 0
+        if len(told.sums) != sums:
+            raise Refused(f"it does not give {sums} sums of scores")
+        cases = sum(told.chosen.values())
+        if any(not 0 <= total <= cases + 1e-6 for total in told.sums):
+            raise Refused(f"a sum of scores is not between 0 and {cases}, the number of its cases")
+        return told
+
+    def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> Conclusion:
+        """Find the super model's threshold and keep it."""
+        told: dict[str, Choices] = dict(answers)
+        mine = [told[site] for site in end.plan.participation.sites if site in told]
+        tuning, spacing = tuned(mine), common_spacing(mine)
+        common, selector = (end.server.mixers[name].current(end.server.sites[0]) for name in ("global", "selector"))
+        sharing = end.server.sharing()
+        personal = {
+            site: end.server.mixers["personal"].current(site)
+            for site in end.plan.participation.sites
+            if site in sharing
+        }
+        model = self._assemble(end.plan, end.layout, common, personal, selector, tuning, spacing)
+        model.save(end.folder / FOLDER)
+        curve = [list(point) for point in tuning.curve] if tuning else []
+        details = {
+            "rule": model.rule,
+            "sites": list(model.sites),
+            "agreed": list(model.agreed),
+            "threshold": model.threshold,
+            "curve": curve,
+            "validated": _chosen(told),
+        }
+        return Conclusion({DETAILS: details}, {"curve": curve, "spacing": spacing and [list(ends) for ends in spacing]})
+
+    def concluded(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
+        return {**details, DETAILS: {**details[DETAILS], "tested": _chosen(answers)}}
+
+    def _assemble(
+        self,
+        plan: Any,
+        modules: Modules,
+        common: Tensors,
+        personal: Mapping[str, Tensors],
+        selector: Tensors,
+        tuning: Tuning | None = None,
+        spacing: Spacing | None = None,
+    ) -> SuperModel:
+        threshold = None if self.rule != "threshold" else tuning.threshold if tuning else 0.0
+        origin = Origin(plan, self.selector(modules["model"]), tuning, spacing)
+        sites = plan.participation.sites
+        return assemble(origin, common, personal, selector, threshold, sites=sites, rule=self.rule)
+
+
+def spacing_of(images: Sequence[Sequence[float]], least: int) -> list[list[float]] | None:
+    """Return the range of the images' spacing along each axis; None for fewer than so many images."""
+    if not images or len(images) < least:
+        return None
+    return [[min(along), max(along)] for along in zip(*images, strict=True)]
+
+
+def common_spacing(told: Sequence[Choices]) -> Spacing | None:
+    """Return the least and greatest spacing of the training images of all sites that tell; None where none does."""
+    along = zip(*(choices.spacing for choices in told if choices.spacing), strict=False)
+    return tuple((min(low for low, _ in axis), max(high for _, high in axis)) for axis in along) or None
+
+
+def tuned(told: Sequence[Choices]) -> Tuning | None:
+    """Return the threshold from the pooled counts of these sites; None where the rule has none or nobody tells."""
+    cases = sum(sum(choices.chosen.values()) for choices in told)
+    if not cases or not told[0].sums:
+        return None
+    sums = (math.fsum(column) for column in zip(*(choices.sums for choices in told), strict=True))
+    return tune({gamma: (cases, total) for gamma, total in zip(THRESHOLDS, sums, strict=True)})
+
+
+def settle(folder: Path, found: Told) -> SuperModel:
+    """Return the super model in a site's folder with what was found, and keep it so."""
+    model = load(folder)
+    assert model.origin
+    model.origin = replace(model.origin, spacing=found.spacing)
+    if found.curve:
+        tuning = Tuning(found.curve)
+        model.threshold, model.origin = tuning.threshold, replace(model.origin, tuning=tuning)
+    model.save(folder)
+    return model
+
+
+def _chosen(answers: Mapping[str, Choices]) -> dict[str, dict[str, int]]:
+    """Return how often each model answered, by site."""
+    return {site: answers[site].chosen for site in sorted(answers)}

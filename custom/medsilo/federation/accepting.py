@@ -1,0 +1,137 @@
+"""Accepting answers: nothing of an answer is believed, and nothing of it is used before all of it was checked."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from medsilo.core.errors import Refused
+from medsilo.core.package import package_facts
+from medsilo.core.tensors import Groups
+from medsilo.course.group import Group
+from medsilo.course.outcome import Part
+from medsilo.learning.loop import is_finite
+from medsilo.plan import Plan
+from medsilo.runs.messages import ANSWERS, Answer, Counted, Delivered, Joined, Parcel, Tested, Trained, same_names
+from medsilo.tasks.metrics import CHANCES, CONFUSION
+
+Asked = tuple[str, int]  # task and round
+
+
+class Acceptance:
+    """Checks every answer of a study against what was asked, and against what the site joined with."""
+
+    def __init__(self, plan: Plan, study: str, sites: Sequence[str], everyone: Sequence[str]) -> None:
+        self.plan, self.study, self.sites, self.everyone = plan, study, sites, everyone
+        self.joined: dict[str, Joined] = {}  # live: what sites joined with
+
+    def accept(self, site: str, parcel: Parcel, asked: Asked, known: Collection[str]) -> Answer:
+        """Return the typed answer; raises Refused. known: the sites that have answered already."""
+        task, number = asked
+        if site not in (self.sites if task == "round" else self.everyone):
+            raise Refused(f"{site} is not a site of this study")
+        if site in known:
+            raise Refused(f"{site} answered twice; the first answer counts")
+        facts = parcel.facts
+        if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
+            told = str(facts.get("task"))[:40], str(facts.get("round"))[:40]
+            raise Refused(f"answers {' '.join(told)} of a study, not {task} {number} of this one")
+        check_package(facts.get("package"), package_facts())
+        answer = ANSWERS[task].of(parcel)
+        if isinstance(answer, Joined):
+            self._check_classes(answer)
+            return answer
+        self._same_cases(site, answer)
+        if isinstance(answer, Trained):
+            self._in_range("validation", answer.validation)
+        if isinstance(answer, Delivered):
+            self._in_range("validation", answer.validation)
+            return self._with_outcome(answer, "validation")
+        if isinstance(answer, Tested):
+            self._in_range("test", answer.test)
+            check_counts(answer.counts, self.plan, answer.cases)
+            return self._with_outcome(answer, "test")
+        return answer
+
+    def _same_cases(self, site: str, answer: Answer) -> None:
+        joined = self.joined.get(site)
+        if joined and joined.cases != answer.cases:
+            raise Refused("its numbers of cases are not those that it joined with")
+
+    def _in_range(self, name: str, score: float | None) -> None:
+        low, high = self.plan.task.metric_range
+        if score is not None and not low <= score <= high:
+            raise Refused(f"its {name} score {score:g} is outside {low:g} to {high:g}, the range of the metric")
+
+    def _check_classes(self, answer: Joined) -> None:
+        for part, counts in answer.classes.items():
+            if counts is not None and len(counts) != self.plan.task.classes:
+                raise Refused(f"its counts of the {part} part's classes are not {self.plan.task.classes} whole numbers")
+
+    def _with_outcome(self, answer: Delivered | Tested, part: Part) -> Answer:
+        self.outcome_of(answer, part)  # raises
+        return answer
+
+    def outcome_of(self, answer: Delivered | Tested, part: Part) -> Any:
+        """Return what a site tells of the outcome, checked."""
+        return self.plan.algorithm.outcome.read(answer.outcome, part, part in answer.withheld, self.sites)
+
+
+def check_package(site: Any, server: Any) -> None:
+    """Raise Refused unless a site runs the server's own code."""
+    if site != server:
+        runs, serves = (
+            f"{str(known.get('version'))[:40]} ({str(known.get('hash'))[:12]})"
+            for known in (facts if isinstance(facts, dict) else {} for facts in (site, server))
+        )
+        raise Refused(f"runs medsilo {runs}, the server {serves}; install the same package at both")
+
+
+def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) -> None:
+    """Raise Refused unless these are counts of the task's layout that so many test cases can have."""
+    layout, most = plan.task.layout, cases.test
+    for name, values in counts.items():
+        if name not in layout:
+            raise Refused(f"its counts have the surplus {name[:40]}")
+        if len(values) != layout[name]:
+            raise Refused(f"its counts of {name} are not {layout[name]} numbers")
+        if name in (CONFUSION, CHANCES):
+            total = most * (plan.task.classes if name == CHANCES else 1)
+            if any(value < 0 or value != math.floor(value) for value in values) or sum(values) != total:
+                raise Refused(f"its counts of {name} are not those of {most} test cases")
+            continue
+        summed, number = values
+        if number < 0 or number > most or number != math.floor(number):
+            raise Refused(f"its counts of {name} cover {number:g} cases, and it has {most}")
+        low, high = plan.task.range_of(name)
+        if not number * low - 1e-3 <= summed <= number * high + 1e-3:
+            raise Refused(f"its sum of {name}, {summed:g}, is not one of {number:g} values from {low:g} to {high:g}")
+
+
+def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> None:
+    """Raise Refused unless these groups hold tensors of just these names and shapes."""
+    same_names("groups", groups, expected)
+    for group, layout in expected.items():
+        same_names(f"group {group}", groups[group], layout)
+        for name, like in layout.items():
+            tensor = groups[group][name]
+            if not isinstance(tensor, Tensor):
+                raise Refused(f"{group}/{name} is a {type(tensor).__name__}, not a tensor")
+            if tensor.shape != like.shape:
+                raise Refused(f"{group}/{name} has shape {list(tensor.shape)}, expected {list(like.shape)}")
+
+
+def check_tensors(groups: Groups, expected: Groups, declared: Sequence[Group]) -> None:
+    """Raise Refused unless these groups are what was asked for, in finite and possible values."""
+    same_layout(groups, expected)
+    for group, layout in expected.items():
+        for name, like in layout.items():
+            tensor = groups[group][name]
+            if tensor.dtype != like.dtype:
+                raise Refused(f"{group}/{name} has dtype {tensor.dtype}, expected {like.dtype}")
+            if not is_finite(tensor):
+                raise Refused(f"{group}/{name} holds NaN or infinity; training diverged at this site")
+    for own in declared:
+        if own.name in expected:
+            own.check(groups[own.name])

@@ -1,0 +1,151 @@
+"""Scoring models on a site's cases: what is kept of them, what may be told, and what is drawn."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+
+from medsilo.core.errors import DataError
+from medsilo.federation.pictures import FOLDER, draw_found, draw_images
+from medsilo.learning.layers import judges_by_batch
+from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite
+from medsilo.learning.seeds import generator_for, seed_for
+from medsilo.plan import Plan
+from medsilo.runs.messages import PARTS, Counted
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.base import Cases, SiteData
+from medsilo.tasks.metrics import Measures
+from medsilo.tasks.segmentation import Segmentation
+
+PICTURES = 3
+Measure = Callable[[Tensor, Tensor], Measures]
+Part = Literal["validation", "test"]
+
+
+class Evaluation:
+    """A site's cases, as they are scored."""
+
+    def __init__(self, plan: Plan, site: str, data: SiteData, settings: SiteSettings, compute: Compute) -> None:
+        self.plan, self.task, self.site, self.data = plan, plan.task, site, data
+        self.settings, self.compute = settings, compute
+        self.cases = {part: len(getattr(data, part)) for part in PARTS}
+        for part, cases in self.cases.items():
+            if cases == 0:
+                raise DataError(f"the {part} part of task {plan.task.name} has no cases at this site; check its split")
+            _check_inputs(part, self.pieces(getattr(data, part), "check"), plan.task.shape)
+
+    def pieces(self, part: Dataset, purpose: str) -> Dataset:
+        """Return the cases of a part in the task's shape, always the same."""
+        return self.task.pieces(part, seed_for(self.plan.seed, self.site, purpose))
+
+    def evaluate(
+        self, part: Dataset, stop: Stop, model: nn.Module, measure: Measure | None = None
+    ) -> tuple[float, float, Measures]:
+        """Return mean loss, mean score, and what is measured of each case (the metric alone by default), in order."""
+        task, order = self.task, self._order(part, model)
+        measure = measure or (lambda output, target: {task.metric: task.case_scores(output, target)})
+        data = self._in_order(part, order)
+        loss, measures = evaluate(model, data, task.loss, measure, self.compute, stop, task.infer)
+        if order is not None:
+            back = order.argsort()
+            measures = {name: values[back] for name, values in measures.items()}
+        return loss, float(measures[task.metric].mean()), measures
+
+    def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the cases as this model is evaluated on them."""
+        return self._in_order(part, self._order(part, model))
+
+    def _order(self, part: Dataset, model: nn.Module) -> Tensor | None:
+        """Where a batch norm judges by the batch, cases must be mixed, and always in the same way."""
+        if not judges_by_batch(model):
+            return None
+        drawn = generator_for(self.plan.seed, self.site, "evaluation")
+        return torch.randperm(len(part), generator=drawn)  # type: ignore[arg-type]
+
+    def _in_order(self, part: Dataset, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        cases = part if order is None else Subset(part, order.tolist())
+        return batches(cases, self.task.evaluation_batch, self.compute)
+
+    # ------------------------------------------------------------------ what may be told
+    @property
+    def counted(self) -> Counted:
+        """The numbers of cases, as they are told."""
+        return Counted(**self.cases)
+
+    @property
+    def least(self) -> int:
+        """The cases that a metric must cover before it leaves this site."""
+        return self.settings.least(self.task.synthetic)
+
+    @property
+    def withheld(self) -> list[Part]:
+        """The parts that have too few cases to tell a score."""
+        parts: tuple[Part, ...] = ("validation", "test")
+        return [part for part in parts if self.cases[part] < self.least]
+
+    def classes(self) -> dict[str, list[int] | None]:
+        """Return the cases of each class in every part; None where there are none, or one has too few to be told."""
+        counts = {part: self.task.class_counts(getattr(self.data, part)) for part in self.cases}
+        return {part: own if own and min(filter(None, own)) >= self.least else None for part, own in counts.items()}
+
+    # ------------------------------------------------------------------ pictures, which never leave
+    @property
+    def draws(self) -> bool:
+        """Whether pictures of this site's images may be kept beside its results."""
+        return self.settings.pictures or self.task.synthetic
+
+    def draw_inputs(self, layer: nn.Module | None, folder: Path) -> None:
+        """Draw some training images before and after the input layer."""
+        if layer is None or not self.draws:
+            return
+        cases = self.pieces(self.data.train, "pictures")
+        images = torch.stack([cases[case][0] for case in range(min(PICTURES, self.cases["train"]))])
+        draw_images(layer, images.to(self.compute.device), folder / FOLDER)
+
+    @torch.no_grad()
+    def draw_found(self, model: nn.Module, judged: nn.Module, measures: Measures, folder: Path) -> None:
+        """Draw the best, the median and the worst test case with what was found in them.
+
+        judged: the model by which the cases were ordered when they were tested.
+        """
+        task = self.task
+        if not isinstance(task, Segmentation) or not self.draws:
+            return
+        ranked, order = measures[task.metric].argsort(stable=True), self._order(self.data.test, judged)
+        places = {"worst": 0, "median": len(ranked) // 2, "best": len(ranked) - 1}
+        chosen = {which: int(ranked[place]) for which, place in places.items()}
+        first = 0
+        for inputs, targets in self._in_order(self.data.test, order):  # in the batches that were tested
+            cases = range(first, first + len(inputs)) if order is None else order[first : first + len(inputs)].tolist()
+            here = {which: list(cases).index(case) for which, case in chosen.items() if case in cases}
+            if here:
+                with self.compute.cast():
+                    output = task.infer(model.eval(), inputs)
+                found, right = (task.masks(labels) for labels in (output.float().argmax(1), targets))
+                for which, n in here.items():
+                    draw_found(inputs[n], found[n], right[n], folder / FOLDER / f"test-{which}.png")
+            first += len(inputs)
+
+
+def _check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:
+    """Raise a DataError unless inputs are what the task says; counts, and no names of files, may leave the site.
+
+    Of data that are not in memory only the first training case is looked at: test data wait for the end.
+    """
+    own = shape
+    if isinstance(data, Cases):
+        own = tuple(data.inputs.shape[1:])
+    elif part == "train":
+        own = tuple(data[0][0].shape)
+    if own is not None and shape is not None and own != shape:
+        hint = f"the plan's images have {shape[0]} channels" if own[0] != shape[0] else "set task.size"
+        raise DataError(f"the {part} part has inputs of shape {list(own)}, the plan's are {list(shape)}; {hint}")
+    if isinstance(data, Cases) and not is_finite(data.inputs):
+        wrong = ~data.inputs.isfinite().flatten(1)
+        raise DataError(
+            f"{int(wrong.sum())} values in {int(wrong.any(1).sum())} of {len(data)} cases of the {part} part are NaN "
+            "or infinite; correct them at the site"
+        )

@@ -1,0 +1,206 @@
+"""What the server holds: the mixers of the phase, the best model so far, and checkpoints of both."""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.spill import Kept
+from medsilo.core.tensors import Groups
+from medsilo.course.group import Group, views
+from medsilo.course.phase import Phase
+from medsilo.course.server import Server
+from medsilo.federation.pictures import draw_amplitude
+from medsilo.mixing.mixers import Mixer
+from medsilo.plan import Plan
+from medsilo.runs.record import AMPLITUDE, Record
+
+
+class ServerState:
+    """Mixers by group, from phase to phase. Tensors that were given out or are being written are never changed."""
+
+    def __init__(self, plan: Plan, record: Record, server: Server, mixers: dict[str, Mixer], waiting: int) -> None:
+        """mixers: those that `server` shows; waiting: bytes that contributions before their turn may take."""
+        self.plan, self.course, self.record, self.server, self.mixers = plan, plan.course, record, server, mixers
+        self.waiting = waiting
+        self.sites = server.sites
+        with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
+            self.layout = plan.build_networks()
+        self.place: int | None = None  # of the phase that the mixers are of
+        self.once: set[str] = set()  # groups of that phase that sites don't send back
+        self.settled: dict[str, list[str]] = {}  # of those, the ones that each site has
+        self.details: dict[str, Any] = {}
+        self.best: dict[str, Any] | None = None  # the best model's round, and its validation score at each site
+        self.done = 0
+        self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites are at the next
+        self.writing: Future[None] | None = None
+
+    # ------------------------------------------------------------------ a round
+    def expected(self, phase: Phase) -> Groups:
+        """Return the layout of what sites send in a phase, as it travels."""
+        return self._packed(views(phase.sent, self.layout))
+
+    def _packed(self, groups: Groups) -> Groups:
+        pack = self.plan.transport.packed
+        return {group: {name: pack(tensor) for name, tensor in tensors.items()} for group, tensors in groups.items()}
+
+    def open(self, number: int) -> None:
+        """Begin a round."""
+        place = self.course.place_of(number)
+        if place != self.place:
+            self.enter(self.course.phases[place])
+            self.place = place
+        for group in self.expected(self.course.phases[place]):
+            self.mixers[group].start(self.sites)
+
+    def enter(self, phase: Phase, fresh: bool = True) -> None:
+        """Make the mixers of a phase that begins, in the order of its groups: they may depend on what came before.
+
+        A group that travels for the first time gets its initial values, any other goes on with what it has.
+        """
+        travelling = views(phase.groups, self.layout).keys()
+        initial: Groups = {}
+        if not travelling <= set(self.mixers) or phase.before:
+            networks = self.plan.build_networks()
+            if fresh and phase.before:
+                self.details |= phase.before(self.server, networks)
+            initial = self._packed(views(phase.groups, networks))
+        for group in phase.groups:
+            if group.name in travelling:
+                self._make(group, initial.get(group.name))
+        for name in self.once - travelling:  # nobody will ask for these again
+            self.mixers.pop(name, None)
+        self.once = {group.name for group in phase.once if group.name in travelling}
+
+    def _make(self, group: Group, initial: Mapping[str, Tensor] | None) -> None:
+        mixer = group.mix(self.server)
+        mixer.let_wait(self.waiting)
+        if group.name in self.mixers:
+            mixer.load_state(*self.mixers[group.name].state())
+        else:
+            mixer.start(self.sites, initial)
+        self.mixers[group.name] = mixer
+
+    def payload(self, site: str, phase: Phase) -> Groups:
+        """Return what a site is given in a phase, without what it has already."""
+        travelling, known = views(phase.given, self.layout), self.settled.get(site, [])
+        given = (group for group in phase.given if group.name in travelling and group.name not in known)
+        return {group.name: self._current(group, site) for group in given}
+
+    def _current(self, group: Group, site: str) -> dict[str, Tensor]:
+        """Return what a site gets of a group; one that does not train gets what all have in common."""
+        if group.personal and group.stand_in and site not in self.sites:
+            return self.mixers[group.stand_in].current(self.sites[0])
+        return self.mixers[group.name].current(site if group.personal else self.sites[0])
+
+    def add(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
+        """Take what a site sends, in the order in which the groups are declared."""
+        for group in phase.sent:
+            if group.name in groups:
+                self.mixers[group.name].add(site, groups[group.name], samples)
+
+    def has_settled(self, site: str) -> None:
+        """Remember that a site has what is given once."""
+        self.settled[site] = sorted(self.once)
+
+    def finish(self, number: int) -> None:
+        """End a round: groups are merged in the order in which they are declared."""
+        expected = self.expected(self.course.phase_of(number))
+        for group in expected:
+            self.mixers[group].finish()
+        self.done = number
+
+    # ------------------------------------------------------------------ the best model
+    def consider_best(self, scores: Mapping[str, float | None], rounds: int) -> None:
+        """Keep the model after so many rounds when its mean validation score is strictly greater than the best so far.
+
+        The mean is over the sites that scored both, so that a site's absence makes no model look better. With a score
+        that could not be computed, the model is not considered.
+        """
+        known = {site: score for site, score in scores.items() if score is not None}
+        if not known or len(known) < len(scores) or not self.course.used_as_scored(rounds):
+            return
+        if self.best is not None:
+            both = known.keys() & self.best["scores"].keys()
+            if sum(known[site] for site in both) <= sum(self.best["scores"][site] for site in both):
+                return
+        self.record.keep_as_best(rounds)
+        self.best = {"round": rounds, "scores": known}
+
+    def go_back_to(self, rounds: int) -> None:
+        """Hold the model of the round that was kept as the best."""
+        self._take_over(*self.record.load_best(rounds), self.expected(self.course.last))
+
+    def save_common(self, which: str, rounds: int) -> None:
+        """Write the model that all sites share for the lead."""
+        networks, last = self.plan.build_networks(), self.course.last
+        given = views(last.given, networks)
+        for group, tensors in given.items():
+            values = self.mixers[group].current(self.sites[0])
+            for name, tensor in tensors.items():
+                tensor.copy_(values[name])
+        for own in last.given:
+            own.arrived(networks, True)
+        algorithm = self.plan.algorithm
+        assert algorithm.outcome.common is not None
+        facts = {"round": rounds, "method": algorithm.name, "plan_hash": self.plan.hash}
+        self.record.save_global(which, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
+        draw_amplitude(algorithm.input_layer(networks), self.record.folder / AMPLITUDE)
+
+    def found(self) -> dict[str, Any]:
+        """Return the details for the summary, with what was found out about the sites."""
+        found = dict(self.details)
+        for group in self.course.last.groups:
+            if group.name in self.mixers:
+                found |= group.found(self.mixers[group.name], self.sites)
+        return found
+
+    # ------------------------------------------------------------------ checkpoints
+    def save(self) -> None:
+        """Begin to write a checkpoint; the next round begins meanwhile. `written` comes before what depends on it."""
+        tensors: dict[str, Kept] = {}
+        facts: dict[str, Any] = {
+            "plan": self.plan.hash,
+            "sites": list(self.sites),
+            "best": self.best,
+            "settled": self.settled,
+            "details": self.details,
+            "mixers": {},
+        }
+        for group, mixer in self.mixers.items():
+            state, facts["mixers"][group] = mixer.state()
+            tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
+        self.writing = self.writer.submit(self.record.save_checkpoint, self.done, tensors, facts)
+
+    def written(self) -> None:
+        """Wait for the checkpoint that is being written; raises what went wrong with it."""
+        writing, self.writing = self.writing, None
+        if writing:
+            writing.result()
+
+    def restore(self) -> None:
+        """Go on from the newest checkpoint."""
+        self.record.sweep()
+        tensors, facts = self.record.load_checkpoint()
+        if facts["plan"] != self.plan.hash:
+            raise MedsiloError("the checkpoint belongs to another plan; resume with the plan.yaml of its run folder")
+        if facts["sites"] != list(self.sites):
+            raise MedsiloError(f"the checkpoint's sites were {', '.join(facts['sites'])}; resume with the same sites")
+        for number in range(1, max(facts["round"], 1) + 1):  # the mixers of every phase so far, in their order
+            place = self.course.place_of(number)
+            if place != self.place:
+                self.enter(self.course.phases[place], fresh=False)
+                self.place = place
+                self._take_over(tensors, facts, facts["mixers"])  # at once: the next phase's mixers may depend on it
+        self.details, self.settled = facts["details"], facts["settled"]
+        self.done, self.best = facts["round"], facts["best"]
+
+    def _take_over(self, tensors: dict[str, Tensor], facts: dict[str, Any], groups: Iterable[str]) -> None:
+        """Put a checkpoint's values of these groups into their mixers; those of phases to come have none yet."""
+        for group in self.mixers.keys() & set(groups):
+            prefix = f"{group}/"
+            mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            self.mixers[group].load_state(mine, facts["mixers"][group])

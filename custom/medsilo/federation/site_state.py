@@ -1,0 +1,166 @@
+"""What a site holds: networks and optimizers, and on its disk what the server won't send again."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from medsilo.core.errors import Refused
+from medsilo.core.files import load_tensors, save_tensors, write_text
+from medsilo.core.tensors import Modules
+from medsilo.course.group import places_of, views
+from medsilo.learning.loop import Compute, is_finite
+from medsilo.plan import Plan
+
+COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
+KEPT = 2  # states before the last: a server that dies inside a round may ask for the round before, too
+
+
+class SiteState:
+    """The networks after so many rounds; any process may take over from the folder."""
+
+    def __init__(self, plan: Plan, site: str, folder: Path, compute: Compute) -> None:
+        self.plan, self.algorithm, self.site, self.folder, self.compute = plan, plan.algorithm, site, folder, compute
+        self.modules: Modules
+        self.optimizers: dict[str, Optimizer]
+        self.done: int  # the round after which this is the state; -1: in between
+        self.best: float | None  # validation score of the model this site chose so far
+        self.begin()
+
+    @property
+    def model(self) -> nn.Module:
+        """What is evaluated and kept: the network, behind the input layer if the plan has one."""
+        return self.algorithm.whole(self.modules)
+
+    def begin(self) -> None:
+        """Be in the state before the first round, the same at every site."""
+        self.modules = {name: module.to(self.compute.device) for name, module in self.plan.build_networks().items()}
+        self.make_optimizers()
+        self.done = 0
+        self.best = None
+
+    def make_optimizers(self) -> None:
+        """Make new optimizers, without memory, for the networks that learn."""
+        self.optimizers = {
+            name: self.algorithm.make_optimizer(name, module, self.plan.training)
+            for name, module in self.modules.items()
+            if any(parameter.requires_grad for parameter in module.parameters())
+        }
+
+    def refuse_divergence(self, number: int) -> None:
+        """Raise Refused after a diverged round: nothing of it is sent or kept, and the next begins before it."""
+        for module in self.modules.values():
+            for name, tensor in module.state_dict().items():
+                if not is_finite(tensor):
+                    raise Refused(
+                        f"training diverged in round {number}: {name} is NaN or infinite; lower the learning rate"
+                    )
+
+    # ------------------------------------------------------------------ from round to round
+    def stand_after(self, number: int, last: int) -> str | None:
+        """Be in the state this site had after a round, also when this process is new or the server went back.
+
+        A site that missed rounds goes on from the last it took part in, `last` by the server's word. Returns a warning
+        when that is not on the disk any more.
+        """
+        if self.done == number:
+            return None
+        self.begin()
+        earlier = [saved for saved in self._saved_rounds() if saved <= number]
+        if earlier:
+            self._load(max(earlier))
+        if self.done >= last:
+            return None
+        instead = f"that after round {self.done}" if earlier else "the initial one"
+        return (
+            f"the site's own state after round {last} is not on its disk any more: it went on from {instead}; "
+            "look after its output folder"
+        )
+
+    def _saved_rounds(self) -> list[int]:
+        return [int(path.stem.removeprefix("state-")) for path in self.folder.glob("state-*.safetensors")]
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"state-{number}.safetensors"
+
+    def save(self) -> None:
+        """Keep what the server won't send again: private tensors and optimizers."""
+        phase = self.plan.course.phase_of(self.done + 1)
+        every_round = [group for group in phase.groups if group.travels == "both"]
+        sent = {place for tensors in views(every_round, self.modules).values() for place in places_of(tensors.values())}
+        tensors = {
+            f"module/{module}/{name}": tensor
+            for module, network in self.modules.items()
+            if module not in self.algorithm.made_anew
+            for name, tensor in network.state_dict().items()
+            if tensor.data_ptr() not in sent
+        }
+        if self.plan.training.optimizer_state == "keep":
+            for name, optimizer in self.optimizers.items():
+                tensors |= {f"optimizer/{name}/{key}": tensor for key, tensor in _optimizer_tensors(optimizer).items()}
+        save_tensors(self._path(self.done), tensors, {"best": self.best})
+        for old in self._saved_rounds():
+            if old < self.done - KEPT:
+                self._path(old).unlink(missing_ok=True)
+
+    def _load(self, number: int) -> None:
+        tensors, facts = load_tensors(self._path(number))
+        for module, network in self.modules.items():
+            network.load_state_dict(_under(tensors, f"module/{module}/"), strict=False)
+        for name, optimizer in self.optimizers.items():
+            _restore_optimizer(optimizer, _under(tensors, f"optimizer/{name}/"))
+        self.best = facts["best"]
+        self.done = number
+
+    # ------------------------------------------------------------------ for the hospital
+    def save_model(self, which: str, rounds: int) -> None:
+        """Keep the model as it is, and the plan beside it, so that the hospital can use it by itself."""
+        facts = {"round": rounds, "method": self.algorithm.name, "site": self.site, "plan_hash": self.plan.hash}
+        save_tensors(self.folder / f"{which}.safetensors", self.model.state_dict(), facts)
+        write_text(self.folder / "plan.yaml", self.plan.to_yaml())
+
+    def load_model(self, which: str) -> dict[str, Any]:
+        """Take a model that was kept; returns the facts beside it."""
+        tensors, facts = load_tensors(self.folder / f"{which}.safetensors")
+        self.model.load_state_dict(tensors)
+        return facts
+
+    def write_row(
+        self, number: int, phase: str, samples: int, metrics: dict[str, float | None], seconds: float
+    ) -> None:
+        """Write one line a round into metrics.csv; a round that is repeated replaces its line."""
+        path = self.folder / "metrics.csv"
+        rows = list(csv.DictReader(io.StringIO(path.read_text()))) if path.exists() else []
+        rows = [row for row in rows if int(row["round"]) < number]
+        row = {"round": number, "phase": phase, "samples": samples, "validated_round": number - 1}
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows([*rows, {**row, **metrics, "seconds": round(seconds, 3)}])
+        write_text(path, text.getvalue())
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return what an optimizer remembers, as "<parameter's index>/<key>"."""
+    return {
+        f"{index}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for index, memory in optimizer.state_dict()["state"].items()
+        for key, value in memory.items()
+        if value is not None
+    }
+
+
+def _restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, key = name.split("/")
+        state.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,45 @@
+"""What the methods have in common whose server makes a step of its own with the trained weights."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.algorithm import without
+from medsilo.course.group import Group
+from medsilo.course.phase import Phase, learn
+from medsilo.course.server import Server
+from medsilo.course.workbench import Workbench
+from medsilo.learning.training import Training
+from medsilo.methods.fedavg import Averaging
+from medsilo.mixing.mixers import Mixer
+
+
+class ServerStep(Averaging):
+    """The server steps with the trained weights; all other tensors, such as running statistics, are averaged."""
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return [Phase("train", training.rounds, self.groups(), self.work)]
+
+    def groups(self) -> tuple[Group, ...]:
+        """Return the groups of every round."""
+        return Group("model", trained_weights, self.step), Group("buffers", other_tensors, self.mean)
+
+    @abstractmethod
+    def step(self, server: Server) -> Mixer:
+        """Return the server's step with the trained weights."""
+
+    def work(self, bench: Workbench) -> float:
+        """Train plainly."""
+        return learn(bench)
+
+
+def trained_weights(modules: Modules) -> Tensors:
+    """Return the model's parameters."""
+    model = modules["model"]
+    everything = model.state_dict()
+    return {name: everything[name] for name, _ in model.named_parameters(remove_duplicate=False)}
+
+
+def other_tensors(modules: Modules) -> Tensors:
+    """Return the model's buffers."""
+    return without(modules["model"].state_dict(), list(trained_weights(modules)))

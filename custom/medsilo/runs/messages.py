@@ -1,0 +1,225 @@
+"""What server and sites say to each other: a parcel on the wire, and typed messages with ranges behind it.
+
+Nobody is believed: what arrives is read into one of these models before anything of it is used, and what does not fit
+is refused in one line, which costs its sender that answer.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from medsilo.core.errors import Refused
+from medsilo.core.tensors import Groups
+
+MOST_CASES = 1_000_000_000
+MOST_WARNINGS, LONGEST_WARNING = 9, 400
+End = Literal["join", "deliver", "test"]
+PARTS = ("train", "validation", "test")
+
+Cases = Annotated[int, Field(ge=1, le=MOST_CASES)]
+Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+@dataclass
+class Parcel:
+    """What travels between the server and one site: named groups of tensors and the facts beside them."""
+
+    groups: Groups = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    samples: int = 0
+    metrics: dict[str, float | None] = field(default_factory=dict)
+
+    def size(self) -> int:
+        """Return the bytes of all tensors."""
+        return sum(tensor.nbytes for group in self.groups.values() for tensor in group.values())
+
+
+class Message(BaseModel):
+    """A typed message. Types are strict, numbers finite, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+    @classmethod
+    def read(cls, values: Any) -> Self:
+        """Check what came; raises Refused."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise Refused("; ".join(dict.fromkeys(map(_in_words, error.errors()[:3])))) from error
+
+
+def _in_words(detail: ErrorDetails) -> str:
+    where, kind = ".".join(map(str, detail["loc"]))[:80], detail["type"]
+    given = repr(detail["input"])
+    given = given if len(given) <= 60 else f"{given[:57]}..."
+    if kind == "missing":
+        return f"its answer lacks {where}"
+    if kind == "extra_forbidden":
+        return f"its answer has the surplus {where}"
+    if kind == "value_error":
+        return str((detail.get("ctx") or {})["error"])
+    if kind.startswith(("float", "int", "finite")):
+        return f"its {where}: {given} is not a number as it should be"
+    return f"its {where}: {given} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+# ---------------------------------------------------------------------------------------------------- the server asks
+class Request(Message):
+    """What the server asks of one site."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    task: Literal["join", "round", "deliver", "test"]
+    round: Annotated[int, Field(ge=0)]
+    study: Name
+    plan: Name  # its hash
+    sites: tuple[Name, ...]  # of the study, those that only see the outcome included
+    timeout: Annotated[float, Field(gt=0)] = 604_800.0
+    selected: int | None = None  # the round whose model is tested
+    package: dict[str, Any] = {}
+    train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size
+    last: Annotated[int, Field(ge=0)] = 0  # the last round that the site was part of
+    outcome: dict[str, Any] = {}  # what there is to know of the outcome
+
+    def parcel(self, groups: Groups) -> Parcel:
+        """Return the request as it travels."""
+        return Parcel(groups, self.model_dump(mode="json"))
+
+
+# ---------------------------------------------------------------------------------------------------- a site answers
+class Counted(Message):
+    """The cases of a site's parts."""
+
+    train: Cases
+    validation: Cases
+    test: Cases
+
+
+class Answer(Message):
+    """What every answer says."""
+
+    metrics: ClassVar[frozenset[str]] = frozenset()  # which of the fields travel as metrics
+
+    task: Literal["join", "round", "deliver", "test"]
+    round: int
+    study: Name
+    package: dict[str, Any]
+    cases: Counted
+    seconds: Annotated[float, Field(ge=0, le=1e9)]
+    memory: Annotated[float, Field(ge=0, le=1e18)]
+    warnings: Annotated[
+        list[Annotated[str, Field(max_length=LONGEST_WARNING)]], Field(max_length=MOST_WARNINGS)
+    ]  # what the lead should know
+    withheld: list[Literal["validation", "test"]]  # parts with too few cases to tell a score
+
+    @classmethod
+    def of(cls, parcel: Parcel) -> Self:
+        """Read an answer; raises Refused."""
+        if not isinstance(parcel.facts, dict) or not isinstance(parcel.metrics, dict):
+            raise Refused("its facts or metrics are not a mapping")
+        named = {f"metric {name}" for name in parcel.metrics.keys() ^ cls.metrics}
+        if named:
+            raise Refused(f"metrics: it has or lacks {', '.join(sorted(map(str, named))[:3])[:200]}")
+        samples = {"samples": parcel.samples} if "samples" in cls.model_fields else {}
+        own = {_field(name): value for name, value in parcel.metrics.items()}
+        return cls.read({**parcel.facts, **own, **samples})
+
+    def parcel(self, groups: Groups | None = None) -> Parcel:
+        """Return the answer as it travels."""
+        values = self.model_dump(mode="json")
+        samples = values.pop("samples", 0)
+        metrics = {name: values.pop(_field(name)) for name in sorted(self.metrics)}
+        return Parcel(groups or {}, values, samples, metrics)
+
+
+def _field(metric: str) -> str:
+    """The number of test cases travels as the metric "cases", and every answer has its cases, too."""
+    return "test_cases" if metric == "cases" else metric
+
+
+class Joined(Answer):
+    """A site is there."""
+
+    task: Literal["join"]
+    shares: bool  # whether other hospitals may get its personal model
+    # By part: the cases of each class; None where there are no classes, or one has too few to be told
+    classes: dict[str, list[Annotated[int, Field(ge=0, le=MOST_CASES)]] | None]
+
+    @model_validator(mode="after")
+    def _add_up(self) -> Self:
+        if set(self.classes) != set(PARTS):
+            raise ValueError(f"its counts of classes are not of the parts {', '.join(PARTS)}")
+        for part, counts in self.classes.items():
+            if counts is not None and sum(counts) != getattr(self.cases, part):
+                raise ValueError(
+                    f"its counts of the {part} part's classes make {sum(counts)}, not its "
+                    f"{getattr(self.cases, part)} cases"
+                )
+        return self
+
+
+class Trained(Answer):
+    """A round of a site."""
+
+    metrics = frozenset({"train_loss", "validation", "validation_loss"})
+
+    task: Literal["round"]
+    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # the training cases that the tensors rest on
+    train_loss: Number | None
+    validation: Number | None  # the score of the model as it arrived
+    validation_loss: Number | None
+
+    @model_validator(mode="after")
+    def _rests_on_its_cases(self) -> Self:
+        if self.samples > self.cases.train:
+            raise ValueError(f"sample count {self.samples} is more than its {self.cases.train} training cases")
+        return self
+
+
+class Delivered(Answer):
+    """A site has the outcome."""
+
+    metrics = frozenset({"validation", "validation_loss"})
+
+    task: Literal["deliver"]
+    validation: Number | None
+    validation_loss: Number | None
+    outcome: dict[str, Any] | None
+
+
+class Tested(Answer):
+    """A site has tested the selected model."""
+
+    metrics = frozenset({"test", "test_loss", "cases", "selected"})
+
+    task: Literal["test"]
+    test: Number | None
+    test_loss: Number | None
+    test_cases: Cases
+    selected: Annotated[int, Field(ge=0, le=10_000_000)]  # the round whose model was tested
+    counts: dict[str, list[Number]]  # that add up over sites
+    outcome: dict[str, Any] | None
+
+    @model_validator(mode="after")
+    def _tests_its_cases(self) -> Self:
+        if self.test_cases != self.cases.test:
+            raise ValueError(f"it tested {self.test_cases} cases and has {self.cases.test}")
+        return self
+
+
+ANSWERS: Mapping[str, type[Answer]] = {"join": Joined, "round": Trained, "deliver": Delivered, "test": Tested}
+
+
+def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
+    """Raise Refused, naming the first few, when names are missing or surplus."""
+    for problem, names in (
+        ("lacks", set(expected) - set(given)),
+        ("has the surplus", set(given) - set(expected)),
+    ):
+        if names:
+            shown = ", ".join(sorted(str(name)[:80] for name in names)[:3]) + (", ..." if len(names) > 3 else "")
+            raise Refused(f"{what}: {problem} {shown}")
