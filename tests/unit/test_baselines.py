@@ -19,9 +19,9 @@ from medsilo.learning.contrast import contrast, with_features
 from medsilo.learning.layers import head_layers
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.steps import Shift, correcting, counting, reach
-from medsilo.methods import Parcel
-from medsilo.models import NETWORKS
+from medsilo.methods.base import Parcel
 from medsilo.plan import Plan
+from medsilo.registry import NETWORKS
 from tests.conftest import SITES, STEPPING, make_plan
 from tests.unit.test_algorithms import CPU, SMALL, State, assert_close, initial, listen, load_data, with_state
 from tests.unit.test_harmofl import HALVES, assert_resumes, assert_same_models

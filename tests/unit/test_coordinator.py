@@ -21,7 +21,7 @@ from medsilo.core.files import load_tensors
 from medsilo.core.package import package_facts
 from medsilo.federation.coordinator import RETRY_PAUSE, Coordinator, Missing, Outgoing, Receive
 from medsilo.federation.participant import Participant
-from medsilo.methods import Parcel
+from medsilo.methods.base import Parcel
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings

@@ -16,7 +16,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
-from medsilo.methods import Parcel
+from medsilo.methods.base import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.policy import EXECUTOR, read_policy
 from medsilo.site.settings import SiteSettings

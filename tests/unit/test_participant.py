@@ -19,7 +19,7 @@ from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.federation.participant import COLUMNS, Participant
-from medsilo.methods import Parcel
+from medsilo.methods.base import Parcel
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings

@@ -36,12 +36,25 @@ def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> No
 
 def check_package(site: Any, server: Any) -> None:
     """A site runs the server's own code, or does nothing, and nothing of it counts."""
-    if site != server:
-        runs, serves = (
-            f"{known.get('version')} ({str(known.get('hash'))[:12]})"
-            for known in (facts if isinstance(facts, dict) else {} for facts in (site, server))
-        )
-        raise Refused(f"runs medsilo {runs}, the server {serves}; install the same package at both")
+    _same_version("medsilo", _facts(site), _facts(server))
+
+
+def check_packages(site: Any, server: Any) -> None:
+    """Raise Refused unless a site runs the server's versions of the other packages that the plan uses."""
+    own, served = (_facts(_facts(code).get("packages", {})) for code in (site, server))
+    for name in sorted({*own, *served}):
+        _same_version(str(name)[:60], _facts(own.get(name)), _facts(served.get(name)))
+
+
+def _facts(told: Any) -> Mapping[str, Any]:
+    return told if isinstance(told, dict) else {}
+
+
+def _same_version(name: str, site: Mapping[str, Any], server: Mapping[str, Any]) -> None:
+    runs, serves = ({key: facts.get(key) for key in ("version", "hash")} for facts in (site, server))
+    if runs != serves:
+        own, served = (f"{facts['version']} ({str(facts['hash'])[:12]})" for facts in (runs, serves))
+        raise Refused(f"runs {name} {own}, the server {served}; install the same package at both")
 
 
 def check_metrics(metrics: Any, names: frozenset[str]) -> None:

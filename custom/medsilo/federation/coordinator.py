@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import Aborted, Died, MedsiloError, ParticipationError, Refused
-from medsilo.core.package import package_facts
 from medsilo.core.spill import Kept
 from medsilo.deploy import THRESHOLDS, Spacing
 from medsilo.federation import ending
@@ -24,6 +23,7 @@ from medsilo.federation.checks import (
     check_counts,
     check_metrics,
     check_package,
+    check_packages,
     check_warnings,
     is_number,
     same_layout,
@@ -281,7 +281,7 @@ class Coordinator:
             "sites": self.everyone,
             "timeout": rules.timeout,
             "selected": selected,
-            "package": package_facts(),
+            "package": self.plan.code,
         }
         if self.plan.training.truncate:
             facts["train_cases"] = self.smallest
@@ -383,7 +383,8 @@ class Coordinator:
             raise Refused(
                 f"answers {facts.get('task')} {facts.get('round')} of a study, not {task} {number} of this one"
             )
-        check_package(facts.get("package"), package_facts())
+        check_package(facts.get("package"), self.plan.code)
+        check_packages(facts.get("package"), self.plan.code)
         for name in ("seconds", "memory"):
             if not is_number(facts.get(name)):
                 raise Refused(f"its {name}: {facts.get(name)!r} is not a number")

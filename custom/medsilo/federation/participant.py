@@ -22,7 +22,6 @@ from torch.utils.data import Dataset, Subset
 from medsilo.core.errors import DataError, Refused
 from medsilo.core.files import load_tensors, save_tensors, sweep, write_json, write_text
 from medsilo.core.memory import forget_most, most_held
-from medsilo.core.package import package_facts
 from medsilo.federation import ending
 from medsilo.federation.checks import same_layout
 from medsilo.federation.pictures import FOLDER, draw_found, draw_images
@@ -90,7 +89,7 @@ class Participant:
         seconds = time.monotonic() - started
         reply.facts |= {
             **echo,
-            "package": package_facts(),
+            "package": self.plan.code,
             "cases": self.cases,
             "seconds": seconds,
             "memory": most_held(),
