@@ -28,7 +28,7 @@ from medsilo.core.memory import most_held
 from medsilo.learning.layers import batch_norm_names
 from medsilo.learning.statistics import batch_norm_input_statistics
 from medsilo.mixing.mixers import COLUMNS, SimilarityMix
-from medsilo.models import NETWORKS
+from medsilo.registry import NETWORKS
 
 FASTER = {20: 50.0, 100: 150.0}
 SLOWER = 1.3

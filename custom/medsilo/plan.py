@@ -2,26 +2,29 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, Union
+from typing import Annotated, Any, Literal, Self
 
 import torch
 import yaml
-from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError
 from medsilo.core.files import is_safe_name, load_yaml
+from medsilo.core.package import package_facts
 from medsilo.core.section import Section, in_words
+from medsilo.course.algorithm import Algorithm
 from medsilo.course.phase import Course
 from medsilo.course.workbench import Blueprint
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
-from medsilo.methods import ALGORITHMS
-from medsilo.models import NETWORKS
-from medsilo.tasks import TASKS
+from medsilo.models.base import Network
+from medsilo.registry import ANY, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
+from medsilo.tasks.base import Task
 
 
 class Participation(Section):
@@ -92,19 +95,36 @@ class Tracking(Section):
     mlflow: bool = False  # a database for MLflow in the run's folder
 
 
-def _one_of(table: Mapping[str, type[Section]]) -> Any:
-    """The union of a table's sections, told apart by their `name`."""
-    choices = tuple(table.values())
-    return choices[0] if len(choices) == 1 else Annotated[Union[choices], Field(discriminator="name")]  # noqa: UP007
+class Package(Section):
+    """An installed package that a plan uses beside medsilo."""
+
+    version: str
+    hash: str  # SHA-256 over its files
+
+
+def _made_by(registry: Registry) -> BeforeValidator:
+    """The section whose class its `name` decides."""
+
+    def make(values: Any) -> Any:
+        if isinstance(values, Section):
+            return values
+        if not isinstance(values, Mapping) or "name" not in values:
+            raise PydanticCustomError("name_missing", "it has no name")
+        name = registry.spelled(values["name"])
+        if name is None or name not in registry:
+            told = {"name": values["name"], "remedy": registry.remedy(values["name"])}
+            raise PydanticCustomError("name_not_known", "{name} is not known", told)
+        return registry[name].model_validate({**values, "name": name})
+
+    return BeforeValidator(make)
 
 
 class Plan(Section):
     """A study: method, task, network, training, participation, seed."""
 
-    algorithm: SerializeAsAny[_one_of(ALGORITHMS)]  # type: ignore[valid-type]
-    task: SerializeAsAny[_one_of(TASKS)]  # type: ignore[valid-type]
-    # by default the task's own
-    network: SerializeAsAny[_one_of(NETWORKS)] = Field(default=None)  # type: ignore[valid-type]
+    algorithm: Annotated[SerializeAsAny[Algorithm], _made_by(METHODS)]
+    task: Annotated[SerializeAsAny[Task], _made_by(TASKS)]
+    network: Annotated[SerializeAsAny[Network], _made_by(NETWORKS)] = Field(None)  # type: ignore[assignment]  # by default the task's own
     training: Training = Training()
     participation: Participation
     transport: Transport = Transport()
@@ -112,6 +132,8 @@ class Plan(Section):
     seed: int = Field(0, ge=0, lt=2**32)
     # What the numbers of this plan follow; declared in every output.
     protocol: Literal["paper", "released-code", "clinical"] = "clinical"
+    # Packages that bring the method, task or network, where these are not medsilo's own; filled in by itself.
+    packages: dict[str, Package] = Field({}, exclude_if=lambda packages: not packages)
 
     @cached_property
     def course(self) -> Course:
@@ -194,13 +216,23 @@ class Plan(Section):
         """SHA-256 of the resolved plan."""
         return hashlib.sha256(json.dumps(self.resolved(), sort_keys=True).encode()).hexdigest()
 
+    @property
+    def code(self) -> dict[str, Any]:
+        """The medsilo and the other packages that run this plan, as sites report them."""
+        others = {name: package.model_dump() for name, package in self.packages.items()}
+        return {**package_facts(), **({"packages": others} if others else {})}
+
     def with_changes(self, changes: Iterable[str]) -> "Plan":
         """This plan with `a.b=value` changes."""
         return parse_plan(self.resolved(), changes)
 
 
-def load_plan(path: Path, changes: Iterable[str] = ()) -> Plan:
-    """Read a plan.yaml, apply `a.b=value` changes, and check everything."""
+def load_plan(path: Path | str, changes: Iterable[str] = (), allowed: Collection[str] = ANY) -> Plan:
+    """Read a plan.yaml, apply `a.b=value` changes, and check everything.
+
+    allowed: the installed packages that may bring a method, task or network beside medsilo's; by default all.
+    """
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -211,10 +243,10 @@ def load_plan(path: Path, changes: Iterable[str] = ()) -> Plan:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f"line {mark.line + 1}" if mark else "the file"
         raise PlanError(f"{path.name}: {where} is not valid YAML: {problem or 'syntax'}; correct it") from error
-    return parse_plan(values, changes)
+    return parse_plan(values, changes, allowed)
 
 
-def parse_plan(values: Any, changes: Iterable[str] = ()) -> Plan:
+def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY) -> Plan:
     """Check a plan given as nested dicts, with `a.b=value` changes."""
     if not isinstance(values, dict):
         raise PlanError("a plan is a YAML mapping with the keys algorithm, task, participation, ...")
@@ -226,12 +258,26 @@ def parse_plan(values: Any, changes: Iterable[str] = ()) -> Plan:
         values.pop("network", None)
     for change in changes:
         _apply(values, change)
+    names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
+    check_packages(names, values.get("packages"), allowed)  # before anything of them is imported
     try:
         plan = Plan.model_validate(values)
     except ValidationError as error:
-        raise PlanError(in_words(error, Plan, {"algorithm": ALGORITHMS, "task": TASKS, "network": NETWORKS})) from error
+        chosen = {key: TABLES[key].get(name) for key, name in names.items()}
+        raise PlanError(in_words(error, Plan, chosen)) from error
     _refuse_truth_as_number(values, plan.resolved())
-    return plan
+    return plan.model_copy(update={"packages": _packages(plan, values.get("packages"), allowed)})
+
+
+def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, Package]:
+    """The packages that the checked plan uses beside medsilo; its network may have come with the task."""
+    if NETWORKS.get(plan.network.name) is not type(plan.network):
+        raise PlanError(
+            f"network: task {plan.task.name} brings network {plan.network.name!r}, which no package lists under that "
+            "name; list it in the entry points 'medsilo.networks' of its package"
+        )
+    names = {"algorithm": plan.algorithm.name, "task": plan.task.name, "network": plan.network.name}
+    return {name: Package(**facts) for name, facts in check_packages(names, given, allowed).items()}
 
 
 def _refuse_truth_as_number(given: Any, taken: Any, key: str = "") -> None:
@@ -256,6 +302,8 @@ def _apply(values: dict[str, Any], change: str) -> None:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise PlanError(f"--set {key}: {text!r} is not a value that YAML knows; quote it") from error
+    if last == "name" and len(path) == 1 and path[0] in TABLES:
+        value = TABLES[path[0]].spelled(value) or value
     if last == "name" and place.get("name") != value:
         place.clear()  # another method, task or network: the numbers of the one before don't carry over
         if path == ["task"]:

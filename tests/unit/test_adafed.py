@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from medsilo.methods.base import Parcel
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError
@@ -16,10 +17,10 @@ from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
 from medsilo.federation.participant import Participant
 from medsilo.learning.layers import batch_norm_names
-from medsilo.methods import ALGORITHMS, Parcel
 from medsilo.methods.adafed import AdaFed
 from medsilo.mixing.mixers import SimilarityMix
 from medsilo.plan import Plan
+from medsilo.registry import METHODS
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.base import Cases, SiteData
@@ -468,14 +469,14 @@ def test_d_adafed_needs_features_only() -> None:
     run = inprocess.run(quick("d-adafed", "network.name=activity-cnn", "network.norm=group"))
     assert run.summary["status"] == "finished"
     with pytest.raises(PlanError, match="d-adafed keeps features at the sites, but this network has none"):
-        ALGORITHMS["d-adafed"]().check({"model": torch.nn.ReLU()})
+        METHODS["d-adafed"]().check({"model": torch.nn.ReLU()})
 
 
 def test_f_adafed_needs_two_rounds_and_running_statistics() -> None:
     with pytest.raises(PlanError, match="give 2 or more"):
         make_plan("f-adafed", "training.rounds=1")
     with pytest.raises(PlanError, match="needs batch norm's running statistics"):
-        ALGORITHMS["f-adafed"]().check({"model": torch.nn.BatchNorm1d(3, track_running_stats=False)})
+        METHODS["f-adafed"]().check({"model": torch.nn.BatchNorm1d(3, track_running_stats=False)})
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from medsilo.methods.base import Parcel
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,9 +20,8 @@ from medsilo.learning.contrast import contrast, with_features
 from medsilo.learning.layers import head_layers
 from medsilo.learning.seeds import generator_for
 from medsilo.learning.steps import Shift, correcting, counting, reach
-from medsilo.methods import Parcel
-from medsilo.models import NETWORKS
 from medsilo.plan import Plan
+from medsilo.registry import NETWORKS
 from tests.conftest import SITES, STEPPING, make_plan
 from tests.unit.test_algorithms import CPU, SMALL, State, assert_close, initial, listen, load_data, with_state
 from tests.unit.test_harmofl import HALVES, assert_resumes, assert_same_models

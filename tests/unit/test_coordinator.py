@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from medsilo.methods.base import Parcel
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -21,7 +22,6 @@ from medsilo.core.files import load_tensors
 from medsilo.core.package import package_facts
 from medsilo.federation.coordinator import RETRY_PAUSE, Coordinator, Missing, Outgoing, Receive
 from medsilo.federation.participant import Participant
-from medsilo.methods import Parcel
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings

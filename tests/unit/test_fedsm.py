@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from medsilo.methods.base import Parcel
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,7 +20,6 @@ from medsilo.deploy import THRESHOLDS, SuperModel
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Missing
 from medsilo.learning.seeds import generator_for
-from medsilo.methods import Parcel
 from medsilo.methods.fedsm_ensemble import mixed
 from medsilo.methods.fedsm_extra import best_of
 from medsilo.models.vgg11 import Vgg11

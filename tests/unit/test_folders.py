@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from medsilo.core.errors import DataError, MedsiloError, PlanError
 from medsilo.learning.loop import Drawn
 from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
-from medsilo.tasks import TASKS
 from medsilo.tasks.listing import find
 from medsilo.tasks.own.folder import Folder, parts_by_patient
 from medsilo.tasks.own.patches import from_windows, patch

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from medsilo.methods.base import Parcel
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,7 +18,7 @@ from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
 from medsilo.learning.seeds import generator_for
-from medsilo.methods import ALGORITHMS, Parcel
+from medsilo.methods.fedper import FedPer
 from medsilo.methods.harmofl import HarmoFL
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
@@ -240,7 +241,7 @@ def test_the_leak_report_names_the_round_in_which_amplitudes_leave() -> None:
 
 
 def test_a_method_whose_step_is_its_own_refuses_a_perturbed_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ALGORITHMS["fedper"], "own_step", True)
+    monkeypatch.setattr(FedPer, "own_step", True)
     with pytest.raises(PlanError, match=r"algorithm\.perturbation: fedper has a step of its own; set it to null"):
         make_plan("fedper", HALVES[1])
     assert make_plan("fedper", HALVES[0])

@@ -11,11 +11,11 @@ from medsilo import cli
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import ROOT, package_facts, package_files
 from medsilo.flare.jobs import CONFIG, CUSTOM, canonical_job, check_components, find_job, pack, plan_of
-from medsilo.methods import ALGORITHMS
 from medsilo.plan import load_plan
+from medsilo.registry import METHODS
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
-FEDERATED = sorted(name for name, method in ALGORITHMS.items() if not method.pooled)
+FEDERATED = sorted(name for name, method in METHODS.items() if not method.pooled)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -12,8 +12,8 @@ from medsilo.core.errors import DataError
 from medsilo.federation import inprocess
 from medsilo.learning.loop import Compute, batches
 from medsilo.plan import parse_plan
+from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks import TASKS
 from medsilo.tasks.base import SiteData, patients_of
 from medsilo.tasks.published.reading import parts_of
 from medsilo.tasks.ready import Lazy, Memory

@@ -7,7 +7,7 @@ from torch import nn
 
 from medsilo.learning.layers import batch_norm_names, judges_by_batch
 from medsilo.learning.seeds import seed_for
-from medsilo.models import NETWORKS
+from medsilo.registry import NETWORKS
 
 INPUTS = {
     "activity-cnn": (9, 64),

@@ -8,8 +8,8 @@ import pytest
 from medsilo.core.files import load_yaml
 from medsilo.federation import inprocess
 from medsilo.plan import Plan, load_plan
+from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks import TASKS
 from tests import layouts
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from medsilo.methods.base import Parcel
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,7 +20,6 @@ from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.federation.participant import COLUMNS, Participant
-from medsilo.methods import Parcel
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from medsilo.methods.base import Algorithm, Blueprint, Workbench
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,8 +18,7 @@ from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.loop import Compute, Lesson, lesson, objective_of, passed_through, train_epoch
 from medsilo.learning.personal import MetaGradient, adapt, moreau
 from medsilo.learning.training import Training
-from medsilo.methods import ALGORITHMS, Algorithm
-from medsilo.methods.base import Blueprint, Workbench
+from medsilo.registry import METHODS
 from medsilo.site.settings import SiteSettings
 from tests.conftest import PERSONAL, SITES, make_plan
 
@@ -247,7 +247,7 @@ def theta_of(tensors: dict[str, Tensor]) -> Array:
 
 
 def study(case: Case, start: Array) -> list[dict[str, Array]]:
-    algorithm = ALGORITHMS[case.name](**case.numbers)
+    algorithm = METHODS[case.name](**case.numbers)
     sites = {name: Site(name, algorithm, start) for name in SIZES}
     mixer = algorithm.mixer("global", {}, list(SIZES))
     first = algorithm.shared(sites["a"].modules, "train")["global"]
@@ -293,7 +293,7 @@ def test_the_cases_differ(start: Array) -> None:
 
 
 def test_alpha_moves_at_every_site_and_stays_a_share(start: Array) -> None:
-    algorithm = ALGORITHMS["apfl"](alpha=1.0, adaptive=True)
+    algorithm = METHODS["apfl"](alpha=1.0, adaptive=True)
     site = Site("a", algorithm, start)
     with torch.no_grad():
         site.modules["local"].weight.add_(torch.tensor([[3.0], [-5.0], [1.0]]))

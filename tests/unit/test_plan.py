@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from medsilo import registry
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.methods import ALGORITHMS
-from medsilo.models import NETWORKS
 from medsilo.plan import Plan, load_plan, parse_plan
-from medsilo.tasks import TASKS
+from medsilo.registry import NETWORKS, TASKS
 from tests.conftest import METHODS, SITES, make_plan
 
 GOOD = """
@@ -411,8 +410,8 @@ def test_what_participation_requires() -> None:
 
 
 def test_the_table_of_methods_is_keyed_by_name() -> None:
-    assert set(ALGORITHMS) == {*METHODS, "central"}
-    for name, method in ALGORITHMS.items():
+    assert set(registry.METHODS) == {*METHODS, "central"}
+    for name, method in registry.METHODS.items():
         assert method().name == name
         assert method.title
         assert method.paper

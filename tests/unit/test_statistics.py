@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.learning.statistics import Moments, batch_norm_input_statistics, running_statistics, with_noise
-from medsilo.models import NETWORKS
+from medsilo.registry import NETWORKS
 
 
 class Mixed(nn.Module):

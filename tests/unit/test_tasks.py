@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader
 
 from medsilo.core.errors import PlanError
-from medsilo.tasks import TASKS
+from medsilo.registry import TASKS
 
 SMALL = {
     "synthetic-activity": {"persons": 6, "windows": 5},

@@ -176,8 +176,8 @@ def _averages(plan: Plan, images: Mapping[str, int | str], settings: SiteSetting
     assert group.covers is not None
     lines = [
         "amplitude: one average amplitude spectrum per channel over the whole training set of a site, in round "
-        f"{stretch.first} only: no phase and no single image's spectrum. Late batches count for more in it; as an average "
-        f"without favour it covers (smallest_average here: {settings.smallest_average}):",
+        f"{stretch.first} only: no phase and no single image's spectrum. Late batches count for more in it; as an "
+        f"average without favour it covers (smallest_average here: {settings.smallest_average}):",
     ]
     for site, count in images.items():
         if isinstance(count, str):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from medsilo.cli.arguments import parser_of
 from medsilo.core.errors import MedsiloError
+from medsilo.site.owner import ALL_MINE
 
 if TYPE_CHECKING:
     from medsilo.check.check import Visit
@@ -51,10 +52,6 @@ def _settings(options: argparse.Namespace, before: "SiteSettings | None" = None,
     given = {"device": options.device, "data": options.data and options.data.resolve()}
     said = {key: value for key, value in given.items() if value is not None}
     return make_settings({**settings.model_dump(), **said, **more}, "the command line")
-
-
-# Who runs the simulator owns all the data: pictures may lie beside the results, sites may exchange their models.
-ALL_MINE: dict[str, Any] = {"pictures": True, "share_personal_model": True}
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -287,17 +284,17 @@ def _leak_report(options: argparse.Namespace) -> int:
     from medsilo.tasks.sources import DataSource
 
     job = find_job(options.job)
-    plan = plan_of(job, options.set, options.plan)
     if options.local and not options.local.is_dir():
         raise MedsiloError(NO_SETTINGS, str(options.local))
     settings = read_settings(options.local) if options.local else SiteSettings()
+    plan = plan_of(job, options.set, options.plan, settings.packages)
     policy = read_policy(options.local, stated(job)[1]) if options.local else Policy()
     source = DataSource(folder=options.data) if options.data else settings.data
     images: dict[str, int | str] = {}
     for site in plan.participation.sites if averages_images(plan) else ():
         try:
             data = plan.task.read(site, plan.participation.sites, plan.seed, source)
-            images[site] = len(data.train)
+            images[site] = len(data.train)  # type: ignore[arg-type]
         except MedsiloError as error:
             images[site] = str(error)
     for line in describe(plan, images, settings, policy):
@@ -335,6 +332,7 @@ def _visit(options: argparse.Namespace) -> "Visit":
     from medsilo.core.files import is_safe_name
     from medsilo.flare.jobs import CUSTOM, find_job, plan_of, stated
     from medsilo.plan import load_plan
+    from medsilo.site.settings import allowed_packages
     from medsilo.tasks.sources import DataSource
 
     job = find_job(options.job) if options.job else None
@@ -342,9 +340,10 @@ def _visit(options: argparse.Namespace) -> "Visit":
     local = options.kit / "local" if options.kit else options.site_config
     if local and not local.is_dir():
         raise MedsiloError(NO_SETTINGS, str(local))
-    plan = load_plan(options.plan, options.set) if options.plan else None
+    allowed = allowed_packages(local)
+    plan = load_plan(options.plan, options.set, allowed) if options.plan else None
     if job:
-        plan = plan_of(job, options.set, options.plan)
+        plan = plan_of(job, options.set, options.plan, allowed)
     if options.set and not plan:
         raise MedsiloError("--set changes a plan, and there is none; give --job or --plan")
     site = options.site or (kit.name if kit else None)
@@ -382,15 +381,15 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _methods(options: argparse.Namespace) -> int:
-    from medsilo.methods import ALGORITHMS
+    from medsilo.registry import METHODS
 
-    for name, algorithm in ALGORITHMS.items():
+    for name, algorithm in METHODS.items():
         _say(f"{name:<14} {algorithm.paper:<23} travels: {algorithm.travels}")
     return 0
 
 
 def _tasks(options: argparse.Namespace) -> int:
-    from medsilo.tasks import TASKS
+    from medsilo.registry import TASKS
 
     for name, task in TASKS.items():
         _say(f"{name:<19} {task.title} ({task().metric})")

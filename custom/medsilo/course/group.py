@@ -67,7 +67,7 @@ class Group:
 
 
 def views(groups: Sequence[Group], modules: Modules) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of these groups in a site's networks; a group without any on these networks does not travel."""
+    """Return the tensors of these groups in a site's networks. A group without any does not travel."""
     found = {group.name: group.of(modules) for group in groups}
     return {name: tensors for name, tensors in found.items() if tensors}
 

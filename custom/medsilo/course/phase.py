@@ -74,7 +74,7 @@ class Course:
             first += phase.rounds
 
     def place_of(self, number: int) -> int:
-        """Return the place of a round's phase; after the last round, of the last phase, whether it has rounds or not."""
+        """Return the place of a round's phase; after the last round that of the last phase, which may have none."""
         here = (stretch.place for stretch in self.stretches() if number <= stretch.last)
         return next(here, len(self.phases) - 1)
 

@@ -17,9 +17,9 @@ from medsilo.core.section import Section
 from medsilo.deploy.card import card
 from medsilo.deploy.model import Rule, SuperModel
 from medsilo.deploy.tuning import Tuning
-from medsilo.models import NETWORKS
 from medsilo.models.base import Network
 from medsilo.plan import Plan, load_plan
+from medsilo.registry import NETWORKS
 
 MANIFEST, PLAN, CARD = "supermodel.json", "plan.yaml", "card.md"
 GLOBAL_FILE, SELECTOR_FILE, PERSONAL = "global.safetensors", "selector.safetensors", "personal"

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from medsilo.core.errors import Refused
-from medsilo.core.package import package_facts
 from medsilo.core.tensors import Groups
 from medsilo.course.group import Group
 from medsilo.course.outcome import Part
@@ -37,7 +36,8 @@ class Acceptance:
         if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
             told = str(facts.get("task"))[:40], str(facts.get("round"))[:40]
             raise Refused(f"answers {' '.join(told)} of a study, not {task} {number} of this one")
-        check_package(facts.get("package"), package_facts())
+        check_package(facts.get("package"), self.plan.code)
+        check_packages(facts.get("package"), self.plan.code)
         answer = ANSWERS[task].of(parcel)
         if isinstance(answer, Joined):
             self._check_classes(answer)
@@ -79,13 +79,26 @@ class Acceptance:
 
 
 def check_package(site: Any, server: Any) -> None:
-    """Raise Refused unless a site runs the server's own code."""
-    if site != server:
-        runs, serves = (
-            f"{str(known.get('version'))[:40]} ({str(known.get('hash'))[:12]})"
-            for known in (facts if isinstance(facts, dict) else {} for facts in (site, server))
-        )
-        raise Refused(f"runs medsilo {runs}, the server {serves}; install the same package at both")
+    """Raise Refused unless a site runs the server's own medsilo."""
+    _same_version("medsilo", _facts(site), _facts(server))
+
+
+def check_packages(site: Any, server: Any) -> None:
+    """Raise Refused unless a site runs the server's versions of the other packages that the plan uses."""
+    own, served = (_facts(_facts(code).get("packages", {})) for code in (site, server))
+    for name in sorted({*own, *served}):
+        _same_version(str(name)[:60], _facts(own.get(name)), _facts(served.get(name)))
+
+
+def _facts(told: Any) -> Mapping[str, Any]:
+    return told if isinstance(told, dict) else {}
+
+
+def _same_version(name: str, site: Mapping[str, Any], server: Mapping[str, Any]) -> None:
+    runs, serves = ({key: facts.get(key) for key in ("version", "hash")} for facts in (site, server))
+    if runs != serves:
+        own, served = (f"{str(facts['version'])[:40]} ({str(facts['hash'])[:12]})" for facts in (runs, serves))
+        raise Refused(f"runs {name} {own}, the server {served}; install the same package at both")
 
 
 def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) -> None:

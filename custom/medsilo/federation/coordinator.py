@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, Literal
 
 from medsilo.core.errors import MedsiloError, ParticipationError
-from medsilo.core.package import package_facts
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase
@@ -197,7 +196,7 @@ class Coordinator:
                 sites=tuple(self.everyone),
                 timeout=self.plan.participation.timeout,
                 selected=selected,
-                package=package_facts(),
+                package=self.plan.code,
                 train_cases=smallest,
                 last=max((record["round"] for record in self.rounds if site in record["answered"]), default=0),
                 outcome=self._outcome_for(site, task),
@@ -217,7 +216,7 @@ class Coordinator:
             if isinstance(answer, Joined):
                 self.acceptance.joined[site] = answer
 
-        self.asking.ask(exchange, outgoing, receive, lambda site: self.state.settled.pop(site, None))
+        self.asking.ask(exchange, outgoing, receive, self.state.may_have_lost)
         return exchange
 
     def _outcome_for(self, site: str, task: Task) -> dict[str, Any]:

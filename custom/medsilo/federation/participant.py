@@ -19,7 +19,6 @@ from torch.utils.data import Dataset, Subset
 from medsilo.core.errors import Refused
 from medsilo.core.files import sweep, write_json
 from medsilo.core.memory import forget_most, most_held
-from medsilo.core.package import package_facts
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.course.group import views
 from medsilo.course.outcome import SiteEnd
@@ -79,7 +78,7 @@ class Participant:
             "task": asked.task,
             "round": asked.round,
             "study": asked.study,
-            "package": package_facts(),
+            "package": self.plan.code,
             "cases": self.evaluation.counted,
             "seconds": time.monotonic() - started,
             "memory": most_held(),

@@ -106,6 +106,10 @@ class ServerState:
         """Remember that a site has what is given once."""
         self.settled[site] = sorted(self.once)
 
+    def may_have_lost(self, site: str) -> None:
+        """Give a site everything again that is given once."""
+        self.settled.pop(site, None)
+
     def finish(self, number: int) -> None:
         """End a round: groups are merged in the order in which they are declared."""
         expected = self.expected(self.course.phase_of(number))

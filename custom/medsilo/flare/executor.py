@@ -18,7 +18,7 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 from medsilo.core.errors import Aborted, Died, Refused
 from medsilo.core.files import is_safe_name
 from medsilo.core.package import package_facts
-from medsilo.federation.accepting import check_package
+from medsilo.federation.accepting import check_package, check_packages
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.isolated import Isolated
 from medsilo.federation.reasons import details, public_reason
@@ -79,6 +79,7 @@ class MedsiloExecutor(Executor):
             check_package(package_facts(), parcel.facts.get("package"))
             study, site = parcel.facts["study"], fl_ctx.get_identity_name()
             plan, settings = plan_of_job(fl_ctx), settings_of_site(fl_ctx)
+            check_packages(plan.code, parcel.facts["package"])
             if not is_safe_name(study):
                 raise Refused("the study's name has odd characters")
             self.folder = output_folder(fl_ctx, settings) / study / "sites" / site

@@ -4,7 +4,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
 from medsilo.core.package import ROOT, package_facts, package_files
 from medsilo.plan import Plan, load_plan
+from medsilo.registry import ANY
 
 META = "meta.json"
 CONFIG = Path("app/config")
@@ -56,11 +57,11 @@ def find_job(job: str | Path) -> Path:
     raise MedsiloError(f"no job at {folder}: it needs {PLAN}; jobs in {around}: {jobs}")
 
 
-def plan_of(job: Path, changes: Iterable[str] = (), plan: Path | None = None) -> Plan:
-    """A job's plan, or another in its place, with `a.b=value` changes."""
+def plan_of(job: Path, changes: Iterable[str] = (), plan: Path | None = None, allowed: Collection[str] = ANY) -> Plan:
+    """A job's plan, or another in its place, with `a.b=value` changes; `allowed` as in `load_plan`."""
     if plan is None:
-        return load_plan(job / PLAN, changes)
-    chosen, method = load_plan(plan, changes), load_plan(job / PLAN).algorithm.name
+        return load_plan(job / PLAN, changes, allowed)
+    chosen, method = load_plan(plan, changes, allowed), load_plan(job / PLAN, allowed=allowed).algorithm.name
     if chosen.algorithm.name != method:
         raise MedsiloError(
             f"{plan.name} is a plan of {chosen.algorithm.name} and the job one of {method}; give that method's job, or "

@@ -20,8 +20,9 @@ def _workspace(fl_ctx: FLContext) -> Workspace:
 
 
 def plan_of_job(fl_ctx: FLContext) -> Plan:
-    """The plan.yaml beside the job's configuration."""
-    return load_plan(Path(_workspace(fl_ctx).get_app_config_dir(fl_ctx.get_job_id())) / "plan.yaml")
+    """The plan.yaml beside the job's configuration; refused where it uses a package that this party doesn't allow."""
+    allowed = settings_of_site(fl_ctx).packages
+    return load_plan(Path(_workspace(fl_ctx).get_app_config_dir(fl_ctx.get_job_id())) / "plan.yaml", allowed=allowed)
 
 
 def settings_of_site(fl_ctx: FLContext) -> SiteSettings:

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from medsilo.course.server import Server
 from medsilo.methods.server_step import ServerStep
-from medsilo.mixing import server
+from medsilo.mixing import server as steps
 
 
 class FedAvgM(ServerStep):
@@ -20,8 +20,8 @@ class FedAvgM(ServerStep):
     server_lr: float = Field(1.0, gt=0, le=1000)  # η
     server_momentum: float = Field(0.9, ge=0, lt=1)  # β
 
-    def step(self, server: Server) -> server.FedAvgM:
-        return server.FedAvgM(self.server_lr, self.server_momentum, self.weighting == "uniform")
+    def step(self, server: Server) -> steps.FedAvgM:
+        return steps.FedAvgM(self.server_lr, self.server_momentum, self.weighting == "uniform")
 
 
 class FedAdam(ServerStep):
@@ -44,8 +44,8 @@ class FedAdam(ServerStep):
             raise ValueError(f"betas must lie in [0, 1), not {betas}")
         return betas
 
-    def step(self, server: Server) -> server.FedAdam:
-        return server.FedAdam(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
+    def step(self, server: Server) -> steps.FedAdam:
+        return steps.FedAdam(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
 
 
 class FedYogi(FedAdam):
@@ -55,5 +55,5 @@ class FedYogi(FedAdam):
 
     name: Literal["fedyogi"] = "fedyogi"  # type: ignore[assignment]
 
-    def step(self, server: Server) -> server.FedYogi:
-        return server.FedYogi(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
+    def step(self, server: Server) -> steps.FedYogi:
+        return steps.FedYogi(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")

@@ -16,6 +16,8 @@ class Network(Section):
     Subclasses declare `name: Literal["..."] = "..."` and their own numbers.
     """
 
+    name: str
+
     @abstractmethod
     def build(self, channels: int, classes: int) -> nn.Module:
         """A freshly initialised module; its weights come from torch's global generator."""

@@ -71,14 +71,12 @@ def _in_words(detail: ErrorDetails) -> str:
 class Request(Message):
     """What the server asks of one site."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
     task: Literal["join", "round", "deliver", "test"]
     round: Annotated[int, Field(ge=0)]
     study: Name
     plan: Name  # its hash
-    sites: tuple[Name, ...]  # of the study, those that only see the outcome included
-    timeout: Annotated[float, Field(gt=0)] = 604_800.0
+    sites: Annotated[tuple[Name, ...], Field(strict=False)]  # of the study, those that only see the outcome included
+    timeout: Annotated[float, Field(gt=0)] = 604_800
     selected: int | None = None  # the round whose model is tested
     package: dict[str, Any] = {}
     train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size

@@ -30,6 +30,8 @@ class SiteSettings(Section):
     workers: int = Field(0, ge=0, le=256)  # processes that read data
     isolation: bool = True  # train in a process of its own, whose death costs a round and not the study
     memory_limit: int | None = Field(None, ge=256)  # MiB that process may take; by default what the machine has
+    # Installed packages, beside medsilo, that a plan may use here: their methods, tasks and networks. "*" is any.
+    packages: tuple[str, ...] = ()
     # What may leave, and what may be shown.
     # Whether the other hospitals that agree get this one's personal model, and this one theirs (FedSM's super model);
     # by default only where the data are synthetic.
@@ -92,3 +94,11 @@ def read_settings(folder: Path) -> SiteSettings:
     except (OSError, UnicodeDecodeError) as error:
         raise MedsiloError(f"the site's {FILE_NAME} cannot be read ({type(error).__name__}); write YAML") from error
     return make_settings(values, f"the site's {FILE_NAME}")
+
+
+def allowed_packages(folder: Path | None) -> tuple[str, ...]:
+    """Return the packages that the settings in a folder allow: none where there are no settings, or broken ones."""
+    try:
+        return read_settings(folder).packages if folder else ()
+    except MedsiloError:
+        return ()

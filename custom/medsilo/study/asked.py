@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.jobs import PLAN, find_job
-from medsilo.methods import ALGORITHMS
 from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.registry import METHODS
 from medsilo.study.base import base_plan
 from medsilo.study.cells import Cell, Row, cells_of, parse_sweep, swept_rows
 
@@ -35,7 +35,7 @@ def asked(options: Namespace) -> tuple[Plan, list[Cell]]:
 
 def _under(row: Row, protocol: str, plan: Plan) -> Row:
     """The row with all that the protocol says of its method; what the row says itself must agree with it."""
-    method = ALGORITHMS.get(row.method or plan.algorithm.name)
+    method = METHODS.get(row.method or plan.algorithm.name)
     said = method.protocols.get(protocol, {}) if method else {}
     name = [change for change in row.changes if change == f"algorithm.name={row.method}"]
     rest = [change for change in row.changes if change not in name]

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.federation import inprocess
 from medsilo.flare import simulator
-from medsilo.methods import ALGORITHMS
 from medsilo.plan import Plan
+from medsilo.registry import METHODS
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 
@@ -39,7 +39,8 @@ class Row:
     def method(self) -> str | None:
         """The method, if the row names one."""
         named = [change for change in self.changes if change.startswith("algorithm.name=")]
-        return named[-1].removeprefix("algorithm.name=") if named else None
+        name = named[-1].removeprefix("algorithm.name=") if named else None
+        return METHODS.spelled(name) or name
 
     @classmethod
     def parse(cls, text: str) -> "Row":
@@ -67,7 +68,7 @@ class Row:
 
     def _has(self, key: str) -> bool:
         section, _, rest = key.partition(".")
-        algorithm = ALGORITHMS.get(self.method or "")
+        algorithm = METHODS.get(self.method or "")
         return section != "algorithm" or algorithm is None or rest.partition(".")[0] in algorithm.model_fields
 
 

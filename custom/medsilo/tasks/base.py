@@ -75,6 +75,8 @@ class Task(Section):
     channels: ClassVar[int]
     classes: ClassVar[int]
 
+    name: str = ""  # only a task that helps another has none
+
     reads_images: ClassVar[bool] = False  # whether `inputs_of` takes image files
 
     @property
@@ -102,7 +104,7 @@ class Task(Section):
         source.check_folder()
         if source.is_described or source.cache == "disk":
             what = "give nothing but folder, cache (memory or none) and cache_memory under 'data'"
-            raise DataError(f"task {self.name} has a layout of its own; {what}")  # type: ignore[attr-defined]
+            raise DataError(f"task {self.name} has a layout of its own; {what}")
         if links := links_out(source.folder):
             what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
             raise DataError(what, private=", ".join(links))
@@ -126,7 +128,7 @@ class Task(Section):
 
         values: a volume [channels, D, H, W] or a flat image [channels, H, W], as tasks.scans reads them.
         """
-        raise DataError(f"task {self.name} reads no image files")  # type: ignore[attr-defined]
+        raise DataError(f"task {self.name} reads no image files")
 
     def inputs_of_scan(self, scan: Scan) -> Tensor:
         """The same of an image that knows its spacing."""
@@ -134,7 +136,7 @@ class Task(Section):
 
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
         """The label of each place of that image, from the network's output for its cases: [*grid]."""
-        raise DataError(f"task {self.name} finds no masks")  # type: ignore[attr-defined]
+        raise DataError(f"task {self.name} finds no masks")
 
     def monai_transforms(self) -> list[dict[str, Any]] | None:
         """What `inputs_of` does to a volume in a MONAI bundle's words: invertible, the image's key is "image", slices

@@ -54,7 +54,7 @@ class Worker:
         if self.participant is None:
             module, _, name = self.site["kind"].rpartition(".")
             kind = getattr(import_module(module), name)
-            plan, folder = parse_plan(self.site["plan"]), Path(self.site["folder"])
+            plan, folder = parse_plan(self.site["plan"], allowed=settings.packages), Path(self.site["folder"])
             self.participant = kind(plan, self.site["site"], self.site["sites"], settings, folder)
         return self.participant
 

@@ -209,7 +209,7 @@ class Folder(Task):
     ) -> tuple[Survey, dict[str, Ready]]:
         """All of a site's files, read once: what there is, and the parts."""
         if source is None:
-            raise DataError(f"task {self.name} needs data: set 'data' in this site's medsilo.yaml, or give --data")  # type: ignore[attr-defined]
+            raise DataError(f"task {self.name} needs data: set 'data' in this site's medsilo.yaml, or give --data")
         source.check_folder()
         own = source.folder / site
         natural = self.partition is None and own.is_dir() and not own.is_symlink()

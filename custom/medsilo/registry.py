@@ -1,0 +1,216 @@
+"""The methods, tasks and networks that a plan may name: medsilo's own, and those of other installed packages.
+
+Our own are written here as "module:Class" and imported when they are asked for. Those of other packages are found by
+their entry points: a package's metadata say which names it brings, so nothing of it is imported before it is used.
+"""
+
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from itertools import filterfalse
+from pathlib import Path
+from typing import Any
+
+from medsilo.core.distribution import canonical, facts_of, files_of, is_installed
+from medsilo.core.errors import PlanError
+
+ANY = ("*",)  # every installed package is allowed: where one person owns everything
+
+
+class Registry(Mapping[str, type[Any]]):
+    """A table of classes by name. A class is imported when it is asked for; names alone import nothing."""
+
+    def __init__(self, group: str, base: str, builtin: Mapping[str, str]) -> None:
+        """`group` is that of the entry points; `base` and the values of `builtin` are written "module:Class"."""
+        self.group, self.base, self.builtin = group, base, dict(builtin)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.builtin
+        yield from sorted(self._outside().keys() - self.builtin.keys())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.builtin or name in self._outside()
+
+    def __getitem__(self, name: str) -> type[Any]:
+        package = self.package_of(name)
+        return self._load(name, package) if package else _imported(self.builtin[name])
+
+    def spelled(self, name: object) -> str | None:
+        """Return the name as this table spells it, whatever case its letters have; None where it is not known."""
+        if not isinstance(name, str) or name in self:
+            return name if isinstance(name, str) else None
+        return next((known for known in self if known.lower() == name.lower()), None)
+
+    def named_in(self, section: Any) -> str:
+        """Return the name in a plan's raw section, as this table spells it; nothing where there is none."""
+        name = section.get("name") if isinstance(section, Mapping) else None
+        return self.spelled(name) or (name if isinstance(name, str) else "")
+
+    def remedy(self, name: object) -> str:
+        """Return the names to choose from instead of one that is not known, the nearest first."""
+        near = get_close_matches(str(name).lower(), self, n=1)
+        meant = f"did you mean {near[0]!r}? " if near else ""
+        return f"{meant}choose one of {', '.join(map(repr, self))}"
+
+    def package_of(self, name: str) -> str | None:
+        """Return the installed package that brings a name; None for our own. Two that bring the same are an error."""
+        packages = [canonical(entry.dist.name) for entry in self._outside().get(name, ()) if entry.dist]
+        if packages and (name in self.builtin or len(packages) > 1):
+            both = " and ".join([*(["medsilo"] if name in self.builtin else []), *packages])
+            raise PlanError(f"{name!r} is in two packages, {both}; rename it in {packages[-1]}, or uninstall that")
+        return packages[0] if packages else None
+
+    def _outside(self) -> Mapping[str, tuple[EntryPoint, ...]]:
+        return _entries(self.group, tuple(sys.path))
+
+    def _load(self, name: str, package: str) -> type[Any]:
+        from medsilo.core.files import is_safe_name  # what makes `medsilo --help` slow is imported when it is needed
+        from medsilo.core.section import Section
+
+        entry = self._outside()[name][0]
+        if not is_safe_name(name):
+            raise PlanError(f"package {package}: the name {name!r} has odd characters; use letters, digits, '-'")
+        try:
+            found = entry.load()
+        except Exception as error:
+            told = f"package {package}: {name!r} can't be loaded ({type(error).__name__}); install it again"
+            raise PlanError(told, private=str(error)) from error
+        base = _imported(self.base)
+        if not (isinstance(found, type) and issubclass(found, Section) and issubclass(found, base)):
+            raise PlanError(f"package {package}: {name!r} is not a {base.__name__}; derive it from {self.base}")
+        if found.model_fields["name"].default != name:
+            raise PlanError(f'package {package}: {name!r} says another name; write name: Literal["{name}"] = "{name}"')
+        own = {path.resolve() for path in files_of(package).values()}
+        if Path(sys.modules[entry.module].__file__ or "").resolve() not in own:
+            raise PlanError(
+                f"package {package}: {name!r} is imported from elsewhere; remove other copies of its modules"
+            )
+        return found
+
+
+@cache
+def _entries(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """The entry points of a group by name. `path` is Python's own; where that changes, they are looked for again."""
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for entry in entry_points(group=group):
+        found[entry.name] = (*found.get(entry.name, ()), entry)
+    return found
+
+
+def _imported(path: str) -> type[Any]:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+METHODS = Registry(
+    "medsilo.methods",
+    "medsilo.course.algorithm:Algorithm",
+    {
+        "local": "medsilo.methods.local:Local",
+        "fedavg": "medsilo.methods.fedavg:FedAvg",
+        "fedprox": "medsilo.methods.fedprox:FedProx",
+        "fedbn": "medsilo.methods.fedbn:FedBN",
+        "fedper": "medsilo.methods.fedper:FedPer",
+        "fednova": "medsilo.methods.fednova:FedNova",
+        "fedavgm": "medsilo.methods.fedopt:FedAvgM",
+        "fedadam": "medsilo.methods.fedopt:FedAdam",
+        "fedyogi": "medsilo.methods.fedopt:FedYogi",
+        "scaffold": "medsilo.methods.scaffold:Scaffold",
+        "moon": "medsilo.methods.moon:Moon",
+        "ditto": "medsilo.methods.ditto:Ditto",
+        "apfl": "medsilo.methods.apfl:APFL",
+        "per-fedavg": "medsilo.methods.per_fedavg:PerFedAvg",
+        "pfedme": "medsilo.methods.pfedme:PFedMe",
+        "fine-tuning": "medsilo.methods.fine_tuning:FineTuning",
+        "harmofl": "medsilo.methods.harmofl:HarmoFL",
+        "adafed": "medsilo.methods.adafed:AdaFed",
+        "d-adafed": "medsilo.methods.adafed:DAdaFed",
+        "f-adafed": "medsilo.methods.f_adafed:FAdaFed",
+        "fedsm": "medsilo.methods.fedsm:FedSM",
+        "fedsm-extra": "medsilo.methods.fedsm_extra:FedSMExtra",
+        "fedsm-ensemble": "medsilo.methods.fedsm_ensemble:FedSMEnsemble",
+        "central": "medsilo.methods.central:Central",
+    },
+)
+
+TASKS = Registry(
+    "medsilo.tasks",
+    "medsilo.tasks.base:Task",
+    {
+        "activity-windows": "medsilo.tasks.published.activity_windows:ActivityWindows",
+        "camelyon17": "medsilo.tasks.published.camelyon17:Camelyon17",
+        "covid-xray": "medsilo.tasks.published.covid_xray:CovidXray",
+        "fundus": "medsilo.tasks.published.fundus:Fundus",
+        "image-folder": "medsilo.tasks.own.image_folder:ImageFolder",
+        "nifti-folder": "medsilo.tasks.own.nifti_folder:NiftiFolder",
+        "nuclei": "medsilo.tasks.published.nuclei:Nuclei",
+        "organ-mnist": "medsilo.tasks.published.organ_mnist:OrganMnist",
+        "pamap2": "medsilo.tasks.published.pamap2:Pamap2",
+        "prostate": "medsilo.tasks.published.prostate:Prostate",
+        "synthetic-activity": "medsilo.tasks.synthetic.activity:SyntheticActivity",
+        "synthetic-histology": "medsilo.tasks.synthetic.histology:SyntheticHistology",
+        "synthetic-prostate": "medsilo.tasks.synthetic.prostate:SyntheticProstate",
+    },
+)
+
+NETWORKS = Registry(
+    "medsilo.networks",
+    "medsilo.models.base:Network",
+    {
+        "activity-cnn": "medsilo.models.activity_cnn:ActivityCnn",
+        "alexnet": "medsilo.models.alexnet:AlexNet",
+        "basic-unet": "medsilo.models.basic_unet:BasicUNet",
+        "densenet121": "medsilo.models.densenet121:DenseNet121",
+        "lenet5": "medsilo.models.lenet5:LeNet5",
+        "small-cnn": "medsilo.models.small_cnn:SmallCnn",
+        "unet": "medsilo.models.unet:UNet",
+        "vgg11": "medsilo.models.vgg11:Vgg11",
+    },
+)
+
+TABLES: Mapping[str, Registry] = {"algorithm": METHODS, "task": TASKS, "network": NETWORKS}  # by the plan's sections
+
+
+def check_packages(names: Mapping[str, str], given: Any, allowed: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return version and hash of every outside package that brings one of a plan's names. Nothing of it is imported.
+
+    names: of the plan's sections. given: what the plan itself says of its packages. Raises a PlanError for a package
+    that is not allowed, that is not installed, or that is another one here than where the plan was made.
+    """
+    said = {canonical(name): facts for name, facts in given.items()} if isinstance(given, dict) else {}
+    found = {}
+    for key, name in names.items():
+        if package := TABLES[key].package_of(name):
+            _check_allowed(package, allowed)
+            found[package] = facts_of(package)
+            _check_same(package, found[package], said.get(package, found[package]))
+        elif name and name not in TABLES[key] and (absent := next(filterfalse(is_installed, said), None)):
+            told = f"package {absent} of this plan is not installed here; install {_version(said[absent])}"
+            raise PlanError(f"{key}.name: {name!r} is not known: {told}")
+    return dict(sorted(found.items()))
+
+
+def _check_allowed(package: str, allowed: Collection[str]) -> None:
+    if "*" not in allowed and package not in map(canonical, allowed):
+        raise PlanError(
+            f"the plan uses package {package}, which is not allowed here; name it under 'packages' in this site's "
+            "medsilo.yaml once it was reviewed, or use another plan"
+        )
+
+
+def _check_same(package: str, own: Mapping[str, str], said: Any) -> None:
+    if isinstance(said, dict) and said != own:
+        raise PlanError(
+            f"packages.{package}: {_version(own)} is installed here, the plan was made with {_version(said)}; install "
+            "that here, or remove 'packages' from the plan to use what is installed"
+        )
+
+
+def _version(facts: Any) -> str:
+    return f"{facts.get('version')} ({str(facts.get('hash'))[:12]})" if isinstance(facts, dict) else "it"

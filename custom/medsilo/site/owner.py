@@ -1,0 +1,6 @@
+"""What holds where one person owns all sites, as in the simulator and in process."""
+
+from typing import Any
+
+# Settings: pictures may lie beside the results, sites may exchange their models, any installed package may be used.
+ALL_MINE: dict[str, Any] = {"pictures": True, "share_personal_model": True, "packages": ("*",)}
