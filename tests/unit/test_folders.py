@@ -21,9 +21,10 @@ from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks import TASKS
 from medsilo.tasks.listing import find
-from medsilo.tasks.own.folder import FolderTask, parts_by_patient
+from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.patches import from_windows, patch
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.splits import parts_by_hash
 from medsilo.tasks.survey import PARTS
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.hospital import affine_of, ball, photograph, write_balls, write_pixels, write_table
@@ -220,15 +221,15 @@ def test_no_patient_is_in_two_parts_and_others_do_not_move_them(squares: Path) -
     data = read(photos(), source(squares, **PHOTOS))
     where = [set(getattr(data, part).patients) for part in PARTS]
     assert all(where) and sum(map(len, where)) == len(set.union(*where)) == len(PATIENTS)
-    fewer, more = (parts_by_patient([f"p{n}" for n in range(count)], (0.6, 0.2, 0.2), 0) for count in (200, 300))
+    fewer, more = (parts_by_hash([f"p{n}" for n in range(count)], (0.6, 0.2, 0.2), 0) for count in (200, 300))
     assert all(more[patient] == part for patient, part in fewer.items())
     sizes = np.array([list(more.values()).count(part) for part in PARTS]) / 300
     assert np.abs(sizes - [0.6, 0.2, 0.2]).max() < 0.06
-    other = parts_by_patient(more, (0.6, 0.2, 0.2), 1)
+    other = parts_by_hash(more, (0.6, 0.2, 0.2), 1)
     assert sum(other[patient] != part for patient, part in more.items()) > 100
     for count in (3, 4, 5, 6):  # no part is empty, if that can be
         for split in range(30):
-            few = parts_by_patient([f"q{n}" for n in range(count)], (0.6, 0.2, 0.2), split)
+            few = parts_by_hash([f"q{n}" for n in range(count)], (0.6, 0.2, 0.2), split)
             assert set(few.values()) == set(PARTS)
 
 

@@ -19,12 +19,13 @@ from medsilo.tasks.intensity import Intensity, Percentiles, check_kind
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.metrics import Counts, Figures, Measures
 from medsilo.tasks.own.measuring import ClassJudge, StructureJudge
-from medsilo.tasks.own.patches import Augmentation, augmented, fitted, from_windows, patch, resized
+from medsilo.tasks.own.patches import Augmentation, augmented, from_windows, middle_of, patch
 from medsilo.tasks.partition import Partition
-from medsilo.tasks.published.reading import Shares
 from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases
+from medsilo.tasks.resizing import resized, resized_to_nearest
 from medsilo.tasks.scans import Scan, read_scan, refuse_palette
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.splits import Shares, parts_by_hash
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, range_of, ranges_of, repeated
 from medsilo.tasks.task import SiteData, Task
 from medsilo.tasks.volumes import SAME_PLACE
@@ -247,7 +248,7 @@ class FolderTask(Task):
         if any(entry.part for entry in listing.entries):
             place = {entry.patient: entry.part for entry in listing.entries}
         else:
-            place = parts_by_patient({entry.patient for entry in listing.entries}, self.shares, self.split)
+            place = parts_by_hash({entry.patient for entry in listing.entries}, self.shares, self.split)
         return {part: [entry for entry in listing.entries if place[entry.patient] == part] for part in PARTS}
 
     def _chosen(self, facts: Facts) -> list[int]:
@@ -328,11 +329,11 @@ class FolderTask(Task):
         ready = self.intensity.apply(cases.transpose(0, 1)).transpose(0, 1)  # over all slices of a volume
         if not ready.isfinite().all():
             raise DataError("images become NaN by the plan's intensity; is one of a single value?")
-        return ready if self.segments else fitted(ready, self.size[::-1])
+        return ready if self.segments else middle_of(ready, self.size[::-1])
 
     def _targets(self, labels: Tensor, grid: tuple[int, ...]) -> Tensor:
         """A mask [(D,) H, W] on the grid of the inputs: [cases, *grid]."""
-        return resized(self._cases(labels[None]), grid, labels=True)[:, 0]
+        return resized_to_nearest(self._cases(labels[None]), grid)[:, 0]
 
     def _cases(self, image: Tensor) -> Tensor:
         """An image [C, (D,) H, W] as the network's cases [cases, C, *grid]."""
@@ -393,24 +394,6 @@ class FolderTask(Task):
             counts.update(label for case in cases for label in one.facts.shown[case])
         shown = {name: counts[number] for number, name in enumerate(names) if name != BACKGROUND}
         return PartFacts(len(data), len(set(data.patients)), shown)
-
-
-def parts_by_patient(patients: Iterable[str], shares: Sequence[float], split: int) -> dict[str, str]:
-    """The part of every patient, by the patient's name alone: one that comes later moves no other.
-
-    Only where a part would be empty, the patient that stands nearest to it moves there, if there are enough.
-    """
-    places = {patient: seed_for(split, "part", patient) / 2**63 for patient in sorted(patients)}
-    ends = np.cumsum(shares)[:2]
-    found = {patient: PARTS[int(np.searchsorted(ends, place, side="right"))] for patient, place in places.items()}
-    middles = dict(zip(PARTS, np.cumsum(shares) - np.array(shares) / 2, strict=True))
-    for part in PARTS:
-        sizes = Counter(found.values())
-        if len(found) >= len(PARTS) and not sizes[part]:
-            rich = max(PARTS, key=lambda name: sizes[name])
-            near = [patient for patient in found if found[patient] == rich]
-            found[min(near, key=lambda patient: abs(places[patient] - middles[part]))] = part
-    return found
 
 
 def _scan_of(path: Path) -> Scan:

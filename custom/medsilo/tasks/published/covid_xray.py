@@ -15,8 +15,9 @@ from medsilo.learning.loop import Case
 from medsilo.models.alexnet import AlexNet
 from medsilo.models.network import Network
 from medsilo.tasks.published.pooled import PooledTask
-from medsilo.tasks.published.reading import divided, files_in, fitted, plain, read_picture, scaled, site_folder
+from medsilo.tasks.published.reading import bare_name, divided, files_in, read_picture, scaled, site_folder
 from medsilo.tasks.ready import LazyCases
+from medsilo.tasks.resizing import resized_smoothly
 from medsilo.tasks.task import SiteData
 
 CLASSES = ("COVID-19", "Normal", "Pneumonia-Viral", "Pneumonia-Bacterial")
@@ -62,7 +63,7 @@ class CovidXray(PooledTask):
         return divided(items, patients, self.dealt(labels, patients, site, sites, seed), self._read, LazyCases)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        return fitted(scaled(values, self.channels), (self.size, self.size))[None]
+        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
     def _read(self, item: tuple[Path, int]) -> Case:
         return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
@@ -70,8 +71,8 @@ class CovidXray(PooledTask):
 
 def _folders(place: Path) -> list[Path]:
     """The classes' folders, in the classes' order."""
-    inner = {plain(path.name): path for path in sorted(place.iterdir()) if path.is_dir()}
-    return [inner[plain(name)] for name in CLASSES if plain(name) in inner]
+    inner = {bare_name(path.name): path for path in sorted(place.iterdir()) if path.is_dir()}
+    return [inner[bare_name(name)] for name in CLASSES if bare_name(name) in inner]
 
 
 def _patient(path: Path, label: int) -> str:

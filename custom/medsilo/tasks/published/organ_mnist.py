@@ -13,7 +13,8 @@ from medsilo.core.errors import DataError
 from medsilo.models.lenet5 import LeNet5
 from medsilo.models.network import Network
 from medsilo.tasks.published.pooled import PooledTask
-from medsilo.tasks.published.reading import fitted, scaled, site_folder
+from medsilo.tasks.published.reading import scaled, site_folder
+from medsilo.tasks.resizing import resized_smoothly
 from medsilo.tasks.task import Cases, SiteData
 
 FILE_PARTS = ("train", "val", "test")
@@ -64,7 +65,7 @@ class OrganMnist(PooledTask):
         return SiteData(*(self._cases(images[own], labels[own], own) for own in chosen))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        return fitted(scaled(values, self.channels), (self.size, self.size))[None]
+        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
     def _files(self) -> list[str]:
         size = "" if self.size == 28 else f"_{self.size}"

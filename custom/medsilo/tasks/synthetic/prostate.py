@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from medsilo.models.network import Network
 from medsilo.models.unet import UNet
+from medsilo.tasks.resizing import resized
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.synthetic.hospitals import (
     numbers_for,
@@ -24,7 +25,7 @@ from medsilo.tasks.synthetic.hospitals import (
     split_by_patient,
 )
 from medsilo.tasks.task import SiteData
-from medsilo.tasks.volumes import Volume, read_pair, resized, slices_in_monai, slices_of, write_volume
+from medsilo.tasks.volumes import Volume, read_pair, slices_in_monai, slices_of, write_volume
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid
 
