@@ -125,6 +125,6 @@ def mean_loss(run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compu
     return evaluate(model, data, task.loss, lambda output, target: {}, compute, infer=task.infer)[0]
 
 
-def number(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """A number for JSON; None stands for one that could not be computed."""
     return value if math.isfinite(value) else None

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from medsilo.analyses.analysis import AnalysisResult, FinishedRun, Question, drawn, mean_loss, number
+from medsilo.analyses.analysis import AnalysisResult, FinishedRun, Question, drawn, finite_or_none, mean_loss
 from medsilo.analyses.figures import COLOURS, panels
 from medsilo.learning.seeds import generator_for
 
@@ -89,8 +89,14 @@ def landscapes(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
         centre, lowest = float(losses[asked.steps, asked.steps]), float(losses[right, up])
         at = [places[right], places[up]]
         found.append(
-            {"run": run, "site": site, "centre": number(centre), "lowest": number(lowest), "lowest_at": at}
-            | {"losses": [list(map(number, column)) for column in losses.tolist()]}
+            {
+                "run": run,
+                "site": site,
+                "centre": finite_or_none(centre),
+                "lowest": finite_or_none(lowest),
+                "lowest_at": at,
+            }
+            | {"losses": [list(map(finite_or_none, column)) for column in losses.tolist()]}
         )
         lines.append(f"{run}, {site}: loss {centre:.3f} at the model, lowest {lowest:.3f} at {at}")
     return AnalysisResult({"places": places, "surfaces": found}, {"landscape": _draw_surfaces(places, found)}, lines)
@@ -105,8 +111,8 @@ def profiles(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
         centre = float(losses[0, asked.steps])
         rise = float(losses[:, [0, -1]].mean()) - centre
         found.append(
-            {"run": run, "site": site, "centre": number(centre), "mean_rise_at_edge": number(rise)}
-            | {"losses": [list(map(number, line)) for line in losses.tolist()]}
+            {"run": run, "site": site, "centre": finite_or_none(centre), "mean_rise_at_edge": finite_or_none(rise)}
+            | {"losses": [list(map(finite_or_none, line)) for line in losses.tolist()]}
         )
         lines.append(f"{run}, {site}: loss {centre:.3f}, {rise:+.3f} on average at distance {asked.reach:g}")
     return AnalysisResult({"places": places, "profiles": found}, {"profile": _draw_profiles(places, found)}, lines)

@@ -71,7 +71,7 @@ def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding(where, "ok", f"Python {python}, {len(required)} packages looked at")
 
 
-def check_package(stated: Mapping[str, Any]) -> Finding:
+def check_own_package(stated: Mapping[str, Any]) -> Finding:
     """medsilo against the version and hash that the job states."""
     own = package_facts()
     mine = f"medsilo {own['version']} ({own['hash'][:12]})"

@@ -18,7 +18,7 @@ from medsilo.check.machine import (
     check_disk,
     check_environment,
     check_memory,
-    check_package,
+    check_own_package,
     free_space,
     gpus,
     required_versions,
@@ -72,7 +72,7 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
     settings = _settings(visit, report)
     with _guarded("environment", report):
         note(check_environment(visit.required))
-    report.findings.append(check_package(visit.stated))
+    report.findings.append(check_own_package(visit.stated))
     with _guarded("disk", report):
         output = settings.output or (visit.local.parent if visit.local else Path.cwd())
         report.findings.append(check_disk(output.absolute(), visit.plan, visit.free_disk))
