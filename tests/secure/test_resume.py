@@ -116,3 +116,26 @@ def test_killed_servers_and_sites_cost_no_finished_round(
     assert cli.main(["resume", fourth, "--kit", str(kit)]) == 1
     assert "is finished; there is nothing to resume" in capsys.readouterr().err
     assert json.loads((record.folder / "summary.json").read_text())["status"] == "finished"
+
+
+def test_resume_is_no_start_when_nobody_joins(pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Both hospitals refuse to join: no id is printed, the reason is, and the study can go on when they are back."""
+    write_job(tmp_path / "job", make_plan("fedavg", "training.rounds=40", sites=TWO), study="nobody-joins")
+    kit, record = pair.kit(LEAD), Record(pair.kit(SERVER) / "medsilo" / "nobody-joins")
+    job = lead.submit(tmp_path / "job", kit, print)
+    wait_until(lambda: len(record.rounds()) >= 2, 120, "two rounds")
+    lead.abort(job, kit)
+    ended(kit, job)
+    settings = {site: pair.kit(site) / "local/medsilo.yaml" for site in TWO}
+    before = {site: path.read_text() for site, path in settings.items()}
+    capsys.readouterr()
+    try:
+        for path in settings.values():
+            path.write_text("device: nonsense\n")
+        assert cli.main(["resume", job, "--kit", str(kit)]) == 1
+    finally:
+        for site, path in settings.items():
+            path.write_text(before[site])
+    out, err = capsys.readouterr()
+    assert out == "" and "has ended: " in err and "join: 0 of 2 sites answered" in err
+    assert len(record.rounds()) < 40 and record.can_go_on()

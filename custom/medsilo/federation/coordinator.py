@@ -126,6 +126,7 @@ class Coordinator:
         self.best: dict[str, Any] | None = None  # the best model's round, and its validation score at each site
         self.rounds: list[dict[str, Any]] = []
         self.ends: dict[str, Exchange] = {}
+        self.absent: dict[str, str] | None = None  # who did not join a study that has begun, and why
         networks = plan.build_networks()
         self.parameters = sum(parameter.numel() for parameter in networks["model"].parameters())
         self.personal = plan.method.personal(networks, plan.last_phase)
@@ -153,6 +154,7 @@ class Coordinator:
                 self._save()
                 self._written()  # a disk that can't be written to shows before anybody trains
             joined = self._end("join", 0)
+            self.absent = {site: gone.reason for site, gone in sorted(joined.missing.items())}
             self.smallest = min(reply.facts["cases"]["train"] for reply in self._trained(joined).values())
             self.agreed.update(site for site, reply in joined.replies.items() if reply.facts["shares"])
             while self.done < self.plan.rounds:

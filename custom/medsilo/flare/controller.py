@@ -23,6 +23,7 @@ from medsilo.methods.base import Parcel
 from medsilo.runs.record import Record, new_study
 
 ROLL_CALL = 120.0  # seconds that sites have to say that they are there
+TOLD = 64_000  # bytes of rounds in an answer: some eighty rounds of three sites; one round if it alone has more
 
 
 class MedsiloController(Controller):
@@ -43,19 +44,21 @@ class MedsiloController(Controller):
         let_tensors_travel()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell the rounds so far to who asks for the job's statistics, as 'medsilo watch' does; pass on what is
-        tracked."""
+        """Tell the last rounds to who asks for the job's statistics, as 'medsilo watch' does; pass on what is tracked.
+
+        Who asks can't say which rounds they know, so the answer is kept small instead.
+        """
         super().handle_event(event_type, fl_ctx)
         for tracker in self.trackers:
             tracker.handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self.running:
-            plan, joined = self.running.plan, self.running.ends.get("join")
+            plan = self.running.plan
             facts = {
                 "study": self.running.study,
                 "planned": plan.rounds,
                 "metric": plan.task.metric,
-                "absent": joined and {site: gone.reason for site, gone in sorted(joined.missing.items())},
-                "rounds": self.running.record.rounds(),
+                "absent": self.running.absent,
+                "rounds": self.running.record.last_rounds(TOLD),
             }
             fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info("medsilo", facts)
 
