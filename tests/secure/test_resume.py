@@ -1,6 +1,7 @@
 """A study goes on after real processes were killed: over mutual TLS, with the numbers of an undisturbed run."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -119,23 +120,30 @@ def test_killed_servers_and_sites_cost_no_finished_round(
 
 
 def test_resume_is_no_start_when_nobody_joins(pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Both hospitals refuse to join: no id is printed, the reason is, and the study can go on when they are back."""
-    write_job(tmp_path / "job", make_plan("fedavg", "training.rounds=40", sites=TWO), study="nobody-joins")
+    """Both hospitals' processes hang: no id is printed, the reason is, and the study can go on when they are back."""
+    plan = make_plan("fedavg", "training.rounds=40", "participation.timeout=30", sites=TWO)
+    write_job(tmp_path / "job", plan, study="nobody-joins")
     kit, record = pair.kit(LEAD), Record(pair.kit(SERVER) / "medsilo" / "nobody-joins")
     job = lead.submit(tmp_path / "job", kit, print)
     wait_until(lambda: len(record.rounds()) >= 2, 120, "two rounds")
     lead.abort(job, kit)
     ended(kit, job)
-    settings = {site: pair.kit(site) / "local/medsilo.yaml" for site in TWO}
-    before = {site: path.read_text() for site, path in settings.items()}
+    wait_until(lambda: not any(pair.family(site, "client.worker_process") for site in TWO), 60, "the processes' end")
     capsys.readouterr()
+    codes: list[int] = []
+    resuming = threading.Thread(target=lambda: codes.append(cli.main(["resume", job, "--kit", str(kit)])))
+    resuming.start()
+    hanging = []
     try:
-        for path in settings.values():
-            path.write_text("device: nonsense\n")
-        assert cli.main(["resume", job, "--kit", str(kit)]) == 1
+        for site in TWO:
+            wait_until(lambda site=site: pair.family(site, "client.worker_process"), 60, f"the process of {site}")
+            hanging += pair.family(site, "client.worker_process")
+            hanging[-1].suspend()
+        resuming.join(timeout=240)
     finally:
-        for site, path in settings.items():
-            path.write_text(before[site])
+        for process in hanging:
+            process.kill()
+    resuming.join(timeout=60)
     out, err = capsys.readouterr()
-    assert out == "" and "has ended: " in err and "join: 0 of 2 sites answered" in err
+    assert (codes, out) == ([1], "") and "has ended: " in err and "join: 0 of 2 sites answered" in err
     assert len(record.rounds()) < 40 and record.can_go_on()
