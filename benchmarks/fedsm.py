@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
 import torch
+from medsilo.methods.base import Parcel
 from mixing import in_a_fork
 from timing import fastest, fastest_in_turn
 from torch import Tensor, nn
@@ -40,12 +41,11 @@ from medsilo.deploy import THRESHOLDS
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
 from medsilo.federation.participant import Participant
-from medsilo.methods.base import Parcel
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import Cases, SiteData
 from medsilo.tasks.published.nuclei import read_tile
+from medsilo.tasks.task import Cases, SiteData
 from medsilo.tasks.volumes import Volume, read_pair, write_volume
 
 SITES = ("hospital-a", "hospital-b")

@@ -22,9 +22,9 @@ from medsilo.course.phase import Course
 from medsilo.course.workbench import Blueprint
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 from medsilo.registry import ANY, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
-from medsilo.tasks.base import Task
+from medsilo.tasks.task import Task
 
 
 class Participation(Section):
@@ -78,7 +78,7 @@ class Participation(Section):
         return self.minimum if self.minimum is not None else len(self.sites)
 
 
-class Transport(Section):
+class TransportSettings(Section):
     """How tensors travel."""
 
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16 halves the bytes and rounds every tensor sent
@@ -95,7 +95,7 @@ class Tracking(Section):
     mlflow: bool = False  # a database for MLflow in the run's folder
 
 
-class Package(Section):
+class OutsidePackage(Section):
     """An installed package that a plan uses beside medsilo."""
 
     version: str
@@ -127,13 +127,13 @@ class Plan(Section):
     network: Annotated[SerializeAsAny[Network], _made_by(NETWORKS)] = Field(None)  # type: ignore[assignment]  # by default the task's own
     training: Training = Training()
     participation: Participation
-    transport: Transport = Transport()
+    transport: TransportSettings = TransportSettings()
     tracking: Tracking = Tracking()
     seed: int = Field(0, ge=0, lt=2**32)
     # What the numbers of this plan follow; declared in every output.
     protocol: Literal["paper", "released-code", "clinical"] = "clinical"
     # Packages that bring the method, task or network, where these are not medsilo's own; filled in by itself.
-    packages: dict[str, Package] = Field({}, exclude_if=lambda packages: not packages)
+    packages: dict[str, OutsidePackage] = Field({}, exclude_if=lambda packages: not packages)
 
     @cached_property
     def course(self) -> Course:
@@ -269,7 +269,7 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     return plan.model_copy(update={"packages": _packages(plan, values.get("packages"), allowed)})
 
 
-def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, Package]:
+def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, OutsidePackage]:
     """The packages that the checked plan uses beside medsilo; its network may have come with the task."""
     if NETWORKS.get(plan.network.name) is not type(plan.network):
         raise PlanError(
@@ -277,7 +277,7 @@ def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, Pac
             "name; list it in the entry points 'medsilo.networks' of its package"
         )
     names = {"algorithm": plan.algorithm.name, "task": plan.task.name, "network": plan.network.name}
-    return {name: Package(**facts) for name, facts in check_packages(names, given, allowed).items()}
+    return {name: OutsidePackage(**facts) for name, facts in check_packages(names, given, allowed).items()}
 
 
 def _refuse_truth_as_number(given: Any, taken: Any, key: str = "") -> None:

@@ -141,7 +141,7 @@ METHODS = Registry(
 
 TASKS = Registry(
     "medsilo.tasks",
-    "medsilo.tasks.base:Task",
+    "medsilo.tasks.task:Task",
     {
         "activity-windows": "medsilo.tasks.published.activity_windows:ActivityWindows",
         "camelyon17": "medsilo.tasks.published.camelyon17:Camelyon17",
@@ -152,7 +152,7 @@ TASKS = Registry(
         "nuclei": "medsilo.tasks.published.nuclei:Nuclei",
         "organ-mnist": "medsilo.tasks.published.organ_mnist:OrganMnist",
         "pamap2": "medsilo.tasks.published.pamap2:Pamap2",
-        "prostate": "medsilo.tasks.published.prostate:Prostate",
+        "prostate": "medsilo.tasks.published.prostate_mri:Prostate",
         "synthetic-activity": "medsilo.tasks.synthetic.activity:SyntheticActivity",
         "synthetic-histology": "medsilo.tasks.synthetic.histology:SyntheticHistology",
         "synthetic-prostate": "medsilo.tasks.synthetic.prostate:SyntheticProstate",
@@ -161,7 +161,7 @@ TASKS = Registry(
 
 NETWORKS = Registry(
     "medsilo.networks",
-    "medsilo.models.base:Network",
+    "medsilo.models.network:Network",
     {
         "activity-cnn": "medsilo.models.activity_cnn:ActivityCnn",
         "alexnet": "medsilo.models.alexnet:AlexNet",

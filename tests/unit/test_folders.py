@@ -16,14 +16,15 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from medsilo.core.errors import DataError, MedsiloError, PlanError
-from medsilo.learning.loop import Drawn
+from medsilo.learning.loop import DrawnCases
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import make_settings
 from medsilo.tasks.listing import find
-from medsilo.tasks.own.folder import Folder, parts_by_patient
+from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.patches import from_windows, patch
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.splits import parts_by_hash
 from medsilo.tasks.survey import PARTS
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.hospital import affine_of, ball, photograph, write_balls, write_pixels, write_table
@@ -34,11 +35,11 @@ PHOTO = {"labels": ["square"], "size": [32, 32]}
 PATIENTS = [f"p{number}" for number in range(9)]
 
 
-def volumes(**numbers) -> Folder:
+def volumes(**numbers) -> FolderTask:
     return TASKS["nifti-folder"].model_validate({**BALL, **numbers})
 
 
-def photos(**numbers) -> Folder:
+def photos(**numbers) -> FolderTask:
     return TASKS["image-folder"].model_validate({**PHOTO, **numbers})
 
 
@@ -69,11 +70,11 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("squares"))
 
 
-def read(task: Folder, where: DataSource, site: str = "a", sites=("a",)):
+def read(task: FolderTask, where: DataSource, site: str = "a", sites=("a",)):
     return task.read(site, list(sites), 0, where)
 
 
-def told(task: Folder, where: DataSource):
+def told(task: FolderTask, where: DataSource):
     return task.survey("a", ["a"], 0, where)
 
 
@@ -220,15 +221,15 @@ def test_no_patient_is_in_two_parts_and_others_do_not_move_them(squares: Path) -
     data = read(photos(), source(squares, **PHOTOS))
     where = [set(getattr(data, part).patients) for part in PARTS]
     assert all(where) and sum(map(len, where)) == len(set.union(*where)) == len(PATIENTS)
-    fewer, more = (parts_by_patient([f"p{n}" for n in range(count)], (0.6, 0.2, 0.2), 0) for count in (200, 300))
+    fewer, more = (parts_by_hash([f"p{n}" for n in range(count)], (0.6, 0.2, 0.2), 0) for count in (200, 300))
     assert all(more[patient] == part for patient, part in fewer.items())
     sizes = np.array([list(more.values()).count(part) for part in PARTS]) / 300
     assert np.abs(sizes - [0.6, 0.2, 0.2]).max() < 0.06
-    other = parts_by_patient(more, (0.6, 0.2, 0.2), 1)
+    other = parts_by_hash(more, (0.6, 0.2, 0.2), 1)
     assert sum(other[patient] != part for patient, part in more.items()) > 100
     for count in (3, 4, 5, 6):  # no part is empty, if that can be
         for split in range(30):
-            few = parts_by_patient([f"q{n}" for n in range(count)], (0.6, 0.2, 0.2), split)
+            few = parts_by_hash([f"q{n}" for n in range(count)], (0.6, 0.2, 0.2), split)
             assert set(few.values()) == set(PARTS)
 
 
@@ -348,7 +349,7 @@ def test_training_cases_depend_on_the_seed_alone_and_not_on_workers(balls: Path)
         torch.manual_seed(workers)
         return [
             tensor
-            for batch in DataLoader(Drawn(train, task.augmented, seed), 2, num_workers=workers)
+            for batch in DataLoader(DrawnCases(train, task.augmented, seed), 2, num_workers=workers)
             for tensor in batch
         ]
 
@@ -489,7 +490,7 @@ def test_a_bad_volume_is_left_out_and_the_rest_goes_on(
     assert_left_out(volumes(), source(folder), words)
 
 
-def assert_left_out(task: Folder, where: DataSource, words: str) -> None:
+def assert_left_out(task: FolderTask, where: DataSource, words: str) -> None:
     """One problem of these words, the same in the survey and in training, with no name in what may be shown."""
     survey = told(task, where)
     (problem,) = [problem for problem in survey.problems if problem.severity != "note"]

@@ -4,12 +4,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from medsilo.federation.checks import check_classes
 
 from medsilo.core.errors import Refused
 from medsilo.federation import inprocess
-from medsilo.federation.checks import check_classes
 from medsilo.federation.participant import Participant
-from medsilo.report import page, partition
+from medsilo.report import holdings, page
 from medsilo.report.read import read_all
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
@@ -86,7 +86,7 @@ def test_the_server_refuses_what_does_not_add_up(told: object) -> None:
 # ---------------------------------------------------------------------------------------------------- the picture
 def test_areas_are_cases() -> None:
     svg = ElementTree.fromstring(
-        partition.dots(["a", "b"], ["0", "1", "2"], [[100, 25, 0], [None, 4, 100]], key="k", title="T")
+        holdings.dots(["a", "b"], ["0", "1", "2"], [[100, 25, 0], [None, 4, 100]], key="k", title="T")
     )
     radii = [float(dot.get("r")) for dot in svg.iter("circle")]
     assert len(radii) == 4  # 0 and what is not told have no dot
@@ -101,7 +101,7 @@ def test_areas_are_cases() -> None:
 
 def test_many_classes_and_sites_fit() -> None:
     svg = ElementTree.fromstring(
-        partition.dots(
+        holdings.dots(
             [f"s{n}" for n in range(20)],
             [str(n) for n in range(40)],
             [[n + 1] * 40 for n in range(20)],

@@ -9,7 +9,8 @@ import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -19,31 +20,11 @@ import pytest
 import medsilo
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import is_safe_name
+from tests.rooms import DOCUMENT, ROOMS, WINGS, document
 
 PACKAGE = Path(medsilo.__file__).parent
 
-# What a room of the package may use beside itself. A room is a folder, or a file of the package's root.
-MAY_IMPORT = {
-    "core": set(),
-    "learning": {"core"},
-    "mixing": {"core"},
-    "models": {"core"},
-    "tasks": {"core", "models", "learning"},
-    "methods": {"core", "learning", "mixing", "models", "tasks"},
-    "registry": {"core"},
-    "plan": {"core", "learning", "methods", "models", "registry", "tasks"},
-    "site": {"core", "learning", "tasks"},
-    "deploy": {"core", "learning", "models", "plan", "registry", "tasks"},
-    "runs": {"core", "plan"},
-    "federation": {"core", "deploy", "learning", "methods", "mixing", "plan", "runs", "site", "tasks"},
-    "flare": {"core", "federation", "methods", "plan", "registry", "runs", "site"},
-    "consortium": {"core", "flare", "runs", "site"},
-    "check": {"core", "federation", "learning", "methods", "plan", "site", "tasks"},
-    "study": {"core", "federation", "flare", "plan", "registry", "runs", "site"},
-    "analyses": {"core", "federation", "learning", "methods", "plan", "runs", "site", "tasks"},
-    "report": {"core", "study"},
-}
-MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"learning", "mixing", "models"}
+MAY_IMPORT = {name: own.uses for name, own in ROOMS.items()}
 KNOW_NVFLARE = {"flare", "consortium"}
 TENSORS_ONLY = {"learning", "mixing", "models", "tasks", "methods"}  # "tasks knows nothing of federations"
 
@@ -76,7 +57,7 @@ def imports_of(path: Path) -> Iterator[tuple[str, int]]:
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_who_may_import_whom(path: Path) -> None:
     part = part_of(path)
-    assert part in MAY_IMPORT, f"a new part of the package: say in MAY_IMPORT what {part} may import"
+    assert part in MAY_IMPORT, f"a new room of the package: say in tests/rooms.py what {part} may use"
     for name, line in imports_of(path):
         first, *rest = name.split(".")
         if first == "medsilo":
@@ -101,6 +82,105 @@ def test_the_rules_have_no_circle() -> None:
         ready = {part for part in rest if MAY_IMPORT[part] <= done}
         assert ready, f"these may import each other: {sorted(rest)}"
         done |= ready
+
+
+def test_contributing_tells_the_rooms() -> None:
+    assert DOCUMENT.read_text("utf-8") == document(), "run: python -m tests.rooms"
+
+
+@pytest.mark.parametrize("room", WINGS)
+def test_wings_know_nothing_of_each_other(room: str) -> None:
+    wings = {path.name for path in (PACKAGE / room).iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert wings == WINGS[room].keys()
+    for path in sources():
+        for wing in wings & {name.split(".")[2] for name, _ in imports_of(path) if name.startswith(f"medsilo.{room}.")}:
+            inside = path.is_relative_to(PACKAGE / room)
+            own = path.is_relative_to(PACKAGE / room / wing)
+            assert not inside or own or path == PACKAGE / room / "__init__.py", f"{path} uses {room}/{wing}"
+
+
+# ---------------------------------------------------------------------------------------------------- circles
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_files(paths: Mapping[str, Path]) -> dict[str, set[str]]:
+    """For each module the modules whose files it names, inside functions and under `if TYPE_CHECKING`, too."""
+    found = {}
+    for module, path in paths.items():
+        names = [name for name, _ in imports_of(path)]
+        files = {next((m for m in (name, name.rpartition(".")[0]) if m in paths), module) for name in names}
+        found[module] = files - {module}
+    return found
+
+
+def circle_in(uses: Mapping[str, set[str]]) -> set[str]:
+    """The modules that are left when all are gone that use none of those left, or that none of those left use."""
+    left = {module: set(used) for module, used in uses.items()}
+    while True:
+        used = {name for names in left.values() for name in names}
+        kept = {module for module in left if module in used and left[module] & left.keys()}
+        if kept == left.keys():
+            return kept
+        left = {module: left[module] & kept for module in kept}
+
+
+def test_files_have_no_circle() -> None:
+    uses = imported_files({module_of(path): path for path in sources()})
+    assert len(uses) > 100 and "medsilo.core.errors" in uses["medsilo.deploy.model"]
+    assert circle_in(uses) == set()
+
+
+def test_a_circle_is_found() -> None:
+    uses = {"a": {"b"}, "b": {"c", "d"}, "c": {"b"}, "d": set(), "e": {"a"}}
+    assert circle_in(uses) == {"b", "c"} and circle_in({**uses, "c": {"d"}}) == set()
+
+
+# ---------------------------------------------------------------------------------------------------- names
+# Public classes that may share a name, by the modules they are in.
+SHARED_CLASSES = {  # a method and the server's step that it is named for: users know both by their paper's name
+    "FedAdam": {"methods.fedopt", "mixing.server"},
+    "FedAvgM": {"methods.fedopt", "mixing.server"},
+    "FedNova": {"methods.fednova", "mixing.server"},
+    "FedYogi": {"methods.fedopt", "mixing.server"},
+    "Scaffold": {"methods.scaffold", "mixing.server"},
+}
+
+
+def shared(names: Mapping[str, list[str]]) -> dict[str, set[str]]:
+    """Each name with the modules that have it, of names with more than one."""
+    return {
+        name: {module.removeprefix("medsilo.") for module in all_of} for name, all_of in names.items() if all_of[1:]
+    }
+
+
+def public_classes(paths: Mapping[str, Path]) -> dict[str, list[str]]:
+    found = defaultdict(list)
+    for module, path in paths.items():
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(module)
+    return found
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    assert shared(public_classes({module_of(path): path for path in sources()})) == SHARED_CLASSES
+
+
+def test_a_module_has_a_name_of_its_own() -> None:
+    """Rooms and wings count; `__init__` and `__main__` are no names."""
+    found = defaultdict(list)
+    for module in sorted(map(module_of, sources())):
+        found[module.rpartition(".")[2]].append(module)
+    del found["__main__"]
+    assert shared(found) == {}
+
+
+def test_two_classes_of_one_name_are_found(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(f"class Same:\n    pass\n\n\nclass Only{name}:\n    pass\n")
+    paths = {path.stem: path for path in tmp_path.iterdir()}
+    assert shared(public_classes(paths)) == {"Same": {"one", "two"}}
 
 
 FORBIDDEN = {
@@ -269,7 +349,7 @@ def test_every_fault_names_tests_that_exist(root: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- small rules
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
     """What the package raises on purpose can be shown as one line."""
-    allowed = {"ValueError", "TypeError", "argparse.ArgumentTypeError"}
+    allowed = {"ValueError", "TypeError", "argparse.ArgumentTypeError", "PydanticCustomError"}
     for path in sources():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):

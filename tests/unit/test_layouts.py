@@ -14,11 +14,11 @@ from medsilo.learning.loop import Compute, batches
 from medsilo.plan import parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import SiteData, patients_of
-from medsilo.tasks.published.reading import parts_of
-from medsilo.tasks.ready import Lazy, Memory
+from medsilo.tasks.ready import LazyCases, Memory
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.splits import parts_by_draw
+from medsilo.tasks.task import SiteData, patients_of
 from tests import layouts
 from tests.layouts import LAYOUTS, Layout
 
@@ -129,7 +129,7 @@ def test_a_file_is_the_same_in_training_and_prediction(name: str, tmp_path: Path
     numbers = {"fit": "resize"} if name == "tnbc" else {}
     task = TASKS[layout.task["name"]](**{**layout.task, **numbers})
     train = task.load(layout.sites[0], layout.sites, 0, layout.make(tmp_path)).train
-    if isinstance(train, Lazy):
+    if isinstance(train, LazyCases):
         cases = [(path, train[number][0]) for number, (path, _) in enumerate(train.items[:4])]
     elif name == "prostate-3":
         cases = [(tmp_path / "ISBI_1.5" / train.patients[0], train[0][0])]
@@ -493,11 +493,11 @@ def test_groups_go_whole_near_the_shares_and_no_part_is_empty(groups: int) -> No
     sizes = np.random.default_rng(groups).integers(1, 9, groups)
     names = [f"p{group}" for group, size in enumerate(sizes) for _ in range(size)]
     for seed in range(20):
-        parts = parts_of(names, (0.64, 0.16, 0.2), seed)
+        parts = parts_by_draw(names, (0.64, 0.16, 0.2), seed)
         assert all(len({p for name, p in zip(names, parts, strict=True) if name == one}) == 1 for one in set(names))
         counts = np.bincount(parts, minlength=3)
         assert counts.all() and counts.sum() == len(names)
         if groups == 97:
             assert np.abs(counts / len(names) - (0.64, 0.16, 0.2)).max() < 0.03
     with pytest.raises(DataError, match="of 2 patients"):
-        parts_of(["a", "b", "b"], (0.64, 0.16, 0.2), 0)
+        parts_by_draw(["a", "b", "b"], (0.64, 0.16, 0.2), 0)

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from medsilo.core.errors import MedsiloError
-from medsilo.report import charts, findings, layout, page
+from medsilo.report import charts, findings, page, template
 from medsilo.report.read import all_sites, read, read_all, spans
 from medsilo.report.table import text_table
 
@@ -189,7 +189,7 @@ def test_the_policy_allows_the_pages_one_script_and_no_other(folders: list[Path]
     text, parsed = rendered(folders)
     code = re.search(r"<script>(.*?)</script>", text, re.DOTALL)
     assert code is not None and parsed.scripts == 1
-    assert f"script-src 'sha256-{layout.script_hash(code.group(0))}'" in text
+    assert f"script-src 'sha256-{template.script_hash(code.group(0))}'" in text
 
 
 def test_failure_and_missing_rounds_stand_on_the_first_screen(folders: list[Path]) -> None:

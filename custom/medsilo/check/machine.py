@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from medsilo.check.report import Finding, size
+from medsilo.check.result import Finding, size
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import ROOT, package_facts
 from medsilo.plan import Plan
@@ -71,7 +71,7 @@ def check_environment(required: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding(where, "ok", f"Python {python}, {len(required)} packages looked at")
 
 
-def check_package(stated: Mapping[str, Any]) -> Finding:
+def check_own_package(stated: Mapping[str, Any]) -> Finding:
     """medsilo against the version and hash that the job states."""
     own = package_facts()
     mine = f"medsilo {own['version']} ({own['hash'][:12]})"

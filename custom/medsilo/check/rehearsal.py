@@ -16,7 +16,7 @@ from medsilo.federation.participant import Participant
 from medsilo.learning.loop import Compute, steps_in
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import SiteData
+from medsilo.tasks.task import SiteData
 
 BATCHES = 4
 

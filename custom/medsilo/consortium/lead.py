@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the contro
 NOT_CLONED = ("scope", "launcher_spec")  # what NVFlare 2.9 leaves out of a clone of a job
 SILENT = logging.NullHandler()  # what NVFlare says of a connection, our own line says
 Say = Callable[[str], None]
+OnRound = Callable[[dict[str, Any], dict[str, Any]], None]  # a round, and the study that it is of
 
 
 @contextmanager
@@ -231,44 +233,69 @@ def _obstacles(job: dict[str, Any]) -> list[str]:
     return [said for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
 
 
-def watch(job_id: str, kit: Path, on_round: Callable[[dict[str, Any], dict[str, Any]], None], say: Say) -> str:
+def watch(job_id: str, kit: Path, on_round: OnRound, say: Say) -> str:
     """Report rounds, from the server's own records, until the job ends; returns its final status.
 
     A lost connection is made anew; rounds that ended meanwhile are reported then.
     """
-    study: dict[str, Any] = {}
-    seen, said, heard = 0, set[str](), time.monotonic()
+    watching, heard = _Watching(job_id, on_round, say), time.monotonic()
     while True:
         try:
             with connected(kit) as session:
-                while True:
-                    job = session.get_job_meta(job_id)
-                    status = job["status"]
-                    for line in _obstacles(job):
-                        if line not in said:
-                            say(line)
-                            said.add(line)
-                    if status == "RUNNING":
-                        told = _so_far(session, job_id)
-                        if not told and _is_lost(job, session.get_system_info()):
-                            raise MedsiloError(f"job {job_id} was lost when the server died; 'medsilo resume' goes on")
-                        study = told or study
-                    elif _is_over(status) and seen != study.get("planned"):  # the last rounds were too quick to be told
-                        study = _ended(session, job_id)
-                    for record in study.get("rounds", [])[seen:]:
-                        on_round(record, study)
-                        seen += 1
-                    if _is_over(status):
-                        if study.get("reason"):
-                            say(study["reason"])
-                        return status
+                while (ended := watching.look(session)) is None:
                     heard = time.monotonic()
                     time.sleep(POLL)
+                return ended
         except Unreachable as error:
             if time.monotonic() - heard > PATIENCE:
                 raise
             say(f"{error} Trying again")
             time.sleep(POLL)
+
+
+@dataclass
+class _Watching:
+    """What a person who watches a job was told."""
+
+    job_id: str
+    on_round: OnRound
+    say: Say
+    said: set[str] = field(default_factory=set)  # obstacles
+    last: int = 0  # the last round
+    planned: int | None = None
+
+    def look(self, session: Session) -> str | None:
+        """Tell what is new; returns the job's status when it is over."""
+        job = session.get_job_meta(self.job_id)
+        for line in _obstacles(job):
+            if line not in self.said:
+                self.say(line)
+                self.said.add(line)
+        status = job["status"]
+        if status == "RUNNING":
+            study = _so_far(session, self.job_id)
+            if not study and _is_lost(job, session.get_system_info()):
+                raise MedsiloError(f"job {self.job_id} was lost when the server died; 'medsilo resume' goes on")
+            self._tell(study)
+        if not _is_over(status):
+            return None
+        if self.last != self.planned:  # the last rounds were too quick to be told, or there are none
+            study = _ended(session, self.job_id)
+            self._tell(study)
+            if study.get("reason"):
+                self.say(study["reason"])
+        return status
+
+    def _tell(self, study: dict[str, Any]) -> None:
+        self.planned = study.get("planned", self.planned)
+        for record in study.get("rounds", []):
+            number = record["round"]
+            if number <= self.last:
+                continue
+            if number > self.last + 1:
+                self.say(f"rounds {self.last + 1} to {number - 1} are over; 'medsilo fetch' brings what they gave")
+            self.on_round(record, study)
+            self.last = number
 
 
 def _is_over(status: str) -> bool:

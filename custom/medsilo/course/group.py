@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from torch import Tensor
 
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer, WeightedMean
 
@@ -19,9 +19,27 @@ def network(name: str) -> Callable[[Modules], Tensors]:
     return lambda modules: modules[name].state_dict()
 
 
-def sample_mean(server: Server) -> Mixer:
+def sample_mean(server: ServerSide) -> Mixer:
     """Return FedAvg's mixer: the mean, weighted by training cases."""
     return WeightedMean()
+
+
+def is_possible(tensors: Tensors) -> None:
+    """Accept any finite values."""
+
+
+def stays_as_it_is(modules: Modules, came: bool) -> None:
+    """Do nothing when a group has arrived."""
+
+
+def nothing_found(mixer: Mixer, sites: Sequence[str]) -> Facts:
+    """Return no facts about the sites."""
+    return {}
+
+
+def nothing_else(tensors: Tensors) -> Sequence[str]:
+    """Return nothing that a hospital should know besides."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -34,20 +52,20 @@ class Group:
 
     name: str
     of: Callable[[Modules], Tensors]  # a view into a site's networks, never a copy
-    mix: Callable[[Server], Mixer] = sample_mean
+    mix: Callable[[ServerSide], Mixer] = sample_mean
     # down: each site gets the group once in a phase and keeps it. up: sites send it and get nothing back.
     travels: Literal["both", "up", "down"] = "both"
     personal: bool = False  # every site is given values of its own
     title: str = ""  # for tables of what leaves a site; by default the name
     stand_in: str | None = None  # of a personal group: the group that a site without values of its own is given
     # Raises Refused when values that have the right form are impossible.
-    check: Callable[[Tensors], None] = lambda tensors: None
+    check: Callable[[Tensors], None] = is_possible
     # Called at a site when a phase's groups have arrived, with whether this one was among them. May raise Refused.
-    arrived: Callable[[Modules, bool], None] = lambda modules, came: None
+    arrived: Callable[[Modules, bool], None] = stays_as_it_is
     # What the server found out about the sites when all is done, for the summary's details.
-    found: Callable[[Mixer, Sequence[str]], Facts] = lambda mixer, sites: {}
+    found: Callable[[Mixer, Sequence[str]], Facts] = nothing_found
     # What else a hospital should know of the group, one line each, for the leak report.
-    says: Callable[[Tensors], Sequence[str]] = lambda tensors: ()
+    says: Callable[[Tensors], Sequence[str]] = nothing_else
     # If tensors are an average of a site's images: how many of so many images it covers.
     covers: Callable[[int, Training], int] | None = None
 

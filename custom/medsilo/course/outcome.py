@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from medsilo.core.tensors import Modules
 from medsilo.course.group import Facts
 from medsilo.course.phase import Phase
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.learning.loop import Compute
-from medsilo.tasks.base import Task
+from medsilo.tasks.task import Task
 
 Part = Literal["validation", "test"]
 
@@ -42,7 +42,7 @@ class ServerEnd:
 
     plan: Any
     layout: Modules  # the networks without values
-    server: Server
+    server: ServerSide
     folder: Path  # the run's
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from medsilo.core.tensors import Modules
 from medsilo.course.group import Facts, Group
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Workbench
 
 
@@ -24,7 +24,7 @@ class Phase:
     work: Callable[[Workbench], float] = learn  # what a site does in a round; returns the training loss, or NaN
     # What the server does before the phase: it may change initial weights that have not travelled yet, and returns
     # facts for the summary's details. It is not done again when a study is resumed.
-    before: Callable[[Server, Modules], Facts] | None = None
+    before: Callable[[ServerSide, Modules], Facts] | None = None
     trains: bool = True  # whether sites pass their training batches in it
     says: tuple[str, ...] = ()  # what a hospital should know of the phase, one line each, for the leak report
 

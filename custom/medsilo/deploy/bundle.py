@@ -14,10 +14,9 @@ from medsilo import __version__
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json, write_text
 from medsilo.deploy.card import card
-from medsilo.deploy.folder import save
-from medsilo.deploy.model import SuperModel
 from medsilo.deploy.predict import BATCH
 from medsilo.deploy.source import GLOBAL_MODEL, Source, open_source
+from medsilo.deploy.supermodel import SuperModel
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 RUNNER = {"pytorch-ignite": "0.4.11", "fire": "0.5.0"}  # what MONAI's runner needs beside MONAI, the least versions
@@ -55,7 +54,7 @@ def _without_medsilo(source: Source) -> dict[str, Any] | None:
 
 def _write_weights(source: Source, models: Path, alone: bool) -> None:
     if isinstance(source.network, SuperModel):
-        save(source.network, models)
+        source.network.save(models)
     elif alone:
         save_tensors(models / WEIGHTS, source.network.state_dict())
     else:  # as open_source finds it

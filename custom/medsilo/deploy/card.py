@@ -1,12 +1,8 @@
 """The card of a super model: what a hospital's people read before they use it."""
 
-from typing import TYPE_CHECKING
-
 from medsilo.core.package import package_facts
-
-if TYPE_CHECKING:
-    from medsilo.deploy.folder import Origin
-    from medsilo.deploy.model import SuperModel
+from medsilo.deploy.model import Experts
+from medsilo.deploy.origin import Origin
 
 RULES = {
     "threshold": "A selector looks at each image and says which hospital's images it resembles. Where its probability "
@@ -17,7 +13,7 @@ RULES = {
 }
 
 
-def card(model: "SuperModel", origin: "Origin") -> str:
+def card(model: Experts, origin: Origin) -> str:
     """The text of card.md."""
     plan, package = origin.plan, package_facts()
     kept = [site for site in model.sites if site not in model.agreed]
@@ -54,7 +50,7 @@ device. A person who can judge the result looks at each one before it is used.
 """
 
 
-def _gamma(model: "SuperModel", origin: "Origin") -> str:
+def _gamma(model: Experts, origin: Origin) -> str:
     if model.threshold is None:
         return f'The rule "{model.rule}" has no gamma.'
     if origin.tuning is None or origin.tuning.threshold != model.threshold:

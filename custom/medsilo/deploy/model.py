@@ -1,8 +1,7 @@
-"""FedSM's super model (Alg. 2): a selector decides for each image whose model answers."""
+"""The mathematics of FedSM's super model (Alg. 2): a selector decides for each image whose model answers."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +10,11 @@ from torch.nn import functional
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.tuning import check_threshold
 
-if TYPE_CHECKING:
-    from medsilo.deploy.folder import Origin
-
 GLOBAL = "global"  # the name of the model that all hospitals share
 Rule = Literal["threshold", "argmax", "mixture"]
 
 
-class SuperModel(nn.Module):
+class Experts(nn.Module):
     """One global model, personal models of the hospitals that agreed to share theirs, and the selector f_s.
 
     `sites` are all hospitals that the selector tells apart, sorted; one that is not in `personal` is represented by
@@ -38,7 +34,6 @@ class SuperModel(nn.Module):
         *,
         sites: Sequence[str] | None = None,
         rule: Rule = "threshold",
-        origin: "Origin | None" = None,
     ) -> None:
         super().__init__()
         self.sites = tuple(sorted(personal if sites is None else sites))
@@ -50,7 +45,7 @@ class SuperModel(nn.Module):
             raise MedsiloError(f"rule '{rule}' {'needs a' if threshold is None else 'has no'} threshold (gamma)")
         if threshold is not None:
             check_threshold(threshold)
-        self.rule, self.threshold, self.origin = rule, threshold, origin
+        self.rule, self.threshold = rule, threshold
         self.agreed = tuple(sorted(personal))  # the sites that share their personal models
         self.global_model, self.selector = global_model, selector
         self.personal = nn.ModuleList(personal[site] for site in self.agreed)  # names of sites may hold dots
@@ -111,16 +106,3 @@ class SuperModel(nn.Module):
         outputs = torch.stack([logarithms[name] for name in self.labels])  # [outputs, B, classes, ...]
         weights = probabilities.log().to(outputs.dtype).T
         return (outputs + weights.reshape(*weights.shape, *(1,) * (outputs.dim() - 2))).logsumexp(0)
-
-    def save(self, folder: Path) -> None:
-        """Write everything that another hospital needs into a folder; needs `origin`."""
-        from medsilo.deploy.folder import save
-
-        save(self, folder)
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """The super model that lies in a folder, ready to answer; refuses a file that was changed."""
-        from medsilo.deploy.folder import load
-
-        return load(folder)  # type: ignore[return-value]

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import is_safe_name, load_tensors
-from medsilo.deploy.folder import MANIFEST, Spacing, load
-from medsilo.deploy.model import SuperModel
+from medsilo.deploy.origin import Spacing
+from medsilo.deploy.supermodel import MANIFEST, SuperModel
 from medsilo.plan import Plan, load_plan
 
 SINGLE = "model"  # the expert's name where there is only one
@@ -38,7 +38,7 @@ def open_source(folder: Path, site: str = "") -> Source:
     if not site:
         for place in (folder, folder / "supermodel"):
             if (place / MANIFEST).is_file():
-                return _super(load(place))
+                return _super(SuperModel.load(place))
     if not (folder / "plan.yaml").is_file():
         raise MedsiloError("no super model and no run there; give a folder with supermodel.json or plan.yaml")
     plan = load_plan(folder / "plan.yaml")

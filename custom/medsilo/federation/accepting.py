@@ -12,7 +12,7 @@ from medsilo.course.group import Group
 from medsilo.course.outcome import Part
 from medsilo.learning.loop import is_finite
 from medsilo.plan import Plan
-from medsilo.runs.messages import ANSWERS, Answer, Counted, Delivered, Joined, Parcel, Tested, Trained, same_names
+from medsilo.runs.messages import ANSWERS, Counted, Delivered, Joined, Parcel, SiteAnswer, Tested, Trained, same_names
 from medsilo.tasks.metrics import CHANCES, CONFUSION
 
 Asked = tuple[str, int]  # task and round
@@ -25,7 +25,7 @@ class Acceptance:
         self.plan, self.study, self.sites, self.everyone = plan, study, sites, everyone
         self.joined: dict[str, Joined] = {}  # live: what sites joined with
 
-    def accept(self, site: str, parcel: Parcel, asked: Asked, known: Collection[str]) -> Answer:
+    def accept(self, site: str, parcel: Parcel, asked: Asked, known: Collection[str]) -> SiteAnswer:
         """Return the typed answer; raises Refused. known: the sites that have answered already."""
         task, number = asked
         if site not in (self.sites if task == "round" else self.everyone):
@@ -54,7 +54,7 @@ class Acceptance:
             return self._with_outcome(answer, "test")
         return answer
 
-    def _same_cases(self, site: str, answer: Answer) -> None:
+    def _same_cases(self, site: str, answer: SiteAnswer) -> None:
         joined = self.joined.get(site)
         if joined and joined.cases != answer.cases:
             raise Refused("its numbers of cases are not those that it joined with")
@@ -69,7 +69,7 @@ class Acceptance:
             if counts is not None and len(counts) != self.plan.task.classes:
                 raise Refused(f"its counts of the {part} part's classes are not {self.plan.task.classes} whole numbers")
 
-    def _with_outcome(self, answer: Delivered | Tested, part: Part) -> Answer:
+    def _with_outcome(self, answer: Delivered | Tested, part: Part) -> SiteAnswer:
         self.outcome_of(answer, part)  # raises
         return answer
 

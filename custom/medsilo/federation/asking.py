@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from medsilo.core.errors import Aborted, Died, MedsiloError
 from medsilo.plan import Participation
-from medsilo.runs.messages import Answer, Parcel
+from medsilo.runs.messages import Parcel, SiteAnswer
 
 RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
 
@@ -48,7 +48,7 @@ class Exchange:
     """What came of asking all sites once."""
 
     asked: list[str] = field(default_factory=list)
-    replies: dict[str, Answer] = field(default_factory=dict)  # without tensors: those are in the mixers
+    replies: dict[str, SiteAnswer] = field(default_factory=dict)  # without tensors: those are in the mixers
     missing: dict[str, Missing] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from medsilo.core.errors import MedsiloError, ParticipationError
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_tensors
 from medsilo.federation.asking import Asking, Exchange, Messenger
 from medsilo.federation.server_state import ServerState
@@ -49,7 +49,7 @@ class Coordinator:
         self.ends: dict[str, Exchange] = {}
         self.outcome_told: dict[str, Any] = {}  # to sites before the test
         mixers: dict[str, Mixer] = {}
-        self.server = Server(
+        self.server = ServerSide(
             self.sites,
             mixers,
             self.acceptance.joined,
@@ -65,6 +65,12 @@ class Coordinator:
         self.parameters = sum(parameter.numel() for parameter in self.state.layout["model"].parameters())
         if cautions := plan.algorithm.cautions(self.sites):
             self.state.details["cautions"] = cautions
+
+    @property
+    def absent(self) -> dict[str, str] | None:
+        """Who did not join a study that has begun, and why; None before that."""
+        joined = self.ends.get("join")
+        return None if joined is None else {site: gone.reason for site, gone in sorted(joined.missing.items())}
 
     def _contributors(self) -> set[str]:
         return {site for record in self.rounds for site in record["answered"]}

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import DataError
-from medsilo.federation.pictures import FOLDER, draw_found, draw_images
+from medsilo.federation.drawing import FOLDER, draw_found, draw_images
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
 from medsilo.runs.messages import PARTS, Counted
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import Cases, SiteData
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.task import Cases, SiteData
 
 PICTURES = 3
 Measure = Callable[[Tensor, Tensor], Measures]

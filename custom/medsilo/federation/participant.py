@@ -28,13 +28,13 @@ from medsilo.federation.accepting import same_layout
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.scoring import write_measures
 from medsilo.federation.site_state import SiteState
-from medsilo.learning.loop import Drawn, Lesson, Stop, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.loop import DrawnCases, Lesson, Stop, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
 from medsilo.runs.messages import ANSWERS, Parcel, Request
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import SiteData, patients_of
 from medsilo.tasks.metrics import Measures
+from medsilo.tasks.task import SiteData, patients_of
 
 Metrics = dict[str, float | None]
 Told = dict[str, Any]  # fields of an answer
@@ -265,7 +265,7 @@ class Participant:
             cases = self.train
             if self.plan.task.augments:
                 drawn = seed_for(self.plan.seed, self.site, "augment", purpose, number, local_epoch)
-                cases = Drawn(cases, self.plan.task.augmented, drawn)
+                cases = DrawnCases(cases, self.plan.task.augmented, drawn)
             data: Iterator[tuple[Tensor, Tensor]] = islice(batches(cases, size, self.compute, order), most)
             if layer:
                 data = passed_through(layer, data, learns=purpose == "shuffle")

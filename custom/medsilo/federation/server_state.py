@@ -12,8 +12,8 @@ from medsilo.core.spill import Kept
 from medsilo.core.tensors import Groups
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
-from medsilo.course.server import Server
-from medsilo.federation.pictures import draw_amplitude
+from medsilo.course.server_side import ServerSide
+from medsilo.federation.drawing import draw_amplitude
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs.record import AMPLITUDE, Record
@@ -22,7 +22,7 @@ from medsilo.runs.record import AMPLITUDE, Record
 class ServerState:
     """Mixers by group, from phase to phase. Tensors that were given out or are being written are never changed."""
 
-    def __init__(self, plan: Plan, record: Record, server: Server, mixers: dict[str, Mixer], waiting: int) -> None:
+    def __init__(self, plan: Plan, record: Record, server: ServerSide, mixers: dict[str, Mixer], waiting: int) -> None:
         """mixers: those that `server` shows; waiting: bytes that contributions before their turn may take."""
         self.plan, self.course, self.record, self.server, self.mixers = plan, plan.course, record, server, mixers
         self.waiting = waiting

@@ -8,10 +8,10 @@ from medsilo.core.memory import most_held
 from medsilo.core.package import package_facts
 from medsilo.federation.asking import Exchange
 from medsilo.plan import Plan
-from medsilo.runs.messages import Answer, Delivered, Joined, Tested
+from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
 from medsilo.runs.record import now
-from medsilo.tasks.base import Task
 from medsilo.tasks.metrics import added
+from medsilo.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _site_summary(account: Account, site: str) -> dict[str, Any]:
     }
 
 
-def _as_tested(task: Task, tested: Answer | None) -> dict[str, Any]:
+def _as_tested(task: Task, tested: SiteAnswer | None) -> dict[str, Any]:
     if not isinstance(tested, Tested):
         return {"test": None, "figures": {}, "withheld": []}
     return tested_as(task, tested.test, tested.test_loss, tested.test_cases, tested.counts)
@@ -127,7 +127,7 @@ def tested_as(
     }
 
 
-def _reply(account: Account, end: str, site: str) -> Answer | None:
+def _reply(account: Account, end: str, site: str) -> SiteAnswer | None:
     """Return a site's answer before the first or after the last round."""
     return account.ends[end].replies.get(site) if end in account.ends else None
 

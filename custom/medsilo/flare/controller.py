@@ -14,8 +14,8 @@ from nvflare.widgets.info_collector import InfoCollector
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.files import is_safe_name
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.tracking import Course
-from medsilo.flare.tracking import receivers, send
+from medsilo.federation.tracking import PointStream
+from medsilo.flare.analytics import receivers, send
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import PRESENT, let_tensors_travel
 from medsilo.flare.workspace import cloned_from, output_folder, plan_of_job, publish, settings_of_site
@@ -23,6 +23,7 @@ from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record, new_study
 
 ROLL_CALL = 120.0  # seconds that sites have to say that they are there
+TOLD = 64_000  # bytes of rounds in an answer: some eighty rounds of three sites; one round if it alone has more
 
 
 class MedsiloController(Controller):
@@ -43,19 +44,21 @@ class MedsiloController(Controller):
         let_tensors_travel()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell the rounds so far to who asks for the job's statistics, as 'medsilo watch' does; pass on what is
-        tracked."""
+        """Tell the last rounds to who asks for the job's statistics, as 'medsilo watch' does; pass on what is tracked.
+
+        Who asks can't say which rounds they know, so the answer is kept small instead.
+        """
         super().handle_event(event_type, fl_ctx)
         for tracker in self.trackers:
             tracker.handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self.running:
-            plan, joined = self.running.plan, self.running.ends.get("join")
+            plan = self.running.plan
             facts = {
                 "study": self.running.study,
                 "planned": plan.rounds,
                 "metric": plan.task.metric,
-                "absent": joined and {site: gone.reason for site, gone in sorted(joined.missing.items())},
-                "rounds": self.running.record.rounds(),
+                "absent": self.running.absent,
+                "rounds": self.running.record.last_rounds(TOLD),
             }
             fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info("medsilo", facts)
 
@@ -98,7 +101,7 @@ class MedsiloController(Controller):
         transport = FlareTransport(self, fl_ctx, abort_signal)
         try:
             with record.led_by(fl_ctx.get_job_id()):
-                course = Course(record)
+                course = PointStream(record)
                 tell = self._tell(course, fl_ctx)
                 self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings)
                 self.trackers = receivers(plan, record.folder, self.running.everyone)
@@ -111,7 +114,7 @@ class MedsiloController(Controller):
             if self.engine == "nvflare":
                 publish(record.folder, fl_ctx)
 
-    def _tell(self, course: Course, fl_ctx: FLContext) -> Callable[[dict], None]:
+    def _tell(self, course: PointStream, fl_ctx: FLContext) -> Callable[[dict], None]:
         def on_round(record: dict) -> None:
             send(self, course.of_round(record), fl_ctx)
             missing = {**record["refused"], **record["lost"]}

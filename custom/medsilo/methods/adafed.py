@@ -15,7 +15,7 @@ from medsilo.course.algorithm import Algorithm, require, without
 from medsilo.course.group import Facts, Group, network
 from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import Phase
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.layers import batch_norm_names, head_names
 from medsilo.learning.statistics import (
@@ -94,10 +94,10 @@ class StatisticsMixture(Algorithm):
         everything = modules["model"].state_dict()
         return everything if self.bn_share == "weighted" else without(everything, batch_norm_names(modules["model"]))
 
-    def _mixer(self, server: Server) -> Mixer:
+    def _mixer(self, server: ServerSide) -> Mixer:
         return SimilarityMix(self.matrix(server), self.absent)
 
-    def matrix(self, server: Server) -> Tensor:
+    def matrix(self, server: ServerSide) -> Tensor:
         """Return W. Uniform rows while nothing was measured; a site that was not measured keeps its own model and
         counts for nobody else."""
         sites, statistics = server.sites, _measured_by(server)
@@ -155,7 +155,7 @@ def _possible(tensors: Mapping[str, Tensor]) -> None:
             raise Refused(f"statistics/{name} holds numbers that no statistics can have")
 
 
-def _measured_by(server: Server) -> dict[str, Statistics]:
+def _measured_by(server: ServerSide) -> dict[str, Statistics]:
     """Return the statistics of the sites that have sent theirs."""
     if "statistics" not in server.mixers:
         return {}
@@ -215,12 +215,12 @@ class AdaFed(StatisticsMixture):
         return phases
 
     # What the server does
-    def make_f(self, server: Server, modules: Modules) -> Facts:
+    def make_f(self, server: ServerSide, modules: Modules) -> Facts:
         """Read f, or train it on the public share of the data."""
         facts = self.pretraining.obtain(modules["pretrained"], server)
         return {"pretraining": {**facts, "start": self.init_from_pretrained}}
 
-    def start_from_f(self, server: Server, modules: Modules) -> Facts:
+    def start_from_f(self, server: ServerSide, modules: Modules) -> Facts:
         """Let the models begin with f's weights."""
         modules["model"].load_state_dict(server.mixers["pretrained"].current(server.sites[0]))
         return {}

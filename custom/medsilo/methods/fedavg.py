@@ -8,7 +8,7 @@ from medsilo.course.algorithm import Algorithm, without
 from medsilo.course.group import Group
 from medsilo.course.outcome import OneModel, Outcome, OwnModels
 from medsilo.course.phase import Phase, learn
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.learning.training import Training
@@ -21,7 +21,7 @@ class Averaging(Algorithm):
     # p_k = n_k / n, or 1 / K as HarmoFL's and AdaFed's released codes have it for all methods
     weighting: Literal["samples", "uniform"] = "samples"
 
-    def mean(self, server: Server) -> Mixer:
+    def mean(self, server: ServerSide) -> Mixer:
         """Return the mixer w ← Σ p_k w_k."""
         return WeightedMean() if self.weighting == "samples" else UniformMean()
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.group import Group
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.steps import counting, reach
 from medsilo.methods.server_step import ServerStep, other_tensors, trained_weights
@@ -45,7 +45,7 @@ class FedNova(ServerStep):
         model = Group("model", with_reach, self.step, title=title, check=possible_reach)
         return model, Group("buffers", other_tensors, self.mean)
 
-    def step(self, server: Server) -> FedNovaStep:
+    def step(self, server: ServerSide) -> FedNovaStep:
         return FedNovaStep(uniform=self.weighting == "uniform")
 
     def work(self, bench: Workbench) -> float:

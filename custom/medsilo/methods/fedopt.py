@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.methods.server_step import ServerStep
 from medsilo.mixing import server as steps
 
@@ -20,7 +20,7 @@ class FedAvgM(ServerStep):
     server_lr: float = Field(1.0, gt=0, le=1000)  # η
     server_momentum: float = Field(0.9, ge=0, lt=1)  # β
 
-    def step(self, server: Server) -> steps.FedAvgM:
+    def step(self, server: ServerSide) -> steps.FedAvgM:
         return steps.FedAvgM(self.server_lr, self.server_momentum, self.weighting == "uniform")
 
 
@@ -44,7 +44,7 @@ class FedAdam(ServerStep):
             raise ValueError(f"betas must lie in [0, 1), not {betas}")
         return betas
 
-    def step(self, server: Server) -> steps.FedAdam:
+    def step(self, server: ServerSide) -> steps.FedAdam:
         return steps.FedAdam(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
 
 
@@ -55,5 +55,5 @@ class FedYogi(FedAdam):
 
     name: Literal["fedyogi"] = "fedyogi"  # type: ignore[assignment]
 
-    def step(self, server: Server) -> steps.FedYogi:
+    def step(self, server: ServerSide) -> steps.FedYogi:
         return steps.FedYogi(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")

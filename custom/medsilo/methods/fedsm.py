@@ -22,9 +22,9 @@ from medsilo.course.algorithm import Algorithm
 from medsilo.course.group import Group, network, sample_mean
 from medsilo.course.outcome import Outcome
 from medsilo.course.phase import Phase
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
-from medsilo.deploy.outcome import SuperModelOutcome
+from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.loop import Lesson, Objective
 from medsilo.learning.moments import GradientSum, Moments
 from medsilo.learning.steps import plain_step
@@ -37,7 +37,7 @@ from medsilo.methods.pfedme import PFedMe
 from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull
 from medsilo.mixing.server import FedAdam
 from medsilo.models.activity_cnn import ActivityCnn
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.vgg11 import Vgg11
 
@@ -153,7 +153,7 @@ class ModelsAndSelector(Algorithm):
             return (selector,)
         return selector, Group("moments", network("moments"), sample_mean, check=_possible_moments)
 
-    def selector_mean(self, server: Server) -> Mixer:
+    def selector_mean(self, server: ServerSide) -> Mixer:
         """Return line 15 for the selector, or the server's Adam."""
         if self.selector_sync == "server-adam":
             return FedAdam(self.selector_server_lr, betas=(0.9, 0.999), tau=1e-8, variant="torch")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from medsilo.course.outcome import Outcome
-from medsilo.deploy.outcome import SuperModelOutcome
+from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.loop import LossFunction
 from medsilo.methods.fedsm_extra import SelectorAfterwards
 

@@ -13,7 +13,7 @@ from medsilo.core.errors import PlanError
 from medsilo.course.outcome import Outcome
 from medsilo.course.phase import Phase
 from medsilo.course.workbench import Workbench
-from medsilo.deploy.outcome import SuperModelOutcome
+from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.loop import LossFunction
 from medsilo.learning.training import Training
 from medsilo.methods.fedsm import ModelsAndSelector, experts

@@ -18,7 +18,7 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import INPUT, InputLayer, LearningStep
 from medsilo.course.group import Group, network
 from medsilo.course.phase import Phase
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.steps import Closure, Step
@@ -73,7 +73,7 @@ def used(modules: Modules) -> Tensors:
     return {AMPLITUDE: cast(AmplitudeNorm, modules[INPUT]).used}
 
 
-def sites_count_alike(server: Server) -> Mixer:
+def sites_count_alike(server: ServerSide) -> Mixer:
     """Return line 17: A ← 1/N Σ A_i."""
     return UniformMean()
 
@@ -140,7 +140,7 @@ class HarmoFL(Averaging):
         """One model, averaged every round (line 16); the plan's input layer adds its amplitude (`harmonised`)."""
         return [Phase("train", training.rounds, (Group("model", network("model"), self.mean),))]
 
-    def mean(self, server: Server) -> Mixer:
+    def mean(self, server: ServerSide) -> Mixer:
         """Return line 16: θ ← θ + η_g (Σ p_i θ_i − θ)."""
         mean = WeightedMean if self.weighting == "samples" else UniformMean
         return mean(rate=self.server_lr)

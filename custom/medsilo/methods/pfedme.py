@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import moreau, set_out_from
@@ -38,7 +38,7 @@ class PFedMe(SharedAndOwn):
             )
         return self
 
-    def mean(self, server: Server) -> Mixer:
+    def mean(self, server: ServerSide) -> Mixer:
         mean = WeightedMean if self.weighting == "samples" else UniformMean
         return mean(rate=self.server_lr)
 

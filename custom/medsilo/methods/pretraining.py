@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.learning.loop import batches, lesson, objective_of, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 
@@ -36,7 +36,7 @@ class Pretraining(Section):
     epochs: int = Field(15, ge=1, le=10_000)
     file: str = Field("pretrained.safetensors", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 
-    def obtain(self, model: nn.Module, at: Server) -> dict[str, Any]:
+    def obtain(self, model: nn.Module, at: ServerSide) -> dict[str, Any]:
         """Give the model f's weights; returns what the summary says about them."""
         return (
             self._read(model, at.data.folder if at.data else None) if self.source == "file" else self._train(model, at)
@@ -57,7 +57,7 @@ class Pretraining(Section):
         model.load_state_dict(tensors)
         return {"source": "file", "file": self.file, "sha256": hashlib.sha256(content).hexdigest(), "data": "not known"}
 
-    def _train(self, model: nn.Module, at: Server) -> dict[str, Any]:
+    def _train(self, model: nn.Module, at: ServerSide) -> dict[str, Any]:
         if not at.task.synthetic and at.data is None:
             raise MedsiloError(f"the public share of the data is not at the server; {REMEDY}")
         parts = [self._public(at.task.read(site, at.sites, at.seed, at.data).train, site, at) for site in at.sites]
@@ -82,7 +82,7 @@ class Pretraining(Section):
             "train_loss": loss,
         }
 
-    def _public(self, train: Dataset, site: str, at: Server) -> Dataset:
+    def _public(self, train: Dataset, site: str, at: ServerSide) -> Dataset:
         """The public part of a site's training cases, drawn at random."""
         cases = len(train)  # type: ignore[arg-type]
         order = torch.randperm(cases, generator=generator_for(at.seed, site, "public share"))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.group import Group, network
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.layers import keeping_statistics
 from medsilo.learning.steps import Shift, correcting
@@ -63,7 +63,7 @@ class Scaffold(ServerStep):
         )
         return *super().groups(), control
 
-    def step(self, server: Server) -> Mixer:
+    def step(self, server: ServerSide) -> Mixer:
         return UniformMean(rate=self.server_lr)
 
     def work(self, bench: Workbench) -> float:

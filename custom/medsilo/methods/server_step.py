@@ -7,7 +7,7 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import without
 from medsilo.course.group import Group
 from medsilo.course.phase import Phase, learn
-from medsilo.course.server import Server
+from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Workbench
 from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
@@ -25,7 +25,7 @@ class ServerStep(Averaging):
         return Group("model", trained_weights, self.step), Group("buffers", other_tensors, self.mean)
 
     @abstractmethod
-    def step(self, server: Server) -> Mixer:
+    def step(self, server: ServerSide) -> Mixer:
         """Return the server's step with the trained weights."""
 
     def work(self, bench: Workbench) -> float:

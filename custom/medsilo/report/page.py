@@ -7,15 +7,15 @@ from typing import Any
 
 from markupsafe import Markup
 
-from medsilo.report import findings, panels, partition
+from medsilo.report import findings, holdings, panels
 from medsilo.report.charts import NARROW, WIDE, Series, line_chart, swatch, ticks
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
-from medsilo.report.layout import fill, save
 from medsilo.report.panels import Subject
 from medsilo.report.pictures import Bars, site_bars
 from medsilo.report.provenance import provenance
 from medsilo.report.read import Absence, Run, SiteResult, all_sites, last_round, read_all, same, spans
 from medsilo.report.table import MISSING, WITHHELD, number, score_text
+from medsilo.report.template import fill, save
 
 HERE = Path(__file__).parent
 LONG_GRID = 20
@@ -43,7 +43,7 @@ def render(runs: Sequence[Run], title: str) -> str:
         gains=_gains(runs),
         figures=_figures(runs),
         overlays=panels.overlays_of_runs(runs),
-        holdings=partition.pictures(runs),
+        holdings=holdings.pictures(runs),
         crossed=[_crossed(run) for run in runs if run.cross],
         curves=_curves(runs),
         harmonised=panels.harmonised(subjects),

@@ -97,7 +97,7 @@ class Counted(Message):
     test: Cases
 
 
-class Answer(Message):
+class SiteAnswer(Message):
     """What every answer says."""
 
     metrics: ClassVar[frozenset[str]] = frozenset()  # which of the fields travel as metrics
@@ -139,7 +139,7 @@ def _field(metric: str) -> str:
     return "test_cases" if metric == "cases" else metric
 
 
-class Joined(Answer):
+class Joined(SiteAnswer):
     """A site is there."""
 
     task: Literal["join"]
@@ -160,7 +160,7 @@ class Joined(Answer):
         return self
 
 
-class Trained(Answer):
+class Trained(SiteAnswer):
     """A round of a site."""
 
     metrics = frozenset({"train_loss", "validation", "validation_loss"})
@@ -178,7 +178,7 @@ class Trained(Answer):
         return self
 
 
-class Delivered(Answer):
+class Delivered(SiteAnswer):
     """A site has the outcome."""
 
     metrics = frozenset({"validation", "validation_loss"})
@@ -189,7 +189,7 @@ class Delivered(Answer):
     outcome: dict[str, Any] | None
 
 
-class Tested(Answer):
+class Tested(SiteAnswer):
     """A site has tested the selected model."""
 
     metrics = frozenset({"test", "test_loss", "cases", "selected"})
@@ -209,7 +209,7 @@ class Tested(Answer):
         return self
 
 
-ANSWERS: Mapping[str, type[Answer]] = {"join": Joined, "round": Trained, "deliver": Delivered, "test": Tested}
+ANSWERS: Mapping[str, type[SiteAnswer]] = {"join": Joined, "round": Trained, "deliver": Delivered, "test": Tested}
 
 
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:

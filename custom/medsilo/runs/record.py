@@ -99,6 +99,23 @@ class Record:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
+    def last_rounds(self, size: int) -> list[dict[str, Any]]:
+        """Return as many of the last rounds as lie in the last `size` bytes, and the very last whatever its size."""
+        path = self.folder / "rounds.jsonl"
+        if not path.exists():
+            return []
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            while True:
+                start = max(0, end - size)
+                file.seek(start)
+                text = file.read(end - start)
+                text = text[: text.rfind(b"\n") + 1]  # a line that is being written does not count
+                lines = (text if start == 0 else text.partition(b"\n")[2]).splitlines()
+                if lines or start == 0:
+                    return [json.loads(line) for line in lines]
+                size *= 2
+
     def add_round(self, record: dict[str, Any]) -> None:
         """Append one line to rounds.jsonl."""
         line = json.dumps(record, allow_nan=False)

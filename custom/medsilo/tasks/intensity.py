@@ -20,7 +20,7 @@ class ZScore(Section):
         """[C, ...] to the same shape."""
         from monai.transforms import NormalizeIntensity
 
-        return _plain(NormalizeIntensity(channel_wise=True)(image))
+        return _as_float32(NormalizeIntensity(channel_wise=True)(image))
 
 
 class Percentiles(Section):
@@ -35,7 +35,7 @@ class Percentiles(Section):
         from monai.transforms import ScaleIntensityRangePercentiles
 
         scale = ScaleIntensityRangePercentiles(self.low, self.high, 0.0, 1.0, clip=True, channel_wise=True)
-        return _plain(scale(image))
+        return _as_float32(scale(image))
 
 
 class Window(Section):
@@ -49,7 +49,7 @@ class Window(Section):
         """[C, ...] to the same shape."""
         from monai.transforms import ScaleIntensityRange
 
-        return _plain(ScaleIntensityRange(self.low, self.high, 0.0, 1.0, clip=True)(image))
+        return _as_float32(ScaleIntensityRange(self.low, self.high, 0.0, 1.0, clip=True)(image))
 
 
 class Bytes(Section):
@@ -84,5 +84,5 @@ def check_kind(values: np.ndarray, intensity: Section) -> None:
         )
 
 
-def _plain(image: Any) -> Tensor:
+def _as_float32(image: Any) -> Tensor:
     return torch.as_tensor(image.as_tensor() if hasattr(image, "as_tensor") else image, dtype=torch.float32)

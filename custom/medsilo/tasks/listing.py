@@ -58,7 +58,7 @@ class Listing:
 
 def find(source: DataSource, folder: Path, masks: bool) -> Listing:
     """The cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
-    names, links = files_in(folder)
+    names, links = files_below(folder)
     patterns = source.images or source.labels
     if source.table and patterns:
         raise DataError("data: has a table and patterns for images or labels; give one of the two")
@@ -71,7 +71,7 @@ def find(source: DataSource, folder: Path, masks: bool) -> Listing:
     return listing
 
 
-def files_in(folder: Path) -> tuple[dict[str, Path], list[str]]:
+def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
     """All files below a folder by their path from there, without hidden ones; and the folders that are links."""
     found, links = {}, []
     for place, folders, files in walk(folder):

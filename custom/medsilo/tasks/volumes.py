@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from medsilo.core.errors import DataError
+from medsilo.tasks.resizing import resized
 from medsilo.tasks.scans import ORIENTATION, read_scan
 
 RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
@@ -70,12 +70,6 @@ def slices_in_monai(shape: tuple[int, ...]) -> list[dict[str, Any]]:
         {"_target_": "Orientationd", "keys": "image", "axcodes": "PLS", "labels": None},
         {"_target_": "Resized", "keys": "image", "spatial_size": [*shape[1:], -1], "mode": "trilinear"},
     ]
-
-
-def resized(images: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Images [B, C, H, W] at another height and width, bilinear; as they are when they have it."""
-    same = tuple(images.shape[2:]) == tuple(size)
-    return images if same else functional.interpolate(images, tuple(size), mode="bilinear", align_corners=False)
 
 
 def read_mask(path: Path) -> Volume:

@@ -30,7 +30,7 @@ class Worker:
         self.participant: Participant | None = None
 
     def run(self) -> None:
-        """Answer until memory runs out: what is left then is in pieces, and a new process is whole."""
+        """SiteAnswer until memory runs out: what is left then is in pieces, and a new process is whole."""
         Thread(target=self._listen, daemon=True).start()
         self.site = self.work.get()[0]
         settings = SiteSettings.model_validate(self.site["settings"])

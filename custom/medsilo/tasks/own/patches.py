@@ -12,17 +12,7 @@ Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "inte
 WINDOWS = 4  # pieces that go through the network together
 
 
-def resized(images: Tensor, size: Sequence[int], labels: bool = False) -> Tensor:
-    """Images [B, C, *grid] on another grid over the same place: (tri)linear, labels by the nearest."""
-    if tuple(images.shape[2:]) == tuple(size):
-        return images
-    if labels:
-        return functional.interpolate(images, tuple(size), mode="nearest-exact")
-    mode = "trilinear" if len(size) == 3 else "bilinear"
-    return functional.interpolate(images, tuple(size), mode=mode, align_corners=False)
-
-
-def fitted(image: Tensor, size: Sequence[int]) -> Tensor:
+def middle_of(image: Tensor, size: Sequence[int]) -> Tensor:
     """The middle of an image [..., *grid], with its least value around it where it is smaller."""
     starts = [(own - wanted) // 2 for own, wanted in zip(image.shape[-len(size) :], size, strict=True)]
     return _cut(image, [max(start, 0) for start in starts], size, float(image.min()), middle=True)
@@ -100,7 +90,7 @@ def augmented(
     changes = Compose([_transform(kind, keys, image.ndim - 1) for kind in kinds]).set_random_state(seed % 2**32)
     changed = changes({"image": image, **({"label": target[None]} if masks else {})})
     labels = torch.as_tensor(changed["label"])[0].to(target.dtype) if masks else target
-    return _plain(changed["image"]).to(image.dtype), _plain(labels)
+    return _without_metadata(changed["image"]).to(image.dtype), _without_metadata(labels)
 
 
 def _transform(kind: Augmentation, keys: list[str], axes: int) -> Any:
@@ -130,5 +120,5 @@ def _transform(kind: Augmentation, keys: list[str], axes: int) -> Any:
     return transforms.RandGaussianNoised("image", prob=0.5, std=0.05)
 
 
-def _plain(image: Any) -> Tensor:
+def _without_metadata(image: Any) -> Tensor:
     return image.as_tensor() if hasattr(image, "as_tensor") else image

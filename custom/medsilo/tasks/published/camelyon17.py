@@ -11,24 +11,14 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
-from medsilo.models.base import Network
 from medsilo.models.densenet121 import DenseNet121
-from medsilo.tasks.base import SiteData
+from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.published.reading import (
-    Shares,
-    Split,
-    divided,
-    fitted,
-    parts_of,
-    plain,
-    read_picture,
-    rows_of,
-    scaled,
-    site_folder,
-    split_seed,
-)
-from medsilo.tasks.ready import Lazy
+from medsilo.tasks.published.reading import bare_name, divided, read_picture, rows_of, scaled, site_folder
+from medsilo.tasks.ready import LazyCases
+from medsilo.tasks.resizing import resized_smoothly
+from medsilo.tasks.splits import Shares, Split, parts_by_draw, split_seed
+from medsilo.tasks.task import SiteData
 
 TABLE = "metadata.csv"
 COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
@@ -64,7 +54,7 @@ class Camelyon17(Classification):
         place = site_folder(self.name, site, sites, folder, lambda path: (path / TABLE).is_file(), LAYOUT)
         rows = rows_of(place / TABLE, COLUMNS)
         centers = sorted({row["center"] for row in rows})
-        wanted = centers[0] if len(centers) == 1 else plain(site).removeprefix("center")
+        wanted = centers[0] if len(centers) == 1 else bare_name(site).removeprefix("center")
         own = [row for row in rows if row["center"] == wanted]
         if not own:
             known = ", ".join(f"center-{center}" for center in centers)
@@ -78,10 +68,11 @@ class Camelyon17(Classification):
         items = [(place / _file(row), int(row["tumor"])) for row in own]
         if not items[0][0].is_file():
             raise DataError(f"{TABLE} names patches that are not there; expected {LAYOUT}", private=str(items[0][0]))
-        return divided(items, patients, parts_of(groups, self.shares, split_seed(seed, site)), self._read, Lazy)
+        parts = parts_by_draw(groups, self.shares, split_seed(seed, site))
+        return divided(items, patients, parts, self._read, LazyCases)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        return fitted(scaled(values, self.channels), (self.size, self.size))[None]
+        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
     def _read(self, item: tuple[Path, int]) -> Case:
         return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])

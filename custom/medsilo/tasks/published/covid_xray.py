@@ -13,18 +13,19 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
 from medsilo.models.alexnet import AlexNet
-from medsilo.models.base import Network
-from medsilo.tasks.base import SiteData
-from medsilo.tasks.published.pooled import Pooled
-from medsilo.tasks.published.reading import divided, files_in, fitted, plain, read_picture, scaled, site_folder
-from medsilo.tasks.ready import Lazy
+from medsilo.models.network import Network
+from medsilo.tasks.published.pooled import PooledTask
+from medsilo.tasks.published.reading import bare_name, divided, files_in, read_picture, scaled, site_folder
+from medsilo.tasks.ready import LazyCases
+from medsilo.tasks.resizing import resized_smoothly
+from medsilo.tasks.task import SiteData
 
 CLASSES = ("COVID-19", "Normal", "Pneumonia-Viral", "Pneumonia-Bacterial")
 ENDINGS = (".png", ".jpg", ".jpeg")
 PERSON = re.compile(r"person\d+", re.IGNORECASE)  # in the file names of one of the set's sources
 
 
-class CovidXray(Pooled):
+class CovidXray(PooledTask):
     """Grey images in 0 to 1, [1, size, size], of four classes, in folders named after them. Read when
     asked for, but for those that the site's cache keeps.
 
@@ -59,10 +60,10 @@ class CovidXray(Pooled):
         if len(np.unique(labels)) < len(CLASSES):
             raise DataError(f"a class has no picture; expected {layout}", private=str(place))
         patients = tuple(_patient(path, label) for path, label in items)
-        return divided(items, patients, self.dealt(labels, patients, site, sites, seed), self._read, Lazy)
+        return divided(items, patients, self.dealt(labels, patients, site, sites, seed), self._read, LazyCases)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        return fitted(scaled(values, self.channels), (self.size, self.size))[None]
+        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
     def _read(self, item: tuple[Path, int]) -> Case:
         return self.inputs_of(read_picture(item[0]))[0], torch.tensor(item[1])
@@ -70,8 +71,8 @@ class CovidXray(Pooled):
 
 def _folders(place: Path) -> list[Path]:
     """The classes' folders, in the classes' order."""
-    inner = {plain(path.name): path for path in sorted(place.iterdir()) if path.is_dir()}
-    return [inner[plain(name)] for name in CLASSES if plain(name) in inner]
+    inner = {bare_name(path.name): path for path in sorted(place.iterdir()) if path.is_dir()}
+    return [inner[bare_name(name)] for name in CLASSES if bare_name(name) in inner]
 
 
 def _patient(path: Path, label: int) -> str:

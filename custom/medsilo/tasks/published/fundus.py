@@ -12,26 +12,22 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 from medsilo.models.unet import UNet
-from medsilo.tasks.base import SiteData
 from medsilo.tasks.published.reading import (
-    Shares,
+    bare_name,
     divided,
     files_in,
-    fitted,
-    fitted_labels,
-    parts_of,
-    plain,
     read_labels,
     read_picture,
     rows_of,
     scaled,
     site_folder,
-    split_seed,
 )
+from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
 from medsilo.tasks.segmentation import Segmentation
-from medsilo.tasks.volumes import resized
+from medsilo.tasks.splits import Shares, parts_by_draw, split_seed
+from medsilo.tasks.task import SiteData
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LAYOUT = (
@@ -72,10 +68,10 @@ class Fundus(Segmentation):
         place = site_folder(self.name, site, sites, folder, lambda path: bool(pictures_in(path, site)), LAYOUT)
         items = pictures_in(place, site)
         patients = [image.relative_to(place).with_suffix("").as_posix() for image, _, _ in items]
-        return divided(items, patients, parts_of(patients, self.shares, split_seed(seed, site)), self._read)
+        return divided(items, patients, parts_by_draw(patients, self.shares, split_seed(seed, site)), self._read)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        return fitted(scaled(values, self.channels), (self.size, self.size))[None]
+        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
         return resized(output, grid).argmax(1)[0]
@@ -93,7 +89,7 @@ class Fundus(Segmentation):
         if labels.shape != picture.shape[1:]:
             shapes = f"{list(picture.shape[1:])} and {list(labels.shape)} pixels"
             raise DataError(f"a picture and its mask have {shapes}; they must be of one size", private=str(path))
-        return self.inputs_of(picture)[0], fitted_labels(labels, (self.size, self.size))
+        return self.inputs_of(picture)[0], resized_to_majority(labels, (self.size, self.size))
 
 
 def _labels(masks: list[np.ndarray], greys: tuple[int, ...]) -> np.ndarray:
@@ -140,7 +136,7 @@ def _riga(place: Path, site: str) -> list[Item]:
     found = [*files_in(place, "*_train.csv"), *files_in(place, "*_test.csv")]
     tables = {table: table.stem.split("_")[0] for table in found}
     several = len(set(tables.values())) > 1
-    own = [table for table, source in tables.items() if not several or plain(source) == plain(site)]
+    own = [table for table, source in tables.items() if not several or bare_name(source) == bare_name(site)]
     rows = [row for table in own for row in rows_of(table, ("image", "mask"))]
     paths = [Path(row[column]) for row in rows for column in ("image", "mask")]
     if any(path.is_absolute() or ".." in path.parts for path in paths):

@@ -14,25 +14,15 @@ from torch.nn import functional
 
 from medsilo.core.errors import DataError
 from medsilo.learning.seeds import seed_for
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 from medsilo.models.unet import UNet
-from medsilo.tasks.base import Cases, SiteData
 from medsilo.tasks.published.outlines import draw_outlines
-from medsilo.tasks.published.reading import (
-    Split,
-    files_in,
-    fitted,
-    fitted_labels,
-    parts_of,
-    read_labels,
-    read_picture,
-    scaled,
-    site_folder,
-    split_seed,
-)
+from medsilo.tasks.published.reading import files_in, read_labels, read_picture, scaled, site_folder
+from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.segmentation import Segmentation
-from medsilo.tasks.volumes import resized
+from medsilo.tasks.splits import Split, parts_by_draw, split_seed
+from medsilo.tasks.task import Cases, SiteData
 
 INDEX = "index.csv"
 BARCODE = 12  # letters of a TCGA name that are the patient's: TCGA-G9-6356
@@ -120,7 +110,7 @@ class Nuclei(Segmentation):
             colours = read_picture(image)
             for tile, mask in self._tiles(colours, nuclei_in(image, colours.shape[1:])):
                 inputs.append(self.inputs_of(tile)[0])
-                targets.append(fitted_labels(mask, (self.size, self.size)))
+                targets.append(resized_to_majority(mask, (self.size, self.size)))
                 patients.append(_published_patient(image))
         return Cases(torch.stack(inputs), torch.stack(targets), patients)
 
@@ -137,7 +127,7 @@ class Nuclei(Segmentation):
         return [(image[:, *window], mask[window]) for window in windows]
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        return fitted(scaled(values, self.channels), (self.size, self.size))[None]
+        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
         return resized(output, grid).argmax(1)[0]
@@ -246,7 +236,7 @@ def _parts_in_paper(images: list[Path], place: Path, seed: int) -> list[int]:
     """Test where a folder says so, a fifth of the rest validation; without such a folder, images at random."""
     tests = np.array([any("test" in name.lower() for name in image.relative_to(place).parts) for image in images])
     if not tests.any():
-        return parts_of([str(image) for image in images], PAPER_SHARES, seed).tolist()
+        return parts_by_draw([str(image) for image in images], PAPER_SHARES, seed).tolist()
     rest = np.random.default_rng(seed).permutation(np.flatnonzero(~tests))
     parts = np.where(tests, 2, 0)
     parts[rest[: round(0.2 * len(rest))]] = 1

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.models.base import Network
 from medsilo.models.lenet5 import LeNet5
-from medsilo.tasks.base import Cases, SiteData
-from medsilo.tasks.published.pooled import Pooled
-from medsilo.tasks.published.reading import fitted, scaled, site_folder
+from medsilo.models.network import Network
+from medsilo.tasks.published.pooled import PooledTask
+from medsilo.tasks.published.reading import scaled, site_folder
+from medsilo.tasks.resizing import resized_smoothly
+from medsilo.tasks.task import Cases, SiteData
 
 FILE_PARTS = ("train", "val", "test")
 VIEWS = {"axial": "a", "coronal": "c", "sagittal": "s"}
@@ -25,7 +26,7 @@ RELEASES = {
 }
 
 
-class OrganMnist(Pooled):
+class OrganMnist(PooledTask):
     """Grey images in 0 to 1, [1, size, size], of 11 organs.
 
     The file is organamnist.npz, organcmnist.npz or organsmnist.npz (with _64, _128 or _224 for those sizes), or
@@ -64,7 +65,7 @@ class OrganMnist(Pooled):
         return SiteData(*(self._cases(images[own], labels[own], own) for own in chosen))
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        return fitted(scaled(values, self.channels), (self.size, self.size))[None]
+        return resized_smoothly(scaled(values, self.channels), (self.size, self.size))[None]
 
     def _files(self) -> list[str]:
         size = "" if self.size == 28 else f"_{self.size}"

@@ -9,10 +9,10 @@ from pydantic import Field
 from medsilo.core.errors import DataError
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.partition import dirichlet, iid
-from medsilo.tasks.published.reading import Shares, Split, parts_of, split_seed
+from medsilo.tasks.splits import Shares, Split, parts_by_draw, split_seed
 
 
-class Pooled(Classification):
+class PooledTask(Classification):
     """How a pool is dealt: by Dirichlet, evenly, or not at all where the folder is the site's own.
 
     Sites take turns in sorted order, and all hold the same folder and the same plan, so that nobody has to tell
@@ -47,7 +47,7 @@ class Pooled(Classification):
             parts[order[:half]], parts[order[:kept]], parts[order[half:]] = 0, 1, 2
         else:
             if not isinstance(patients, np.ndarray):
-                patients = parts_of(patients, self.shares, split_seed(seed))
+                patients = parts_by_draw(patients, self.shares, split_seed(seed))
             parts[own] = patients[own]
         sizes = np.bincount(parts[own], minlength=3)
         if not sizes.all():

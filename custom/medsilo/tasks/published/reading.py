@@ -1,42 +1,27 @@
-"""What the tasks of public data sets share: finding the site's folder, reading pictures, splitting by patient."""
+"""What the tasks of public data sets share: finding the site's folder, reading pictures and tables."""
 
 import csv
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import AfterValidator
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
-from medsilo.learning.seeds import seed_for
-from medsilo.tasks.base import Cases, SiteData
-
-Split = Literal["patient", "paper"]
+from medsilo.tasks.task import Cases, SiteData
 
 
-def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
-    if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise ValueError("give three shares above 0 that add up to 1: train, validation and test")
-    return shares
-
-
-Shares = Annotated[tuple[float, float, float], AfterValidator(_whole)]
-
-
-def read_all(items: Sequence[Hashable], patients: Sequence[str], read: Callable[..., Case]) -> Cases:
-    """The same cases in memory."""
+def in_memory(items: Sequence[Hashable], patients: Sequence[str], read: Callable[..., Case]) -> Cases:
+    """Read all items at once, into memory."""
     pairs = [read(item) for item in items]
     return Cases(torch.stack([inputs for inputs, _ in pairs]), torch.stack([target for _, target in pairs]), patients)
 
 
 # ---------------------------------------------------------------------- where the data lie
-def plain(name: str) -> str:
+def bare_name(name: str) -> str:
     """A name without case and punctuation: "ISBI_1.5" and "isbi-15" are one."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
@@ -51,10 +36,10 @@ def site_folder(
     if folder is None:
         raise DataError(f"task {task} needs data: set 'data' in the site's medsilo.yaml, or give --data")
     found = sorted(folder.iterdir()) if folder.is_dir() else []
-    inner = {plain(path.name): path for path in found if path.is_dir() and path.name != "__MACOSX"}
+    inner = {bare_name(path.name): path for path in found if path.is_dir() and path.name != "__MACOSX"}
     places = [folder, *(inner.values() if len(inner) == 1 else [])]
-    if not inner.keys().isdisjoint(map(plain, sites)):
-        places = [path for name, path in inner.items() if name == plain(site)]
+    if not inner.keys().isdisjoint(map(bare_name, sites)):
+        places = [path for name, path in inner.items() if name == bare_name(site)]
     for place in places:
         if holds(place):
             return place
@@ -123,56 +108,12 @@ def scaled(values: np.ndarray, channels: int) -> Tensor:
     return image if channels == len(image) else image.mean(0, keepdim=True)
 
 
-def fitted(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """An image [C, H, W] at this height and width, smoothed when it becomes smaller."""
-    if tuple(image.shape[1:]) == size:
-        return image
-    return functional.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
-
-
-def fitted_labels(labels: np.ndarray, size: tuple[int, int]) -> Tensor:
-    """Labels [H, W] at this height and width, int64: each takes the places where it covers most."""
-    same = torch.from_numpy(np.ascontiguousarray(labels))
-    if labels.shape == size:
-        return same.long()
-    known = np.unique(labels)
-    masks = torch.stack([(same == int(label)).float() for label in known])
-    most = functional.interpolate(masks[None], size, mode="area")[0].argmax(0)
-    return torch.from_numpy(known)[most].long()
-
-
-# ---------------------------------------------------------------------- who is trained on and who is tested
-def parts_of(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarray:
-    """0 train, 1 validation, 2 test of every case, [cases]: groups go whole and no part is empty, near the shares.
-
-    groups: [cases] who or what must not be in two parts. The order in which they are dealt is drawn from the seed.
-    """
-    names, places, sizes = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
-    if len(names) < 3:
-        raise DataError(
-            f"the site's data are of {len(names)} patients (or images); train, validation and test need one each"
-        )
-    part, held = np.zeros(len(names), np.int64), np.zeros(3)
-    for done, group in enumerate(np.random.default_rng(seed).permutation(len(names))):
-        wanted = np.asarray(shares) * len(groups) - held
-        if np.count_nonzero(held == 0) >= len(names) - done:
-            wanted[held > 0] = -np.inf
-        part[group] = wanted.argmax()
-        held[part[group]] += sizes[group]
-    return part[places.reshape(-1)]
-
-
-def split_seed(seed: int, *site: str) -> int:
-    """What a split is drawn from."""
-    return seed_for(seed, *site, "split")
-
-
 def divided(
     items: Sequence[Hashable],
     patients: Sequence[str],
     parts: np.ndarray,
     read: Callable[..., Case],
-    held: Callable[..., Dataset] = read_all,
+    held: Callable[..., Dataset] = in_memory,
 ) -> SiteData:
     """The cases of each part; `held` says whether in memory or not."""
     chosen = [np.flatnonzero(parts == part).tolist() for part in range(3)]

@@ -10,10 +10,10 @@ import torch
 
 from medsilo.core.errors import PlanError
 from medsilo.learning.seeds import seed_for
-from medsilo.tasks.base import Cases, SiteData
+from medsilo.tasks.task import Cases, SiteData
 
 # Ten patients in a row: train (0), validation (1), test (2). Three in a row from the start already fill all parts.
-PARTS = np.array([0, 2, 1, 0, 0, 2, 0, 1, 0, 2])
+TEN_IN_TURN = np.array([0, 2, 1, 0, 0, 2, 0, 1, 0, 2])
 
 
 def numbers_for(seed: int, *purpose: str | int) -> np.random.Generator:
@@ -52,7 +52,7 @@ def split_by_patient(
 
 def parts_in_turn(patients: int) -> np.ndarray:
     """The part of each patient, [patients]: half train, a fifth validation, three tenths test, from 3 patients on."""
-    return PARTS[np.arange(patients) % len(PARTS)]
+    return TEN_IN_TURN[np.arange(patients) % len(TEN_IN_TURN)]
 
 
 def patient_names(position: int, patients: int) -> list[str]:

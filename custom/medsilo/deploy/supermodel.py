@@ -1,8 +1,7 @@
-"""A super model's folder: safetensors, the plan, a card for people and a manifest for programs; all hashed."""
+"""The super model that people use, and its folder: safetensors, the plan, a card and a manifest; all hashed."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,26 +14,16 @@ from medsilo.core.files import is_safe_name, load_tensors, save_tensors, write_j
 from medsilo.core.package import package_facts
 from medsilo.core.section import Section
 from medsilo.deploy.card import card
-from medsilo.deploy.model import Rule, SuperModel
+from medsilo.deploy.model import Experts, Rule
+from medsilo.deploy.origin import Origin, Spacing
 from medsilo.deploy.tuning import Tuning
-from medsilo.models.base import Network
-from medsilo.plan import Plan, load_plan
+from medsilo.models.network import Network
+from medsilo.plan import load_plan
 from medsilo.registry import NETWORKS
 
 MANIFEST, PLAN, CARD = "supermodel.json", "plan.yaml", "card.md"
 GLOBAL_FILE, SELECTOR_FILE, PERSONAL = "global.safetensors", "selector.safetensors", "personal"
 Tensors = Mapping[str, Tensor]
-Spacing = tuple[tuple[float, float], ...]  # least and greatest, millimetres along x, y (and z)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a super model comes from: enough to build its networks again, and to say how gamma was chosen."""
-
-    plan: Plan
-    selector: Network  # the selector's network, a section as the plan has them
-    tuning: Tuning | None = None
-    spacing: Spacing | None = None  # of the training images
 
 
 class FileFacts(Section):
@@ -58,6 +47,77 @@ class Manifest(Section):
     plan_hash: str
     package: dict[str, str]
     files: dict[str, FileFacts]
+
+
+class SuperModel(Experts):
+    """A super model that knows where it comes from, so that it can be saved for other hospitals and loaded there.
+
+    `origin` is needed for saving only; `Experts` says what the other arguments do.
+    """
+
+    def __init__(
+        self,
+        global_model: nn.Module,
+        personal: dict[str, nn.Module],
+        selector: nn.Module,
+        threshold: float | None = None,
+        *,
+        sites: Sequence[str] | None = None,
+        rule: Rule = "threshold",
+        origin: Origin | None = None,
+    ) -> None:
+        super().__init__(global_model, personal, selector, threshold, sites=sites, rule=rule)
+        self.origin = origin
+
+    def save(self, folder: Path) -> None:
+        """Write everything that another hospital needs into a folder; needs `origin`.
+
+        The manifest is written last, so that a folder with a manifest is whole.
+        """
+        origin = self.origin
+        if origin is None:
+            raise MedsiloError("this super model does not know its plan; give it `origin`, or make it with assemble()")
+        (folder / MANIFEST).unlink(missing_ok=True)
+        for old in (folder / PERSONAL).glob("*.safetensors"):  # of a hospital that no longer agrees
+            old.unlink()
+        networks = {GLOBAL_FILE: self.global_model, SELECTOR_FILE: self.selector}
+        networks |= {_personal_file(site): self.expert(site) for site in self.agreed}
+        for name, network in networks.items():
+            save_tensors(folder / name, network.state_dict(), {"plan_hash": origin.plan.hash})
+        write_text(folder / PLAN, origin.plan.to_yaml())
+        write_text(folder / CARD, card(self, origin))
+        manifest = Manifest(
+            rule=self.rule,
+            threshold=self.threshold,
+            sites=self.sites,
+            agreed=self.agreed,
+            selector=origin.selector.model_dump(mode="json"),
+            spacing=origin.spacing,
+            tuning=origin.tuning and origin.tuning.curve,
+            plan_hash=origin.plan.hash,
+            package=package_facts(),
+            files={name: _facts(folder / name) for name in _files(self.agreed)},
+        )
+        write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
+
+    @staticmethod
+    def load(folder: Path) -> "SuperModel":
+        """Return the super model of a folder, ready to answer; refuses a file that was changed."""
+        manifest = read_manifest(folder)
+        for name in _files(manifest.agreed):
+            _check(folder / name, name, manifest.files.get(name))
+        tuning = Tuning(manifest.tuning) if manifest.tuning else None
+        origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.spacing)
+        tensors = {name: load_tensors(folder / name)[0] for name in _files(manifest.agreed) if name.endswith("tensors")}
+        return assemble(
+            origin,
+            tensors[GLOBAL_FILE],
+            {site: tensors[_personal_file(site)] for site in manifest.agreed},
+            tensors[SELECTOR_FILE],
+            manifest.threshold,
+            sites=manifest.sites,
+            rule=manifest.rule,
+        )
 
 
 def assemble(
@@ -97,54 +157,6 @@ def _filled(network: nn.Module, name: str, tensors: Tensors) -> nn.Module:
         message = f"{name} has other tensors than the plan's network; use the plan it was trained with"
         raise MedsiloError(message, private=str(error)) from error
     return network
-
-
-def save(model: SuperModel, folder: Path) -> None:
-    """Write the folder; the manifest last, so that a folder with a manifest is whole."""
-    origin = model.origin
-    if origin is None:
-        raise MedsiloError("this super model does not know its plan; give it `origin`, or make it with assemble()")
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for old in (folder / PERSONAL).glob("*.safetensors"):  # of a hospital that no longer agrees
-        old.unlink()
-    networks = {GLOBAL_FILE: model.global_model, SELECTOR_FILE: model.selector}
-    networks |= {_personal_file(site): model.expert(site) for site in model.agreed}
-    for name, network in networks.items():
-        save_tensors(folder / name, network.state_dict(), {"plan_hash": origin.plan.hash})
-    write_text(folder / PLAN, origin.plan.to_yaml())
-    write_text(folder / CARD, card(model, origin))
-    manifest = Manifest(
-        rule=model.rule,
-        threshold=model.threshold,
-        sites=model.sites,
-        agreed=model.agreed,
-        selector=origin.selector.model_dump(mode="json"),
-        spacing=origin.spacing,
-        tuning=origin.tuning and origin.tuning.curve,
-        plan_hash=origin.plan.hash,
-        package=package_facts(),
-        files={name: _facts(folder / name) for name in _files(model.agreed)},
-    )
-    write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
-
-
-def load(folder: Path) -> SuperModel:
-    """Read the folder after a look at every file's hash."""
-    manifest = read_manifest(folder)
-    for name in _files(manifest.agreed):
-        _check(folder / name, name, manifest.files.get(name))
-    tuning = Tuning(manifest.tuning) if manifest.tuning else None
-    origin = Origin(load_plan(folder / PLAN), _network(manifest.selector), tuning, manifest.spacing)
-    tensors = {name: load_tensors(folder / name)[0] for name in _files(manifest.agreed) if name.endswith("tensors")}
-    return assemble(
-        origin,
-        tensors[GLOBAL_FILE],
-        {site: tensors[_personal_file(site)] for site in manifest.agreed},
-        tensors[SELECTOR_FILE],
-        manifest.threshold,
-        sites=manifest.sites,
-        rule=manifest.rule,
-    )
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -16,10 +16,11 @@ from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.group import Facts, Group
 from medsilo.course.outcome import Conclusion, Outcome, Part, ServerEnd, SiteEnd
 from medsilo.course.phase import Phase
-from medsilo.deploy.folder import Origin, Spacing, assemble, load
-from medsilo.deploy.model import GLOBAL, Rule, SuperModel
+from medsilo.deploy.model import GLOBAL, Rule
+from medsilo.deploy.origin import Origin, Spacing
+from medsilo.deploy.supermodel import SuperModel, assemble
 from medsilo.deploy.tuning import THRESHOLDS, Tuning, tune
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 
 FOLDER = "supermodel"
 DETAILS = "super_model"  # the key in the summary's details
@@ -230,7 +231,7 @@ def tuned(told: Sequence[Choices]) -> Tuning | None:
 
 def settle(folder: Path, found: Told) -> SuperModel:
     """Return the super model in a site's folder with what was found, and keep it so."""
-    model = load(folder)
+    model = SuperModel.load(folder)
     assert model.origin
     model.origin = replace(model.origin, spacing=found.spacing)
     if found.curve:

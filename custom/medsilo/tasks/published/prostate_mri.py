@@ -13,12 +13,14 @@ from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
-from medsilo.models.base import Network
 from medsilo.models.basic_unet import BasicUNet
-from medsilo.tasks.base import SiteData
-from medsilo.tasks.published.reading import Shares, Split, files_in, parts_of, site_folder, split_seed
+from medsilo.models.network import Network
+from medsilo.tasks.published.reading import files_in, site_folder
+from medsilo.tasks.resizing import resized
 from medsilo.tasks.segmentation import Segmentation
-from medsilo.tasks.volumes import read_pair, resized, slices_of
+from medsilo.tasks.splits import Shares, Split, parts_by_draw, split_seed
+from medsilo.tasks.task import SiteData
+from medsilo.tasks.volumes import read_pair, slices_of
 
 ENDINGS = (".nii.gz", ".nii", ".mha", ".mhd")
 LAYOUT = (
@@ -93,7 +95,7 @@ class Prostate(Segmentation):
         if not cases:
             raise DataError("no mask of the site's volumes holds anything; expected the prostate with values above 0")
         groups = patients if self.split == "patient" else [f"{case:06}" for case in range(len(cases))]
-        parts = parts_of(groups, self.shares, split_seed(seed, site))
+        parts = parts_by_draw(groups, self.shares, split_seed(seed, site))
         chosen = [np.flatnonzero(parts == part) for part in range(3)]
         return SiteData(
             *(Slices(volumes, masks, [cases[i] for i in part], [patients[i] for i in part], reach) for part in chosen),

@@ -7,12 +7,12 @@ from typing import Any
 from medsilo.learning.loop import Compute
 from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer
-from medsilo.tasks.base import Task
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerSide:
     """The sites, what came of the groups so far, and the server's own means. Mappings and sets are live views."""
 
     sites: Sequence[str]  # that train, in sorted order

@@ -18,21 +18,21 @@ from medsilo.check.machine import (
     check_disk,
     check_environment,
     check_memory,
-    check_package,
+    check_own_package,
     free_space,
     gpus,
     required_versions,
 )
-from medsilo.check.report import Finding, Report
+from medsilo.check.result import Finding, Report
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
 from medsilo.learning.loop import Compute
 from medsilo.plan import Plan
 from medsilo.site.policy import read_policy
 from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
-from medsilo.tasks.base import SiteData
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS
+from medsilo.tasks.task import SiteData
 
 Rehearse = Callable[[Plan, str, Sequence[str], SiteSettings, SiteData, Path], list[Rehearsal]]
 
@@ -72,7 +72,7 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
     settings = _settings(visit, report)
     with _guarded("environment", report):
         note(check_environment(visit.required))
-    report.findings.append(check_package(visit.stated))
+    report.findings.append(check_own_package(visit.stated))
     with _guarded("disk", report):
         output = settings.output or (visit.local.parent if visit.local else Path.cwd())
         report.findings.append(check_disk(output.absolute(), visit.plan, visit.free_disk))

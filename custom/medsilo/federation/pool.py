@@ -13,8 +13,8 @@ from medsilo.federation.summary import tested_as
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import Cases, SiteData
 from medsilo.tasks.metrics import Measures, added
+from medsilo.tasks.task import Cases, SiteData
 
 POOL = "pooled"
 

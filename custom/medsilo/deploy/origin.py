@@ -1,0 +1,19 @@
+"""Where a super model comes from."""
+
+from dataclasses import dataclass
+
+from medsilo.deploy.tuning import Tuning
+from medsilo.models.network import Network
+from medsilo.plan import Plan
+
+Spacing = tuple[tuple[float, float], ...]  # least and greatest, millimetres along x, y (and z)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a super model comes from: enough to build its networks again, and to say how gamma was chosen."""
+
+    plan: Plan
+    selector: Network  # the selector's network, a section as the plan has them
+    tuning: Tuning | None = None
+    spacing: Spacing | None = None  # of the training images

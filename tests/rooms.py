@@ -1,0 +1,115 @@
+"""The rooms of the package: what is in each, and which others it may use.
+
+`python -m tests.rooms` writes the table into CONTRIBUTING.md; tests/unit/test_houserules.py holds imports to it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCUMENT = Path(__file__).parent.parent / "CONTRIBUTING.md"
+BEGIN, END = "<!-- rooms: written by 'python -m tests.rooms' -->", "<!-- end of rooms -->"
+LONG = 10  # rooms from which a row names those that are not used
+
+
+@dataclass(frozen=True)
+class Room:
+    """A folder of the package, or a file of its root."""
+
+    holds: str
+    uses: frozenset[str]
+
+
+def room(holds: str, uses: str = "") -> Room:
+    """Return a room from the names of those that it uses, with spaces between them."""
+    return Room(holds, frozenset(uses.split()))
+
+
+ROOMS = {
+    "core": room("errors, sections of a plan, files written whole, spilling to disk, version and hash"),
+    "learning": room("a site's mathematics in plain PyTorch: training loop, layers, optimizers, statistics", "core"),
+    "mixing": room("the server's mathematics in plain PyTorch: mixers and server steps", "core"),
+    "models": room("the networks", "core"),
+    "tasks": room(
+        "data, loss and metric of one medical question; image files, splits, partitions", "core learning models"
+    ),
+    "course": room(
+        "a study as data: phases of groups, what a method finds at a site and at the server, outcomes",
+        "core learning mixing tasks",
+    ),
+    "registry": room("names of methods, tasks and networks, our own and those of other packages", "core"),
+    "plan": room(
+        "the one description of a study: checked, resolved, hashed", "core course learning models registry tasks"
+    ),
+    "site": room("a hospital's own settings and policy", "core learning tasks"),
+    "deploy": room(
+        "the super model and its folder, prediction, export as a MONAI Bundle",
+        "core course learning models plan registry tasks",
+    ),
+    "methods": room("one file per method", "core course deploy learning mixing models tasks"),
+    "runs": room("the record of a run on disk, and the messages between server and sites", "core plan"),
+    "federation": room(
+        "the coordinator (server's side) and the participant (site's side), without NVFlare; both in one process",
+        "core course learning mixing plan runs site tasks",
+    ),
+    "flare": room(
+        "what runs inside NVFlare: controller, executor, filters, transport, jobs, simulator",
+        "core federation plan registry runs site",
+    ),
+    "consortium": room(
+        "what talks to NVFlare from outside: provisioning and the lead's commands", "core flare runs site"
+    ),
+    "check": room(
+        "a site's check before it joins, and the leak report",
+        "core course federation learning plan site tasks",
+    ),
+    "study": room(
+        "comparisons over many runs and their statistics; the demo",
+        "core federation flare plan registry runs site",
+    ),
+    "analyses": room("the papers' figures from finished runs", "core course federation learning plan runs site tasks"),
+    "report": room("tables, and runs and studies as one HTML page", "core study"),
+}
+ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - {"learning", "mixing", "models"})
+
+# Folders of a room that know nothing of each other: they use the room's root, which does not use them.
+WINGS = {
+    "tasks": {
+        "own": "a hospital's own folders of images",
+        "published": "one file per public data set",
+        "synthetic": "hospitals that are drawn, for trying out and for tests",
+    }
+}
+
+
+def table() -> str:
+    """Return who may use whom as a Markdown table."""
+    rows = ["| room | what is there | uses |", "|---|---|---|"]
+    for name, own in ROOMS.items():
+        rows.append(f"| `{name}` | {own.holds} | {_uses(own)} |")
+        rows += [
+            f"| `{name}/{wing}` | {holds} | `{name}` and what it uses |" for wing, holds in WINGS.get(name, {}).items()
+        ]
+    return "\n".join(rows)
+
+
+def _uses(own: Room) -> str:
+    unused = ROOMS.keys() - own.uses - {"cli"}
+    if len(own.uses) > LONG:
+        return f"all but {_names(unused)}"
+    return _names(own.uses) or "nothing"
+
+
+def _names(rooms: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in ROOMS if name in rooms)
+
+
+def document() -> str:
+    """Return CONTRIBUTING.md as it should be."""
+    before, _, rest = DOCUMENT.read_text("utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(), "utf-8")
