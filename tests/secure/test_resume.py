@@ -1,7 +1,6 @@
 """A study goes on after real processes were killed: over mutual TLS, with the numbers of an undisturbed run."""
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -117,33 +116,3 @@ def test_killed_servers_and_sites_cost_no_finished_round(
     assert cli.main(["resume", fourth, "--kit", str(kit)]) == 1
     assert "is finished; there is nothing to resume" in capsys.readouterr().err
     assert json.loads((record.folder / "summary.json").read_text())["status"] == "finished"
-
-
-def test_resume_is_no_start_when_nobody_joins(pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """Both hospitals' processes hang: no id is printed, the reason is, and the study can go on when they are back."""
-    plan = make_plan("fedavg", "training.rounds=40", "participation.timeout=30", sites=TWO)
-    write_job(tmp_path / "job", plan, study="nobody-joins")
-    kit, record = pair.kit(LEAD), Record(pair.kit(SERVER) / "medsilo" / "nobody-joins")
-    job = lead.submit(tmp_path / "job", kit, print)
-    wait_until(lambda: len(record.rounds()) >= 2, 120, "two rounds")
-    lead.abort(job, kit)
-    ended(kit, job)
-    wait_until(lambda: not any(pair.family(site, "client.worker_process") for site in TWO), 60, "the processes' end")
-    capsys.readouterr()
-    codes: list[int] = []
-    resuming = threading.Thread(target=lambda: codes.append(cli.main(["resume", job, "--kit", str(kit)])))
-    resuming.start()
-    hanging = []
-    try:
-        for site in TWO:
-            wait_until(lambda site=site: pair.family(site, "client.worker_process"), 60, f"the process of {site}")
-            hanging += pair.family(site, "client.worker_process")
-            hanging[-1].suspend()
-        resuming.join(timeout=240)
-    finally:
-        for process in hanging:
-            process.kill()
-    resuming.join(timeout=60)
-    out, err = capsys.readouterr()
-    assert (codes, out) == ([1], "") and "has ended: " in err and "join: 0 of 2 sites answered" in err
-    assert len(record.rounds()) < 40 and record.can_go_on()

@@ -47,6 +47,7 @@ class Coordinator:
         self.acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
         self.rounds: list[dict[str, Any]] = []
         self.ends: dict[str, Exchange] = {}
+        self.absent: dict[str, str] | None = None  # who did not join a study that has begun, and why
         self.outcome_told: dict[str, Any] = {}  # to sites before the test
         mixers: dict[str, Mixer] = {}
         self.server = ServerSide(
@@ -66,12 +67,6 @@ class Coordinator:
         if cautions := plan.algorithm.cautions(self.sites):
             self.state.details["cautions"] = cautions
 
-    @property
-    def absent(self) -> dict[str, str] | None:
-        """Who did not join a study that has begun, and why; None before that."""
-        joined = self.ends.get("join")
-        return None if joined is None else {site: gone.reason for site, gone in sorted(joined.missing.items())}
-
     def _contributors(self) -> set[str]:
         return {site for record in self.rounds for site in record["answered"]}
 
@@ -87,7 +82,8 @@ class Coordinator:
                 self.state.open(1)
                 self.state.save()
                 self.state.written()  # a disk that can't be written to shows before anybody trains
-            self._end("join", 0)
+            joined = self._end("join", 0)  # raises when too few have joined
+            self.absent = {site: gone.reason for site, gone in sorted(joined.missing.items())}
             for number in range(self.state.done + 1, self.plan.rounds + 1):
                 self._round(number)
             self._finish()

@@ -1,0 +1,48 @@
+"""Whether a study has begun: what 'medsilo submit' and 'medsilo resume' wait for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from medsilo.core.errors import ParticipationError
+from medsilo.federation.asking import Missing, Outgoing, Receive
+from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.inprocess import Loop
+from medsilo.federation.participant import Participant
+from medsilo.runs.record import Record
+from medsilo.site.settings import SiteSettings
+from tests.conftest import SITES, make_plan
+
+CPU = SiteSettings(device="cpu")
+SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8", "training.rounds=1"]
+GO_ON = ["participation.when_missing=continue", "participation.minimum=2"]
+
+
+class LossyLoop(Loop):
+    """Loses these sites' answers the first time that they are asked: when they are to join."""
+
+    def __init__(self, participants: dict[str, Participant], gone: list[str]) -> None:
+        super().__init__(participants)
+        self.gone = gone
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        missing = {site: Missing("lost", "no answer") for site in self.gone}
+        there = [site for site in sites if site not in self.gone]
+        self.gone = []
+        return missing | super().ask(there, outgoing, receive, timeout)
+
+
+@pytest.mark.parametrize("gone", [SITES[1:2], SITES])
+def test_a_study_that_nobody_joined_has_not_begun(gone: list[str], tmp_path: Path) -> None:
+    plan = make_plan("fedavg", *SMALL, *GO_ON)
+    sites = {site: Participant(plan, site, SITES, CPU, tmp_path / "sites" / site) for site in SITES}
+    coordinator = Coordinator(plan, SITES, LossyLoop(sites, gone), Record(tmp_path / "run"), "inprocess")
+    assert coordinator.absent is None
+    if gone == SITES:
+        with pytest.raises(ParticipationError, match="join: 0 of 3 sites answered"):
+            coordinator.run()
+        assert coordinator.absent is None
+    else:
+        coordinator.run()
+        assert coordinator.absent == {gone[0]: "no answer"}
