@@ -152,7 +152,7 @@ def test_nothing_of_a_package_is_imported_before_it_is_allowed(acme: Path) -> No
     assert parse_plan(values, allowed=["Acme_Gait"]).task.name == NAME
 
 
-def test_the_simulators_server_refuses_what_its_settings_do_not_name(acme: Path, data: Path, tmp_path: Path) -> None:
+def test_the_simulator_refuses_what_its_settings_do_not_name(acme: Path, data: Path, tmp_path: Path) -> None:
     plan = make_plan("fedavg", *GAIT)
     with pytest.raises(MedsiloError, match="package acme-gait, which is not allowed here"):
         simulator.run(plan, tmp_path / "run", SiteSettings(device="cpu", data=data))  # type: ignore[arg-type]

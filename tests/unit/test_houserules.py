@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "analyses": {"core", "federation", "learning", "methods", "plan", "runs", "site", "tasks"},
     "report": {"core", "study"},
 }
+MAY_IMPORT["api"] = {"core", "deploy", "federation", "flare", "plan", "report", "runs", "site", "study"}
 MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"learning", "mixing", "models"}
 KNOW_NVFLARE = {"flare", "consortium"}
 TENSORS_ONLY = {"learning", "mixing", "models", "tasks", "methods"}  # "tasks knows nothing of federations"
