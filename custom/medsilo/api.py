@@ -164,7 +164,10 @@ class Comparison:
     @property
     def runs(self) -> dict[tuple[str, int], Run]:
         """The finished runs, by row and seed."""
-        return {(one["row"], one["seed"]): Run(self.folder / one["run"]) for one in self.verdict["runs"]}
+        found = {(one["row"], one["seed"]): Run(self.folder / one["run"]) for one in self.verdict["runs"]}
+        for run in found.values():
+            run._kept = self._kept
+        return found
 
     @property
     def table(self) -> "DataFrame":
