@@ -271,6 +271,7 @@ def test_every_fault_names_tests_that_exist(root: Path) -> None:
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
     """What the package raises on purpose can be shown as one line."""
     allowed = {"ValueError", "TypeError", "argparse.ArgumentTypeError"}
+    allowed |= {"KeyError", "PydanticCustomError"}  # of a mapping; of a validator, which core/section.py puts in words
     for path in sources():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
