@@ -68,9 +68,10 @@ ROOMS = {
         "core federation flare plan registry runs site",
     ),
     "analyses": room("the papers' figures from finished runs", "core course federation learning plan runs site tasks"),
-    "report": room("tables, and runs and studies as one HTML page", "core study"),
+    "report": room("tables, and runs and studies as one HTML page", "core runs study"),
 }
-ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - {"learning", "mixing", "models"})
+ROOMS["api"] = Room("what `import medsilo` gives; nothing uses it", frozenset(ROOMS) - {"learning", "mixing", "models"})
+ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - {"api", "learning", "mixing", "models"})
 
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.
 WINGS = {
@@ -94,7 +95,7 @@ def table() -> str:
 
 
 def _uses(own: Room) -> str:
-    unused = ROOMS.keys() - own.uses - {"cli"}
+    unused = ROOMS.keys() - own.uses - {"api", "cli"}
     if len(own.uses) > LONG:
         return f"all but {_names(unused)}"
     return _names(own.uses) or "nothing"

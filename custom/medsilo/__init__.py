@@ -1,3 +1,58 @@
-"""medsilo: hospitals train a medical-imaging model together without sharing data."""
+"""medsilo: hospitals train a medical-imaging model together without sharing data.
+
+The names below are what Python programs and notebooks use; docs/python.md shows each. They are loaded when they are
+first used, so that `import medsilo` costs nothing.
+"""
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AmplitudeNorm",
+    "Comparison",
+    "MedsiloError",
+    "PerturbedOptimizer",
+    "Plan",
+    "Run",
+    "SuperModel",
+    "__version__",
+    "compare",
+    "load_plan",
+    "predict",
+    "run",
+]
+
+if TYPE_CHECKING:
+    from medsilo.api import Comparison, Run, compare, predict, run
+    from medsilo.core.errors import MedsiloError
+    from medsilo.deploy import SuperModel
+    from medsilo.learning.amplitude import AmplitudeNorm
+    from medsilo.learning.perturbation import PerturbedOptimizer
+    from medsilo.plan import Plan, load_plan
+else:
+    _PLACES = {
+        "AmplitudeNorm": "medsilo.learning.amplitude",
+        "Comparison": "medsilo.api",
+        "MedsiloError": "medsilo.core.errors",
+        "PerturbedOptimizer": "medsilo.learning.perturbation",
+        "Plan": "medsilo.plan",
+        "Run": "medsilo.api",
+        "SuperModel": "medsilo.deploy",
+        "compare": "medsilo.api",
+        "load_plan": "medsilo.plan",
+        "predict": "medsilo.api",
+        "run": "medsilo.api",
+    }
+
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is first used."""
+        from importlib import import_module
+
+        if name not in _PLACES:
+            raise AttributeError(f"module 'medsilo' has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(_PLACES[name]), name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

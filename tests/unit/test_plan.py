@@ -74,6 +74,10 @@ WRONG = [
     (["training.optimizer=adam", "training.momentum=0", "training.betas=[0.9]"], "training.betas", "", ""),
     # unknown names and keys at every level
     (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "'fedavg'"),
+    (["algorithm.name=fedsum"], "algorithm.name", "fedsum", "did you mean 'fedsm'?"),
+    (["algorithm.name=FedAvgg"], "algorithm.name", "FedAvgg", "did you mean 'fedavg'?"),
+    (["algorithm.name=medsilo.methods.fedavg:FedAvg"], "algorithm.name", "FedAvg", "choose one of"),
+    (["packages={acme: 1.0}"], "packages.acme", "1.0", "is no section"),
     (["algorithm.name=null"], "algorithm.name", "None", "'fedavg'"),
     (["algorithm.name=[fedavg]"], "algorithm.name", "fedavg", "'fedavg'"),
     (["algorithm=fedavg"], "algorithm", "fedavg", "name:"),
@@ -272,6 +276,12 @@ def test_another_method_drops_the_former_ones_numbers() -> None:
     assert changed.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.01
     assert plan.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.5  # the same method keeps them
     assert plan.with_changes(["algorithm.name=fedprox", "algorithm.mu=2"]).algorithm.mu == 2
+
+
+def test_a_name_may_have_letters_of_any_case() -> None:
+    plan = make_plan("fedprox", "algorithm.mu=0.5")
+    assert plan.with_changes(["algorithm.name=FedProx", "task.name=Synthetic-Activity"]) == plan
+    assert make_plan("FedAvg", "network.name=Activity-CNN").hash == make_plan("fedavg").hash
 
 
 def test_another_network_drops_the_former_ones_numbers() -> None:

@@ -211,7 +211,8 @@ def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        experts = ";".join(f"{name}:{count}" for name, count in sorted(row.get("experts", {}).items()))
-        detail = " ".join((row["detail"] or "").split())
-        writer.writerow(row | {"experts": experts, "warnings": "; ".join(row["warnings"]), "detail": detail})
+        told = {"warnings": "; ".join(row["warnings"]), "detail": " ".join((row["detail"] or "").split())}
+        if "experts" in row:  # an image that failed has none
+            told["experts"] = ";".join(f"{name}:{count}" for name, count in sorted(row["experts"].items()))
+        writer.writerow(row | told)
     write_text(out / "predictions.csv", text.getvalue())

@@ -15,7 +15,7 @@ import yaml
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
 from medsilo.flare.jobs import check_components, write_job
-from medsilo.plan import Plan, load_plan
+from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
@@ -62,7 +62,8 @@ def resume(
 
 
 def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int | None, on_round: OnRound) -> Record:
-    settings.compute()  # a device that is not there ends the run before anything starts
+    settings.compute()  # a device that is not there ends the run before anything starts,
+    parse_plan(plan.resolved(), allowed=settings.packages)  # and so does a package that the sites would refuse
     check_components(record.folder / "job")
     workspace = _prepare_workspace(record, settings)
     sites = ",".join(plan.participation.everyone)

@@ -147,6 +147,11 @@ def fill(
     cells: Sequence[Cell], engine: Engine, settings: SiteSettings, at_once: int, done: Callable[[Cell, str], None]
 ) -> None:
     """Run the cells that are not finished, so many at a time; one that fails does not stop the others."""
+    if at_once == 1:  # here: a script needs no `if __name__ == "__main__"` then
+        for cell in cells:
+            if not cell.summary():
+                done(cell, run_cell(cell, engine, settings))
+        return
     with ProcessPoolExecutor(at_once, get_context("spawn")) as pool:
         waiting = {pool.submit(run_cell, cell, engine, settings): cell for cell in cells if not cell.summary()}
         try:

@@ -1,0 +1,321 @@
+"""Studies from Python: run a plan, compare methods, predict. `import medsilo` gives these names; see docs/python.md."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import nn
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_tensors
+from medsilo.deploy.predict import predict_all
+from medsilo.deploy.source import open_source
+from medsilo.federation import inprocess
+from medsilo.federation.pool import POOL
+from medsilo.flare import simulator
+from medsilo.flare.jobs import find_job, plan_of
+from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.report.page import write
+from medsilo.report.read import Run as Result
+from medsilo.report.read import read
+from medsilo.report.study import write_study
+from medsilo.runs.record import Record, new_study
+from medsilo.site.owner import ALL_MINE
+from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.study.base import base_plan
+from medsilo.study.cells import Engine, Row, cells_of
+from medsilo.study.compare import VERDICT, Study
+from medsilo.study.tables import About
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+PlanLike = Plan | Mapping[str, Any] | Path | str
+Place = Path | str
+
+
+class Run:
+    """A study that has ended, in its folder.
+
+    Nothing is read before it is asked for, and nothing in the folder is changed but by `report`.
+    """
+
+    def __init__(self, folder: Place) -> None:
+        """Open the folder of a run, whichever engine or consortium made it."""
+        self.folder = Path(folder).resolve()
+        self._kept: TemporaryDirectory | None = None  # goes when this object goes
+        if not (self.folder / "summary.json").is_file():
+            raise MedsiloError(f"{self.folder.name} is not a finished run: it has no summary.json", str(folder))
+
+    @classmethod
+    def open(cls, folder: Place) -> Self:
+        """Open the folder of a run; the same as `Run(folder)`."""
+        return cls(folder)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The resolved plan."""
+        return load_plan(self.folder / "plan.yaml")
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The outcome, as summary.json has it (docs/run-tree.md)."""
+        return Record(self.folder).summary()
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """The rounds, as rounds.jsonl has them."""
+        return Record(self.folder).rounds()
+
+    @property
+    def models(self) -> Mapping[str, nn.Module]:
+        """The model that was tested at each site, in evaluation mode; loaded when it is asked for."""
+        return _Models(self)
+
+    @property
+    def table(self) -> "DataFrame":
+        """One row for each site: its cases, its test score, the round of its model, what it sent."""
+        return _frame(self._rows(), "site")
+
+    def report(self, destination: Place | None = None) -> Path:
+        """Write the HTML page about this run and return where it is; by default beside the results."""
+        page = Path(destination) if destination else self.folder / "report.html"
+        return write([self.folder], page, self.folder.name)
+
+    @cached_property
+    def _result(self) -> Result:
+        return read(self.folder)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        run, metric = self._result, self._result.summary.metric
+        rows = []
+        for site in (*run.sites, *sorted(run.summary.unseen)):
+            own = run.summary.sites.get(site) or run.summary.unseen[site]
+            cases = {part: own.cases.get(part) for part in ("train", "validation", "test")}
+            test, selected = own.test or {}, run.summary.selected.rounds
+            scores = {metric: test.get(metric), "loss": test.get("loss"), "round": selected.get(site)}
+            sent = {"bytes_up": own.bytes_up, "bytes_down": own.bytes_down, "seconds": own.seconds}
+            rows.append({"site": site, **cases, **scores, **sent})
+        return rows
+
+    def __repr__(self) -> str:
+        summary = self._result.summary
+        mean = "no score" if summary.mean_test is None else f"mean test {summary.metric} {summary.mean_test:.3f}"
+        return f"<Run {summary.title} on {summary.task}, {len(self._result.sites)} sites, {summary.status}: {mean}>"
+
+    def _repr_html_(self) -> str:
+        return _html(repr(self)[1:-1].removeprefix("Run "), self._rows())
+
+
+class _Models(Mapping[str, nn.Module]):
+    """The models of a run's sites that are on this machine."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __iter__(self) -> Iterator[str]:
+        if self.run.plan.algorithm.pooled:  # one model, which every hospital gets
+            return iter(self.run._result.sites)
+        return iter(sorted(path.parent.name for path in self.run.folder.glob("sites/*/best.safetensors")))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __getitem__(self, site: str) -> nn.Module:
+        if site not in list(self):
+            raise KeyError(site)
+        plan, folder = self.run.plan, self.run.folder
+        if not plan.algorithm.pooled:
+            return open_source(folder, site).network
+        network = plan.algorithm.whole(plan.build_networks())
+        network.load_state_dict(load_tensors(folder / "sites" / POOL / "best.safetensors")[0])
+        return network.eval()
+
+
+class Comparison:
+    """A finished comparison of methods, in its folder."""
+
+    def __init__(self, folder: Place) -> None:
+        """Open the folder that `compare`, or `medsilo compare --out`, has written."""
+        self.folder = Path(folder).resolve()
+        self._kept: TemporaryDirectory | None = None
+        if not (self.folder / VERDICT).is_file():
+            raise MedsiloError(f"{self.folder.name} is not a comparison: it has no {VERDICT}", str(folder))
+
+    @cached_property
+    def verdict(self) -> dict[str, Any]:
+        """The statistics, as verdict.json has them."""
+        return json.loads((self.folder / VERDICT).read_text(encoding="utf-8"))
+
+    @property
+    def headline(self) -> str:
+        """Which method is better, and how surely, in one sentence or two."""
+        return self.verdict["headline"]
+
+    @property
+    def failures(self) -> list[str]:
+        """What failed, one line for each run."""
+        return self.verdict["about"]["failures"]
+
+    @property
+    def runs(self) -> dict[tuple[str, int], Run]:
+        """The finished runs, by row and seed."""
+        found = {(one["row"], one["seed"]): Run(self.folder / one["run"]) for one in self.verdict["runs"]}
+        for run in found.values():
+            run._kept = self._kept
+        return found
+
+    @property
+    def table(self) -> "DataFrame":
+        """One row for each method: its score over sites and seeds, the interval, the difference, each site's score."""
+        return _frame(self._rows(), "row")
+
+    def report(self, destination: Place | None = None) -> Path:
+        """Write the HTML page about this comparison and return where it is; by default beside the results."""
+        return write_study(self.folder, Path(destination) if destination else None)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        rows = []
+        for row in self.verdict["rows"]:
+            score, found = row["score"] or {}, row["difference"]["mean"] or {}
+            own = {"row": row["title"], "seeds": len(row["seeds"])}
+            own |= {key: score.get(key) for key in ("mean", "sd", "low", "high")}
+            own |= {"difference": found.get("mean"), "p": found.get("adjusted"), "sure": found.get("sure")}
+            rows.append(own | {site: at and at["mean"] for site, at in row["sites"].items()})
+        return rows
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {len(self.verdict['rows'])} rows on {self.verdict['task']}: {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        return _html(self.headline, self._rows())
+
+
+def run(
+    plan: PlanLike,
+    *,
+    engine: Engine = "inprocess",
+    sites: Sequence[str] | None = None,
+    folder: Place | None = None,
+    changes: Sequence[str] = (),
+    data: Place | Mapping[str, Any] | None = None,
+    device: str = "auto",
+    on_round: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> Run:
+    """Run a study on this machine and return its result.
+
+    plan: a plan, a dictionary of its sections, a plan.yaml, or a job's folder.
+    engine: "inprocess", in this process; or "simulator", NVFlare's. Both give the same numbers.
+    sites: run over these sites and not over those of the plan.
+    folder: where the run is written; it must not exist. By default a folder that goes when the result goes.
+    changes: "key.subkey=value", as `--set` on the command line.
+    data: the sites' data folder, or a section that describes it as in medsilo.yaml; synthetic tasks need none.
+    device: "auto", "cpu", "cuda" or "cuda:1".
+    on_round: called with every finished round.
+    """
+    plan = _plan(plan, [*changes, *([] if sites is None else [f"participation.sites={list(sites)}"])])
+    settings = _settings("medsilo.run", data, device)
+    place, kept = _place(folder, new_study(plan))
+    if engine == "simulator":
+        simulator.run(plan, place, settings, on_round=on_round)
+    elif engine == "inprocess":
+        inprocess.run(plan, folder=place, settings=settings, on_round=on_round)
+    else:
+        raise MedsiloError(f"engine {engine!r} is not known; choose 'inprocess' or 'simulator'")
+    done = Run(place)
+    done._kept = kept
+    return done
+
+
+def compare(
+    methods: Sequence[str],
+    *,
+    plan: PlanLike | None = None,
+    engine: Engine = "inprocess",
+    seeds: Sequence[int] = (0,),
+    folder: Place | None = None,
+    changes: Sequence[str] = (),
+    against: str | None = None,
+    data: Place | Mapping[str, Any] | None = None,
+    device: str = "auto",
+    say: Callable[[str], None] = lambda line: None,
+) -> Comparison:
+    """Run methods on the same task and return which is better, how surely, and whether joining pays.
+
+    methods: the rows: "fedavg", "fedprox:mu=0.1", or "a title: key=value key=value".
+    plan: what the rows change; by default FedAvg on synthetic histology with three hospitals.
+    seeds: every row runs once with each; one seed alone names no winner.
+    folder: where the runs are written; called again with the same folder, only what is missing runs.
+    against: the row that all others are held against; by default "fedavg".
+    say: called with a line for every finished run. The other parameters are those of `run`.
+    """
+    base = _plan(base_plan() if plan is None else plan, ())
+    settings = _settings("medsilo.compare", data, device)
+    place, kept = _place(folder, "comparison")
+    cells = cells_of(base, [Row.parse(text) for text in methods], seeds, changes, place)
+    command = f"medsilo.compare({list(methods)!r}, seeds={list(seeds)!r}, changes={list(changes)!r})"
+    about = About(f"{', '.join(methods)} on {base.task.title}", "", command, device)
+    Study(place, about, base, cells, against).run(engine, settings, 1, say)
+    done = Comparison(place)
+    done._kept = kept
+    return done
+
+
+def predict(
+    model: Place, images: Place | Sequence[Place], out: Place, *, site: str = "", device: str = "auto"
+) -> list[dict[str, Any]]:
+    """Predict images with a run's model or a super model, and return what was found, one dictionary for each image.
+
+    model: the folder of a run or of a super model. site: whose model, where each has its own.
+    images: an image, a folder of images, or several. Masks and tables are written to `out`, as by `medsilo predict`.
+    An image that failed has its reason under "error".
+    """
+    several = [images] if isinstance(images, Path | str) else images
+    chosen = _settings("medsilo.predict", None, device).compute().device
+    predict_all(open_source(Path(model), site), [Path(one) for one in several], Path(out), chosen, lambda line: None)
+    return json.loads((Path(out) / "predictions.json").read_text(encoding="utf-8"))["cases"]
+
+
+def _plan(given: PlanLike, changes: Sequence[str]) -> Plan:
+    if isinstance(given, Plan):
+        return given.with_changes(changes) if changes else given
+    if isinstance(given, Mapping):
+        return parse_plan(dict(given), changes)
+    return plan_of(find_job(given), changes) if Path(given).is_dir() else load_plan(given, changes)
+
+
+def _settings(origin: str, data: Place | Mapping[str, Any] | None, device: str) -> SiteSettings:
+    source = Path(data).resolve() if isinstance(data, str | Path) else data
+    return make_settings({**ALL_MINE, "data": source, "device": device}, origin)
+
+
+def _place(folder: Place | None, name: str) -> tuple[Path, TemporaryDirectory | None]:
+    """Where to write, and what removes it."""
+    if folder is not None:
+        return Path(folder), None
+    kept = TemporaryDirectory(prefix="medsilo-")
+    return Path(kept.name) / name, kept
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], index: str) -> "DataFrame":
+    try:
+        from pandas import DataFrame
+    except ImportError:
+        raise MedsiloError("tables need the Python package pandas: pip install 'medsilo[notebook]'") from None
+    return DataFrame(rows).set_index(index)
+
+
+def _html(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A small table for a notebook."""
+
+    def text(value: Any) -> str:
+        shown = "–" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+        return f"<td>{escape(shown)}</td>"
+
+    head = "".join(f"<th>{escape(str(key))}</th>" for key in (rows[0] if rows else ()))
+    body = "".join(f"<tr>{''.join(map(text, row.values()))}</tr>" for row in rows)
+    return f"<p>{escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,248 @@
+"""The front door for Python: its names and signatures, what it costs, and what its objects show."""
+
+import ast
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+from safetensors.torch import load_file
+
+import medsilo
+from medsilo.cli import main
+from medsilo.core.errors import MedsiloError
+from tests.conftest import SITES, make_plan
+from tests.hospital import write_balls
+
+SMALL = ["task.persons=6", "task.windows=20", "training.rounds=2"]
+SIGNATURES = {
+    "load_plan": ["path", "changes", "allowed"],
+    "run": ["plan", "engine", "sites", "folder", "changes", "data", "device", "on_round"],
+    "compare": ["methods", "plan", "engine", "seeds", "folder", "changes", "against", "data", "device", "say"],
+    "predict": ["model", "images", "out", "site", "device"],
+    "Run": ["folder"],
+    "Comparison": ["folder"],
+    "AmplitudeNorm": ["shape", "decay", "band", "start"],
+    "PerturbedOptimizer": ["base", "alpha", "eps", "module"],
+}
+MEMBERS = {
+    "Run": {"open", "folder", "plan", "summary", "history", "models", "table", "report"},
+    "Comparison": {"folder", "verdict", "headline", "failures", "runs", "table", "report"},
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> medsilo.Run:
+    return medsilo.run(make_plan("fedbn", *SMALL), folder=tmp_path_factory.mktemp("api") / "run", device="cpu")
+
+
+# ---------------------------------------------------------------------------------------------------- names
+def test_a_dozen_names_are_public_and_documented(root: Path) -> None:
+    assert len(medsilo.__all__) <= 12 and list(medsilo.__all__) == sorted(medsilo.__all__)
+    page = (root / "docs/python.md").read_text("utf-8")
+    for name in medsilo.__all__:
+        found = getattr(medsilo, name)
+        assert name == "__version__" or inspect.getdoc(found)
+        assert re.search(rf"^\|[^|]*`{name}\b", page, re.M), f"docs/python.md does not name {name}"
+    with pytest.raises(AttributeError, match="has no attribute 'fun'"):
+        medsilo.fun  # type: ignore[attr-defined]  # noqa: B018
+    assert set(medsilo.__all__) <= set(dir(medsilo))
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures_stay(name: str) -> None:
+    parameters = inspect.signature(getattr(medsilo, name)).parameters
+    assert list(parameters) == SIGNATURES[name]
+    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters.values())
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_members_stay(name: str) -> None:
+    found = {member for member in dir(getattr(medsilo, name)) if not member.startswith("_")}
+    assert found | {"folder"} == MEMBERS[name]
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    code = (
+        "import time; started = time.perf_counter(); import medsilo; spent = time.perf_counter() - started\n"
+        "import sys; heavy = {'torch', 'numpy', 'pydantic', 'yaml', 'pandas', 'nvflare'} & set(sys.modules)\n"
+        "assert not heavy, heavy; assert spent < 0.2, spent\n"
+        "assert medsilo.MedsiloError.__name__ == 'MedsiloError' and 'torch' not in sys.modules\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(medsilo.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_types_are_seen_where_names_are_loaded() -> None:
+    """What a type checker reads under TYPE_CHECKING is what is imported when a name is used."""
+    tree = ast.parse(Path(medsilo.__file__).read_text("utf-8"))
+    (choice,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imported = [node for node in choice.body if isinstance(node, ast.ImportFrom)]
+    told = {alias.name: node.module for node in imported for alias in node.names}
+    assert told == medsilo._PLACES  # type: ignore[attr-defined]
+    assert {*told, "__version__"} == set(medsilo.__all__)
+
+
+# ---------------------------------------------------------------------------------------------------- a run
+def test_a_run_shows_what_its_folder_holds(small: medsilo.Run, tmp_path: Path) -> None:
+    summary = small.summary
+    table = small.table
+    assert list(table.index) == SITES and table.index.name == "site"
+    for site in SITES:
+        assert table.loc[site, "accuracy"] == summary["sites"][site]["test"]["accuracy"]
+        assert table.loc[site, "train"] == summary["sites"][site]["cases"]["train"]
+        assert table.loc[site, "round"] == summary["selected"]["rounds"][site]
+    assert [line["round"] for line in small.history] == [1, 2]
+    assert repr(small) == (
+        f"<Run FedBN on synthetic-activity, 3 sites, finished: mean test accuracy {summary['mean_test']:.3f}>"
+    )
+    assert small._repr_html_().count("<tr>") == 4 and f"{table.loc[SITES[0], 'accuracy']:.3f}" in small._repr_html_()
+    assert small.report(tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
+    again = medsilo.Run.open(str(small.folder))
+    assert again.summary == summary and again.plan == small.plan
+
+
+def test_the_models_of_a_run_are_those_that_were_tested(small: medsilo.Run) -> None:
+    assert list(small.models) == SITES and len(small.models) == 3
+    for site, model in small.models.items():
+        assert not model.training
+        kept = load_file(small.folder / "sites" / site / "best.safetensors")
+        assert all(tensor.equal(kept[name]) for name, tensor in model.state_dict().items())
+    assert "nobody" not in small.models
+
+
+def test_central_gives_every_site_the_one_model() -> None:
+    run = medsilo.run(make_plan("central", *SMALL), device="cpu")
+    assert list(run.models) == SITES == list(run.table.index)
+    one, other = (run.models[site].state_dict() for site in SITES[:2])
+    assert all(tensor.equal(other[name]) for name, tensor in one.items())
+
+
+def test_a_plan_may_be_given_in_every_form(tmp_path: Path, root: Path) -> None:
+    plan = make_plan("fedavg", *SMALL, "training.rounds=1")
+    (tmp_path / "plan.yaml").write_text(plan.to_yaml())
+    seen: list[int] = []
+    for given in (plan, plan.resolved(), tmp_path / "plan.yaml", str(tmp_path / "plan.yaml")):
+        done = medsilo.run(given, sites=["a", "b"], device="cpu", on_round=lambda record: seen.append(record["round"]))
+        assert done.plan == plan.with_changes(["participation.sites=[a, b]"])
+    assert seen == [1, 1, 1, 1]
+    few = ["task.name=synthetic-activity", *SMALL, "training.rounds=1"]
+    assert medsilo.run(root / "jobs/fedbn", changes=few, device="cpu").plan.algorithm.name == "fedbn"
+
+
+def test_a_run_without_a_folder_goes_when_its_result_goes() -> None:
+    done = medsilo.run(make_plan("local", *SMALL, "training.rounds=1"), device="cpu")
+    folder = done.folder
+    assert (folder / "summary.json").is_file()
+    del done
+    assert not folder.exists()
+
+
+def test_both_engines_give_the_same_numbers(small: medsilo.Run, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(medsilo.__file__).parents[1]))
+    other = medsilo.run(small.plan, engine="simulator", folder=tmp_path / "run", device="cpu")
+    assert other.plan == small.plan
+    scores = [run.table["accuracy"].to_list() for run in (small, other)]
+    assert scores[0] == scores[1]
+    for site, model in other.models.items():
+        mine = small.models[site].state_dict()
+        assert all(tensor.equal(mine[name]) for name, tensor in model.state_dict().items())
+
+
+def test_what_is_wrong_is_one_line(tmp_path: Path, small: medsilo.Run, monkeypatch: Any) -> None:
+    wrong: list[tuple[Any, str]] = [
+        (lambda: medsilo.Run(tmp_path), "is not a finished run: it has no summary.json"),
+        (lambda: medsilo.Comparison(tmp_path), "is not a comparison: it has no verdict.json"),
+        (lambda: medsilo.run(small.plan, engine="slow"), "engine 'slow' is not known; choose 'inprocess'"),  # type: ignore[arg-type]
+        (lambda: medsilo.run(small.plan, device="gpu"), "medsilo.run: device: 'gpu' is not known"),
+        (lambda: medsilo.run(small.plan, folder=small.folder, device="cpu"), "exists; choose another name"),
+        (lambda: medsilo.run(tmp_path / "no.yaml"), "cannot be read"),
+        (lambda: medsilo.compare(["fedavgg"]), "did you mean 'fedavg'?"),
+    ]
+    for attempt, words in wrong:
+        with pytest.raises(MedsiloError, match=re.escape(words)) as caught:
+            attempt()
+        assert len(str(caught.value).splitlines()) == 1
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MedsiloError, match=r"pip install 'medsilo\[notebook\]'"):
+        small.table  # noqa: B018
+    assert "<table>" in small._repr_html_()
+
+
+# ---------------------------------------------------------------------------------------------------- a comparison
+def test_a_comparison_is_that_of_the_command_line(tmp_path: Path) -> None:
+    said: list[str] = []
+    rows = ["local", "fedavg", "little: algorithm.name=fedavg training.learning_rate=0.001"]
+    values = {"plan": make_plan("fedavg", *SMALL), "seeds": [0, 1], "folder": tmp_path / "c", "device": "cpu"}
+    found = medsilo.compare(rows, **values, say=said.append)  # type: ignore[arg-type]
+    assert len(said) == 7 and found.failures == []
+    assert found.headline == found.verdict["headline"]
+    assert list(found.table.index) == ["local", "fedavg", "little"]
+    assert found.table.loc["fedavg", "mean"] == found.verdict["rows"][1]["score"]["mean"]
+    assert found.table.loc["little", "difference"] == found.verdict["rows"][2]["difference"]["mean"]["mean"]
+    assert len(found.runs) == 6 and found.runs["local", 1].plan.seed == 1
+    assert found._repr_html_().count("<tr>") == 4
+    assert "medsilo.compare" in found.report().read_text("utf-8")
+    again = medsilo.compare(rows, **values, say=said.append)  # type: ignore[arg-type]
+    assert len(said) == 8 and again.verdict["rows"] == found.verdict["rows"]  # all were there
+
+
+def test_runs_of_a_comparison_outlive_it() -> None:
+    runs = medsilo.compare(["local"], plan=make_plan("local", *SMALL, "training.rounds=1"), device="cpu").runs
+    assert runs["local", 0].folder.is_dir()
+
+
+# ---------------------------------------------------------------------------------------------------- prediction
+def test_images_are_predicted_as_by_the_command_line(tmp_path: Path) -> None:
+    small = ["task.name=synthetic-prostate", "task.patients=4", "task.size=32", "training.rounds=1"]
+    run = medsilo.run(make_plan("fedavg", *small, "training.batch_size=8"), folder=tmp_path / "run", device="cpu")
+    images = write_balls(tmp_path, ["one"]) / "images"
+    (images / "broken.nii.gz").write_bytes(b"no image")
+    found = medsilo.predict(run.folder, images, tmp_path / "out", device="cpu")
+    broken, one = sorted(found, key=lambda row: row["image"])
+    assert broken["error"] and one["error"] is None and (tmp_path / "out" / one["mask"]).is_file()
+    command = ["predict", str(run.folder), str(images), "-o", str(tmp_path / "other"), "--device", "cpu"]
+    assert main(command) == 1  # one image failed
+    assert json.loads((tmp_path / "other/predictions.json").read_text("utf-8"))["cases"] == found
+
+
+def test_images_that_all_fail_are_told(tmp_path: Path) -> None:
+    small = ["task.name=synthetic-prostate", "task.patients=4", "task.size=32", "training.rounds=1"]
+    run = medsilo.run(make_plan("fedavg", *small, "training.batch_size=8"), folder=tmp_path / "run", device="cpu")
+    (tmp_path / "broken.nii.gz").write_bytes(b"no image")
+    (row,) = medsilo.predict(run.folder, tmp_path / "broken.nii.gz", tmp_path / "out", device="cpu")
+    assert "can't be read" in row["error"]
+    assert "can't be read" in (tmp_path / "out/predictions.csv").read_text("utf-8")
+
+
+# ---------------------------------------------------------------------------------------------------- pages
+def test_the_pages_code_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    known: dict[str, Any] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```$", (root / "docs/python.md").read_text("utf-8"), re.S | re.M)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, known)
+    assert known["page"].is_file() and isinstance(known["model"], torch.nn.Module)
+
+
+def test_the_notebook_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    notebook = nbformat.read(root / "docs/notebook.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code), "clear its outputs before git"
+    monkeypatch.setenv("PYTHONPATH", str(root / "custom"))
+    here = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources=here).execute()
+    outputs = [output.get("data", {}) for cell in code for output in cell.outputs]
+    shown = [data["text/html"] for data in outputs if "text/html" in data]
+    assert len(shown) == 3 and all("hospital-a" in html for html in shown)
+    assert "did you mean 'fedavg'?" in code[-1].outputs[0]["text"]

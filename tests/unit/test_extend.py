@@ -1,0 +1,353 @@
+"""Methods, tasks and networks of other packages: docs/extend.md as it stands, and what is refused."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from medsilo.federation.checks import check_packages
+from medsilo.methods.base import Parcel
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.apis.workspace import Workspace
+from safetensors.torch import load_file
+
+from medsilo import registry
+from medsilo.cli import main
+from medsilo.core import distribution
+from medsilo.core.errors import MedsiloError, PlanError, Refused
+from medsilo.core.package import package_facts
+from medsilo.flare import simulator
+from medsilo.flare.executor import MedsiloExecutor
+from medsilo.flare.wire import to_parcel, to_shareable
+from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.site.settings import SiteSettings
+from tests.conftest import SITES, make_plan
+
+PAGE = Path(__file__).parents[2] / "docs/extend.md"
+NAME = "acme-gait"
+GAIT = [f"task.name={NAME}", "training.rounds=2"]
+
+
+def files_of_page() -> dict[str, str]:
+    """The files that the page shows, by name."""
+    return dict(re.findall(r"^`([\w./-]+)`:\n\n```\w+\n(.*?)^```$", PAGE.read_text("utf-8"), re.S | re.M))
+
+
+def commands_of_page() -> list[list[str]]:
+    return [line.split() for line in re.findall(r"^medsilo (?:run|tasks).*$", PAGE.read_text("utf-8"), re.M)]
+
+
+def build(folder: Path, place: Path, **changed: str) -> Path:
+    """The page's package, built and installed into `place` by pip."""
+    for name, text in {**files_of_page(), "acme_gait/__init__.py": "", **changed}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, "utf-8")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--target", str(place), str(folder)], check=True)
+    return place
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """Puts a folder of packages on the path, of this process and of those that it starts."""
+
+    def forget() -> None:
+        distribution.facts_of.cache_clear()
+        for module in [name for name in sys.modules if name.partition(".")[0] == "acme_gait"]:
+            del sys.modules[module]
+
+    def see(place: Path) -> None:
+        forget()
+        monkeypatch.syspath_prepend(place)
+        known = os.environ.get("PYTHONPATH", "")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(place), known])))
+
+    yield see
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.fixture
+def acme(installed: Path, seen: Callable[[Path], None]) -> Path:
+    seen(installed)
+    return installed
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three hospitals whose patients walk."""
+    folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for site in SITES:
+        patients = np.repeat(np.arange(10), 6)
+        labels = patients % 2
+        windows = random.normal(0, 1, (60, 3, 40)).astype(np.float32) + labels[:, None, None]
+        (folder / site).mkdir()
+        np.savez(folder / site / "gait.npz", windows=windows, labels=labels, patients=patients)
+    return folder
+
+
+def a_distribution(place: Path, name: str, entries: str, **modules: str) -> Path:
+    """An installed package as another installer may leave it: metadata without a list of files."""
+    info = place / f"{name.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entries)
+    for module, text in modules.items():
+        (place / f"{module}.py").write_text(text)
+    return place
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+def test_what_the_page_builds_is_short() -> None:
+    lengths = {name: len(text.splitlines()) for name, text in files_of_page().items() if name.endswith(".py")}
+    assert set(lengths) >= {"acme_gait/task.py", "acme_gait/network.py"}
+    assert max(lengths.values()) < 45 and sum(lengths.values()) / len(lengths) < 40
+
+
+def test_the_pages_commands_run_and_both_engines_agree(
+    acme: Path, data: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").symlink_to(root / "jobs")
+    (tmp_path / "data").symlink_to(data)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(acme), str(root / "custom")]))
+    assert len(commands_of_page()) == 3
+    for _, *arguments in commands_of_page():
+        assert main([*arguments, *(["--device", "cpu"] if arguments[0] == "run" else [])]) == 0
+    assert NAME in capsys.readouterr().out
+    one, other = (tmp_path / "runs" / name for name in ("gait", "same"))
+    plans = [yaml.safe_load((run / "plan.yaml").read_text()) for run in (one, other)]
+    assert plans[0] == plans[1]
+    assert plans[0]["packages"] == {NAME: distribution.facts_of(NAME)}
+    assert plans[0]["network"] == {"name": "gait-net", "width": 16}
+    for site in SITES:
+        tensors = [load_file(run / "sites" / site / "best.safetensors") for run in (one, other)]
+        assert all(value.equal(tensors[1][name]) for name, value in tensors[0].items())
+
+
+# ---------------------------------------------------------------------------------------------------- who allows it
+def test_nothing_of_a_package_is_imported_before_it_is_allowed(acme: Path) -> None:
+    values = {**make_plan().resolved(), "task": {"name": "ACME-gait"}, "network": None}
+    with pytest.raises(PlanError, match="package acme-gait, which is not allowed here; name it under 'packages'"):
+        parse_plan(values, allowed=["another"])
+    with pytest.raises(PlanError, match="not allowed here"):
+        parse_plan({**values, "task": {"name": "synthetic-activity"}, "network": {"name": "gait-net"}}, allowed=())
+    assert NAME in registry.TASKS and registry.TASKS.package_of(NAME) == NAME
+    assert distribution.facts_of(NAME)["version"] == "1.0"
+    assert "acme_gait" not in sys.modules
+    assert parse_plan(values, allowed=["Acme_Gait"]).task.name == NAME
+
+
+def test_the_simulator_refuses_what_its_settings_do_not_name(acme: Path, data: Path, tmp_path: Path) -> None:
+    plan = make_plan("fedavg", *GAIT)
+    with pytest.raises(MedsiloError, match="package acme-gait, which is not allowed here"):
+        simulator.run(plan, tmp_path / "run", SiteSettings(device="cpu", data=data))  # type: ignore[arg-type]
+
+
+def asked_to_join(plan: Plan, folder: Path, settings: str, site: str = SITES[0], **facts: Any) -> Parcel:
+    """What an executor in a kit with these settings answers to the first parcel of a study."""
+    kit = Workspace(str(folder), site_name=site)
+    config = Path(kit.get_app_config_dir("job"))
+    config.mkdir(parents=True, exist_ok=True)
+    (config / "plan.yaml").write_text(plan.to_yaml())
+    (folder / "local" / "medsilo.yaml").write_text(f"device: cpu\nisolation: false\n{settings}")
+    context = FLContext()
+    context.set_prop(FLContextKey.WORKSPACE_OBJECT, kit)
+    context.set_prop(ReservedKey.RUN_NUM, "job")
+    context.set_prop(ReservedKey.IDENTITY_NAME, site)
+    told = {"task": "join", "round": 0, "study": "study", "plan": plan.hash, "sites": SITES, "package": plan.code}
+    answer = MedsiloExecutor().execute("medsilo", to_shareable(Parcel(facts=told | facts)), context, Signal())
+    return to_parcel(answer)
+
+
+def test_a_site_refuses_a_package_that_its_settings_do_not_name(
+    acme: Path, seen: Callable[[Path], None], data: Path, tmp_path: Path
+) -> None:
+    plan = make_plan("fedavg", *GAIT)
+    seen(acme)  # as at a site that never imported it
+    for place in ("startup", "local"):
+        (tmp_path / "kit" / place).mkdir(parents=True)
+    with pytest.raises(Refused, match=r"package acme-gait, which is not allowed here.*in this site's medsilo\.yaml"):
+        asked_to_join(plan, tmp_path / "kit", f"data: {data}\n")
+    assert "acme_gait" not in sys.modules
+    reply = asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n")
+    assert reply.facts["package"] == plan.code == {**package_facts(), "packages": {NAME: distribution.facts_of(NAME)}}
+    with pytest.raises(Refused, match=r"runs acme-gait 1\.0 .*, the server None"):
+        asked_to_join(plan, tmp_path / "kit", f"data: {data}\npackages: [acme-gait]\n", package=package_facts())
+
+
+def test_server_and_site_compare_the_packages() -> None:
+    one = {"packages": {NAME: {"version": "1.0", "hash": "a" * 64}}}
+    check_packages(one, one)
+    check_packages({"version": "1"}, {"version": "2"})  # medsilo itself is compared elsewhere
+    for other in ({"packages": {NAME: {"version": "1.0", "hash": "b" * 64}}}, {"packages": {}}, {}, None):
+        with pytest.raises(Refused, match="runs acme-gait"):
+            check_packages(one, other)
+
+
+def test_the_check_of_a_site_asks_its_settings(acme: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "plan.yaml").write_text(make_plan("fedavg", *GAIT).to_yaml())
+    for settings, code in (("", 2), ("packages: [acme-gait]\n", 1)):  # 1: there are no data
+        (tmp_path / "medsilo.yaml").write_text("device: cpu\n" + settings)
+        options = ["--plan", str(tmp_path / "plan.yaml"), "--site", SITES[0], "--site-config", str(tmp_path)]
+        assert main(["check", *options, "--private", str(tmp_path / "private.txt")]) == code
+        assert ("not allowed here" in capsys.readouterr().err) == (code == 2)
+
+
+# ---------------------------------------------------------------------------------------------------- which package
+def test_another_version_or_other_files_are_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
+    plan = make_plan("fedavg", *GAIT)
+    (tmp_path / "plan.yaml").write_text(plan.to_yaml())
+    assert load_plan(tmp_path / "plan.yaml") == plan
+    assert plan.with_changes(["seed=3"]).packages == plan.packages
+    back = plan.with_changes(["task.name=synthetic-activity"])
+    assert back.packages == {} and back.hash == make_plan("fedavg", "training.rounds=2").hash
+    newer = {"pyproject.toml": files_of_page()["pyproject.toml"].replace('"1.0"', '"1.1"')}
+    edited = {"acme_gait/task.py": files_of_page()["acme_gait/task.py"] + "\n"}
+    for number, (changed, words) in enumerate([(newer, r"1\.1 \("), (edited, r"1\.0 \(")]):
+        seen(build(tmp_path / f"source-{number}", tmp_path / f"place-{number}", **changed))
+        with pytest.raises(PlanError, match=rf"packages\.acme-gait: {words}.*the plan was made with 1\.0 \("):
+            load_plan(tmp_path / "plan.yaml")
+        assert make_plan("fedavg", *GAIT).hash != plan.hash
+
+
+def test_a_package_that_is_not_installed_is_named(acme: Path, tmp_path: Path, seen: Any) -> None:
+    values = make_plan("fedavg", *GAIT).resolved()
+    sys.path.remove(str(acme))
+    with pytest.raises(PlanError, match=r"task\.name: 'acme-gait' is not known: package acme-gait of this plan is not"):
+        parse_plan(values)
+    values.pop("packages")
+    with pytest.raises(PlanError, match=r"task\.name: 'acme-gait' is not known; choose one of"):
+        parse_plan(values)
+
+
+def test_the_hash_does_not_depend_on_how_it_is_installed(
+    acme: Path, seen: Callable[[Path], None], tmp_path: Path
+) -> None:
+    facts = distribution.facts_of(NAME)
+    editable = shutil.copytree(acme, tmp_path / "editable")
+    (info,) = editable.glob("*.dist-info")
+    (info / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable": true}}')
+    (editable / "acme_gait/__pycache__").mkdir(exist_ok=True)
+    (editable / "acme_gait/__pycache__/x.cpython-311.pyc").write_bytes(b"x")
+    seen(editable)
+    assert distribution.facts_of(NAME) == facts
+    (info / "direct_url.json").unlink()
+    (info / "RECORD").unlink()
+    distribution.facts_of.cache_clear()
+    assert distribution.facts_of(NAME) == facts
+    (editable / "acme_gait/more.py").write_text("")
+    distribution.facts_of.cache_clear()
+    assert distribution.facts_of(NAME) != facts
+
+
+def test_a_file_that_is_gone_is_an_error(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
+    place = shutil.copytree(acme, tmp_path / "place")
+    (place / "acme_gait/network.py").unlink()
+    seen(place)
+    with pytest.raises(MedsiloError, match="a file of package acme-gait can't be read; install it again"):
+        make_plan("fedavg", *GAIT)
+
+
+# ---------------------------------------------------------------------------------------------------- bad packages
+NETWORK = """
+from typing import Literal
+from medsilo.models.base import Network
+
+class N(Network):
+    name: Literal["n"] = "n"
+"""
+BAD = [
+    ("fedavg = bad:N", "", "medsilo.methods", "algorithm.name=fedavg", "in two packages, medsilo and bad-one; rename"),
+    (
+        "n = bad:N",
+        "raise OSError('x')",
+        "medsilo.networks",
+        "network.name=n",
+        "bad-one: 'n' can't be loaded (OSE",
+    ),
+    ("n = bad:N", "", "medsilo.networks", "network.name=n", "can't be loaded (AttributeError); install it again"),
+    ("n = bad:N", "N = 3", "medsilo.networks", "network.name=n", "'n' is not a Network; derive it from medsilo.models"),
+    ("n = bad:N", NETWORK, "medsilo.methods", "algorithm.name=n", "'n' is not a Algorithm; derive it"),
+    ("m = bad:N", NETWORK, "medsilo.networks", "network.name=m", "says another name; write name: Literal"),
+    ("n/m = bad:N", NETWORK, "medsilo.networks", "network.name=n/m", "has odd characters"),
+    ("n = medsilo.models.unet:UNet", NETWORK, "medsilo.networks", "network.name=n", "says another name"),
+]
+
+
+@pytest.mark.parametrize(("entry", "module", "group", "change", "words"), BAD, ids=lambda part: str(part)[:30])
+def test_a_bad_package_is_one_line(
+    seen: Callable[[Path], None], tmp_path: Path, entry: str, module: str, group: str, change: str, words: str
+) -> None:
+    sys.modules.pop("bad", None)
+    seen(a_distribution(tmp_path, "bad-one", f"[{group}]\n{entry}\n", bad=module))
+    with pytest.raises(PlanError) as caught:
+        make_plan("fedavg", change)
+    assert words in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    make_plan("fedprox")  # what the package does not touch goes on
+
+
+def test_a_name_in_two_packages_is_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
+    seen(a_distribution(tmp_path, "other-gait", f"[medsilo.tasks]\n{NAME} = other:Gait\n"))
+    with pytest.raises(PlanError, match=r"'acme-gait' is in two packages, other-gait and acme-gait"):
+        make_plan("fedavg", *GAIT)
+
+
+def test_a_class_that_comes_from_elsewhere_is_refused(acme: Path, seen: Callable[[Path], None], tmp_path: Path) -> None:
+    """The hash is over the installed files; what is imported must be one of them."""
+    place = shutil.copytree(acme / "acme_gait", tmp_path / "acme_gait").parent
+    sys.path.insert(0, str(place))
+    try:
+        with pytest.raises(PlanError, match="'acme-gait' is imported from elsewhere; remove other copies"):
+            make_plan("fedavg", *GAIT)
+    finally:
+        sys.path.remove(str(place))
+
+
+def test_a_tasks_own_network_is_listed_too(seen: Callable[[Path], None], tmp_path: Path) -> None:
+    entries = files_of_page()["pyproject.toml"]
+    cut = entries[: entries.index('[project.entry-points."medsilo.networks"]')]
+    seen(
+        build(
+            tmp_path / "source",
+            tmp_path / "place",
+            **{"pyproject.toml": cut + '[tool.setuptools]\npackages = ["acme_gait"]\n'},
+        )
+    )
+    with pytest.raises(PlanError, match="brings network 'gait-net', which no package lists"):
+        make_plan("fedavg", *GAIT)
+
+
+# ---------------------------------------------------------------------------------------------------- the registry
+@pytest.mark.parametrize("table", registry.TABLES.values(), ids=registry.TABLES)
+def test_every_name_of_ours_leads_to_its_class(table: registry.Registry) -> None:
+    assert list(table.builtin) == list(table)
+    for name, found in table.items():
+        assert found.model_fields["name"].default == name
+        assert table.package_of(name) is None
+        assert table.spelled(name.upper()) == name
+
+
+def test_names_import_nothing() -> None:
+    code = (
+        "import sys; from medsilo.registry import METHODS, TASKS\n"
+        "assert 'fedsm' in METHODS and len(TASKS) > 10 and METHODS.spelled('FedSM') == 'fedsm'\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'medsilo.methods'} & set(sys.modules); assert not heavy, heavy\n"
+        "import medsilo.plan; assert 'medsilo.methods.fedsm' not in sys.modules\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(registry.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
