@@ -32,15 +32,15 @@ MAY_IMPORT = {
     "methods": {"core", "learning", "mixing", "models", "tasks"},
     "plan": {"core", "learning", "methods", "models", "tasks"},
     "site": {"core", "learning", "tasks"},
-    "deploy": {"core", "learning", "models", "plan", "tasks"},
     "runs": {"core", "plan"},
+    "deploy": {"core", "learning", "models", "plan", "runs", "tasks"},
     "federation": {"core", "deploy", "learning", "methods", "mixing", "plan", "runs", "site", "tasks"},
     "flare": {"core", "federation", "methods", "plan", "runs", "site"},
     "consortium": {"core", "flare", "runs", "site"},
     "check": {"core", "federation", "learning", "methods", "plan", "site", "tasks"},
     "study": {"core", "federation", "flare", "methods", "plan", "runs", "site"},
     "analyses": {"core", "federation", "learning", "methods", "plan", "runs", "site", "tasks"},
-    "report": {"core", "study"},
+    "report": {"core", "runs", "study"},
 }
 MAY_IMPORT["cli"] = set(MAY_IMPORT) - {"learning", "mixing", "models"}
 KNOW_NVFLARE = {"flare", "consortium"}

@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, Literal, Protocol
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from medsilo.core.errors import Aborted, Died, MedsiloError, ParticipationError, Refused
@@ -29,13 +30,15 @@ from medsilo.federation.checks import (
     same_layout,
 )
 from medsilo.federation.pictures import draw_amplitude
-from medsilo.federation.summary import summarise
+from medsilo.federation.summary import Outcome, summarise
 from medsilo.learning.loop import is_finite
 from medsilo.methods.base import Groups, Parcel
 from medsilo.methods.headquarters import Headquarters
 from medsilo.mixing.mixers import Mixer, WeightedMean
 from medsilo.plan import Plan
-from medsilo.runs.record import AMPLITUDE, Record, now
+from medsilo.runs import paths
+from medsilo.runs.record import Record, now
+from medsilo.runs.schema import Round, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
 
 RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
@@ -58,6 +61,10 @@ class Missing:
     kind: Literal["refused", "lost"]
     reason: str
     passing: bool = False  # a refusal that asking again may heal
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind}: {self.reason}"
 
     @classmethod
     def refused(cls, error: MedsiloError) -> "Missing":
@@ -84,8 +91,8 @@ class Exchange:
     asked: list[str] = field(default_factory=list)
     replies: dict[str, Parcel] = field(default_factory=dict)  # without their tensors: those are in the mixers
     missing: dict[str, Missing] = field(default_factory=dict)
-    bytes_up: dict[str, int] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
+    lines: dict[str, SiteRound] = field(default_factory=dict)  # of a round
 
     def by_kind(self, kind: str) -> dict[str, str]:
         return {site: gone.reason for site, gone in sorted(self.missing.items()) if gone.kind == kind}
@@ -105,7 +112,7 @@ class Coordinator:
         transport: Transport,
         record: Record,
         engine: str,
-        on_round: Callable[[dict[str, Any]], None] = lambda record: None,
+        on_round: Callable[[Round], None] = lambda line: None,
         settings: SiteSettings | None = None,
     ) -> None:
         self.plan, self.transport, self.record = plan, transport, record
@@ -124,7 +131,7 @@ class Coordinator:
         self.spacing: Spacing | None = None  # of the super model's training images
         self.done = 0
         self.best: dict[str, Any] | None = None  # the best model's round, and its validation score at each site
-        self.rounds: list[dict[str, Any]] = []
+        self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         networks = plan.build_networks()
         self.parameters = sum(parameter.numel() for parameter in networks["model"].parameters())
@@ -141,7 +148,7 @@ class Coordinator:
         self.writing: Future[None] | None = None
 
     # ------------------------------------------------------------------ the course of a study
-    def run(self, resume: bool = False) -> dict[str, Any]:
+    def run(self, resume: bool = False) -> Summary:
         """Lead the study to its end; returns the summary, which is also written when the study fails."""
         started, clock = now(), time.monotonic()
         self._restore() if resume else self.record.begin(self.plan)
@@ -167,7 +174,7 @@ class Coordinator:
             raise
         finally:
             self.writer.shutdown()
-            summary = summarise(self, reason, started, time.monotonic() - clock)
+            summary = summarise(self._outcome(), reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
 
@@ -190,40 +197,61 @@ class Coordinator:
             for group in self._shared(phase):
                 self.mixers[group].finish()
             self.done = number
-        record = {
-            "round": number,
-            "phase": phase,
-            "seconds": round(time.monotonic() - started, 3),
-            "asked": self.sites,
-            "answered": sorted(exchange.replies),
-            "refused": exchange.by_kind("refused"),
-            "lost": exchange.by_kind("lost"),
-            "warnings": {site: exchange.replies[site].facts["warnings"] for site in exchange.warned()},
-            "sites": {site: self._line(exchange, site) for site in sorted(exchange.replies)},
-        }
-        self.rounds.append(record)
-        self.record.add_round(record)
-        self.on_round(record)
+        line = Round(
+            round=number,
+            phase=phase,
+            seconds=round(time.monotonic() - started, 3),
+            asked=self.sites,
+            answered=sorted(exchange.replies),
+            refused=exchange.by_kind("refused"),
+            lost=exchange.by_kind("lost"),
+            warnings={site: exchange.replies[site].facts["warnings"] for site in exchange.warned()},
+            sites={site: exchange.lines[site] for site in sorted(exchange.replies)},
+        )
+        self.rounds.append(line)
+        self.record.add_round(line)
+        self.on_round(line)
         if breach:
             raise ParticipationError(breach)
         self._save()
 
     @staticmethod
-    def _line(exchange: Exchange, site: str) -> dict[str, Any]:
-        reply = exchange.replies[site]
-        return {
-            **reply.metrics,
-            "samples": reply.samples,
-            "seconds": round(reply.facts["seconds"], 3),
-            "memory": int(reply.facts["memory"]),
-            "bytes_up": exchange.bytes_up[site],
-            "bytes_down": exchange.bytes_down[site],
-        }
+    def _line(reply: Parcel, bytes_down: int) -> SiteRound:
+        """The numbers of an answer; one that they refuse does not count."""
+        try:
+            return SiteRound(
+                **reply.metrics,
+                samples=reply.samples,
+                seconds=round(reply.facts["seconds"], 3),
+                memory=int(reply.facts["memory"]),
+                bytes_up=reply.size(),
+                bytes_down=bytes_down,
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise Refused(f"its {first['loc'][0]}: {first['input']!r} is out of range") from error
+
+    def _outcome(self) -> Outcome:
+        return Outcome(
+            self.plan,
+            self.study,
+            self.engine,
+            tuple(self.sites),
+            tuple(self.everyone),
+            self.required,
+            self.parameters,
+            self.personal,
+            self.done,
+            self.rounds,
+            {task: end.replies for task, end in self.ends.items()},
+            {task: {site: gone.text for site, gone in end.missing.items()} for task, end in self.ends.items()},
+            {**self.details, **self.plan.method.found(self.mixers, self.sites)},
+        )
 
     def _finish(self) -> None:
         """Give every site the outcome, choose the model, test it once."""
         number = self.plan.rounds
-        trained = {site for record in self.rounds for site in record["answered"]}
+        trained = {site for line in self.rounds for site in line.answered}
         self.agreed -= set(self.sites) - trained  # the model of a site that was never there is nobody's expert
         if self.plan.ending != self.plan.last_phase:
             self._enter(self.plan.ending)
@@ -232,11 +260,11 @@ class Coordinator:
         self._consider_best(delivered, number)
         chosen = self.best["round"] if self.best else number
         if self.common:
-            self._save_global("last", number)
+            self._save_global(paths.LAST, number)
         if chosen != number:
             self._take_over(*self.record.load_best(chosen), self._shared(self.plan.last_phase))
         if not self.personal:
-            self._save_global("best", chosen)
+            self._save_global(paths.BEST, chosen)
         if self.choice:
             self._conclude(delivered)
         tested = self._end("test", number, selected=chosen, empty=chosen == number)
@@ -248,7 +276,7 @@ class Coordinator:
         tuning = ending.tuned(self.plan, delivered.replies)
         self.spacing = ending.spacing(self.plan, delivered.replies)
         model = ending.at_server(self.plan, self.layout, self.mixers, self.agreed, tuning, self.spacing)
-        model.save(self.record.folder / ending.FOLDER)
+        model.save(self.record.folder / paths.SUPER_MODEL)
         self.curve = [list(point) for point in tuning.curve] if tuning else []
         self.details["super_model"] = {
             "rule": model.rule,
@@ -295,7 +323,8 @@ class Coordinator:
 
         def receive(site: str, reply: Parcel) -> None:
             self._check(site, reply, task, number, exchange)
-            exchange.bytes_up[site] = reply.size()
+            if task == "round":
+                exchange.lines[site] = self._line(reply, exchange.bytes_down[site])
             for group, tensors in reply.groups.items():
                 self.mixers[group].add(site, tensors, reply.samples)
             exchange.replies[site] = Parcel(facts=reply.facts, samples=reply.samples, metrics=reply.metrics)
@@ -340,7 +369,7 @@ class Coordinator:
             return None
         causes: dict[str, list[str]] = {}
         for site, gone in sorted(exchange.missing.items()):
-            causes.setdefault(f"{gone.kind}: {gone.reason}", []).append(site)
+            causes.setdefault(gone.text, []).append(site)
         reasons = "; ".join(f"{', '.join(sites)} {cause}" for cause, sites in causes.items())
         answered = f"{replies} of {len(needed)} sites answered"
         return f"{where}: {answered}, the plan needs {required}: {reasons}"
@@ -358,7 +387,7 @@ class Coordinator:
 
     def _told(self, task: str, site: str) -> dict[str, Any]:
         """What a site has to know: the last round it is part of, and what there is to know of a super model."""
-        mine = [record["round"] for record in self.rounds if site in record["answered"]]
+        mine = [line.round for line in self.rounds if site in line.answered]
         told: dict[str, Any] = {"last": max(mine, default=0)}
         if self.choice and task == "deliver":
             told["shown"] = sorted({site} | (self.agreed if site in self.agreed else set()))
@@ -548,7 +577,7 @@ class Coordinator:
             mine = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             self.mixers[group].load_state(mine, facts["mixers"][group])
 
-    def _save_global(self, which: str, rounds: int) -> None:
+    def _save_global(self, file: str, rounds: int) -> None:
         networks = self.plan.build_networks()
         method, phase = self.plan.method, self.plan.last_phase
         groups = method.given(networks, phase)
@@ -560,8 +589,8 @@ class Coordinator:
         common = method.common(networks, phase)
         assert common is not None
         facts = {"round": rounds, "method": self.plan.algorithm.name, "plan_hash": self.plan.hash}
-        self.record.save_global(which, method.whole(common).state_dict(), facts)
-        draw_amplitude(method.input_layer(networks), self.record.folder / AMPLITUDE)
+        self.record.save_global(file, method.whole(common).state_dict(), facts)
+        draw_amplitude(method.input_layer(networks), self.record.folder / paths.FIGURES / paths.AMPLITUDE)
 
 
 def _chosen(exchange: Exchange) -> dict[str, dict[str, int]]:

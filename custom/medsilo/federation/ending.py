@@ -19,7 +19,6 @@ from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.tasks.base import Task
 
-FOLDER = "supermodel"
 FACT = "super_model"  # under which a site tells of it
 Batches = Iterator[tuple[Tensor, Tensor]]
 

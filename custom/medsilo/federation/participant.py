@@ -25,13 +25,14 @@ from medsilo.core.memory import forget_most, most_held
 from medsilo.core.package import package_facts
 from medsilo.federation import ending
 from medsilo.federation.checks import same_layout
-from medsilo.federation.pictures import FOLDER, draw_found, draw_images
+from medsilo.federation.pictures import draw_found, draw_images
 from medsilo.federation.scoring import write_measures
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Drawn, Lesson, batches, evaluate, is_finite, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.methods.base import Groups, Parcel, Tensors, Workbench, memory_of
 from medsilo.plan import Plan
+from medsilo.runs import paths
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.base import Cases, SiteData, patients_of
 from medsilo.tasks.metrics import Measures
@@ -56,7 +57,7 @@ class Participant:
         data: SiteData | None = None,
     ) -> None:
         self.plan, self.site, self.sites, self.folder = plan, site, sorted(sites), folder
-        sweep(folder, folder / ending.FOLDER)
+        sweep(folder, folder / paths.SUPER_MODEL)
         self.compute, self.settings = settings.compute(), settings
         self.data = data or plan.task.read(site, self.sites, plan.seed, settings.data)
         self.cases = {part: len(getattr(self.data, part)) for part in ("train", "validation", "test")}
@@ -102,7 +103,7 @@ class Participant:
     # ------------------------------------------------------------------ the four kinds of work
     def _join(self, parcel: Parcel, number: int, stop: Stop) -> Parcel:
         if self.data.survey:
-            write_json(self.folder / "data.json", asdict(self.data.survey))  # names files: it stays at the site
+            write_json(self.folder / paths.DATA, asdict(self.data.survey))  # names files: it stays at the site
         shares = self.settings.share_personal_model
         shares = self.plan.task.synthetic if shares is None else shares
         return Parcel(facts={"shares": shares, "classes": self.classes()})
@@ -132,12 +133,12 @@ class Participant:
         self._refuse_divergence(number)
         self._write_row(number + 1, "deliver", metrics, 0.0)
         self._draw()
-        self._save_model("last", number)
+        self._save_model(paths.LAST, number)
         metrics = self._told(metrics)
         if not self.choice:
             return Parcel(metrics=metrics)
         model = ending.at_site(self.plan, self.modules, parcel.facts["shown"])
-        model.save(self.folder / ending.FOLDER)
+        model.save(self.folder / paths.SUPER_MODEL)
         model.to(self.compute.device)
         data = self._in_order(self._pieces(self.data.validation, "super model"))
         told = ending.score(model, data, self.plan.task, self.compute, stop)
@@ -152,18 +153,18 @@ class Participant:
         selected = number
         self.done = -1  # what lies in memory from here on is the model under test
         if self.chooses:
-            selected = self._load_model("best")["round"]
+            selected = self._load_model(paths.BEST)["round"]
         else:
-            self._load_model("last")
+            self._load_model(paths.LAST)
             if parcel.groups:
                 selected = parcel.facts["selected"]
                 self._receive(parcel, self.plan.last_phase)
-        self._save_model("best", selected)
+        self._save_model(paths.BEST, selected)
         if not self.choice:
             outcome = self._evaluate(self.data.test, stop, self.model, self.plan.task.measures)
             self._draw_found(self.model, outcome[2])
             return self.tested(selected, *outcome)
-        settled = ending.settle(self.folder / ending.FOLDER, parcel.facts["curve"], parcel.facts["spacing"])
+        settled = ending.settle(self.folder / paths.SUPER_MODEL, parcel.facts["curve"], parcel.facts["spacing"])
         watched = ending.Watched(settled).to(self.compute.device)
         outcome = self._evaluate(self.data.test, stop, watched, self.plan.task.measures)
         reply = self.tested(number, *outcome)
@@ -319,7 +320,7 @@ class Participant:
         rank = score if math.isfinite(score) else -sys.float_info.max
         if self.chooses and self.plan.may_be_chosen(rounds) and (self.best is None or rank > self.best):
             self.best = rank
-            self._save_model("best", rounds)
+            self._save_model(paths.BEST, rounds)
         return {"validation": _number(score), "validation_loss": _number(loss)}
 
     def _evaluate(
@@ -354,7 +355,7 @@ class Participant:
             return
         cases = self._pieces(self.data.train, "pictures")
         images = torch.stack([cases[case][0] for case in range(min(PICTURES, self.cases["train"]))])
-        draw_images(layer, images.to(self.compute.device), self.folder / FOLDER)
+        draw_images(layer, images.to(self.compute.device), self.folder / paths.PICTURES)
 
     @torch.no_grad()
     def _draw_found(self, model: nn.Module, measures: Measures) -> None:
@@ -374,7 +375,7 @@ class Participant:
                     output = task.infer(model.eval(), inputs)
                 found, right = (task.masks(labels) for labels in (output.float().argmax(1), targets))
                 for which, n in here.items():
-                    draw_found(inputs[n], found[n], right[n], self.folder / FOLDER / f"test-{which}.png")
+                    draw_found(inputs[n], found[n], right[n], self.folder / paths.PICTURES / f"test-{which}.png")
             first += len(inputs)
 
     # ------------------------------------------------------------------ what is kept at the site
@@ -411,10 +412,10 @@ class Participant:
             )
 
     def _saved_rounds(self) -> list[int]:
-        return [int(path.stem.removeprefix("state-")) for path in self.folder.glob("state-*.safetensors")]
+        return [int(path.stem.removeprefix("state-")) for path in self.folder.glob(paths.STATE_FILES)]
 
     def _state_path(self, number: int) -> Path:
-        return self.folder / f"state-{number}.safetensors"
+        return self.folder / paths.STATE_FILES.replace("*", str(number))
 
     def _save_state(self) -> None:
         """Keep what the server won't send again: private tensors and optimizers, after this round and two before.
@@ -448,19 +449,19 @@ class Participant:
         self.best = facts["best"]
         self.done = number
 
-    def _save_model(self, which: str, rounds: int) -> None:
+    def _save_model(self, file: str, rounds: int) -> None:
         facts = {"round": rounds, "method": self.plan.algorithm.name, "site": self.site, "plan_hash": self.plan.hash}
-        save_tensors(self.folder / f"{which}.safetensors", self.model.state_dict(), facts)
-        write_text(self.folder / "plan.yaml", self.plan.to_yaml())  # so that the hospital can use the model by itself
+        save_tensors(self.folder / file, self.model.state_dict(), facts)
+        write_text(self.folder / paths.PLAN, self.plan.to_yaml())  # so that the hospital can use the model by itself
 
-    def _load_model(self, which: str) -> dict[str, Any]:
-        tensors, facts = load_tensors(self.folder / f"{which}.safetensors")
+    def _load_model(self, file: str) -> dict[str, Any]:
+        tensors, facts = load_tensors(self.folder / file)
         self.model.load_state_dict(tensors)
         return facts
 
     def _write_row(self, number: int, phase: str, metrics: dict[str, float | None], seconds: float) -> None:
         """One line a round in metrics.csv; a round that is repeated replaces its line."""
-        path = self.folder / "metrics.csv"
+        path = self.folder / paths.METRICS
         rows = list(csv.DictReader(io.StringIO(path.read_text()))) if path.exists() else []
         rows = [row for row in rows if int(row["round"]) < number]
         row = {"round": number, "phase": phase, "samples": self._samples(), "validated_round": number - 1}

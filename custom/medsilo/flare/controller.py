@@ -17,10 +17,11 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.tracking import Course
 from medsilo.flare.tracking import receivers, send
 from medsilo.flare.transport import FlareTransport
-from medsilo.flare.wire import PRESENT, let_tensors_travel
+from medsilo.flare.wire import PRESENT, STATISTICS, let_tensors_travel
 from medsilo.flare.workspace import cloned_from, output_folder, plan_of_job, publish, settings_of_site
 from medsilo.methods.base import Parcel
 from medsilo.runs.record import Record, new_study
+from medsilo.runs.schema import Progress, Round, Summary
 
 ROLL_CALL = 120.0  # seconds that sites have to say that they are there
 
@@ -50,14 +51,15 @@ class MedsiloController(Controller):
             tracker.handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self.running:
             plan, joined = self.running.plan, self.running.ends.get("join")
-            facts = {
-                "study": self.running.study,
-                "planned": plan.rounds,
-                "metric": plan.task.metric,
-                "absent": joined and {site: gone.reason for site, gone in sorted(joined.missing.items())},
-                "rounds": self.running.record.rounds(),
-            }
-            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info("medsilo", facts)
+            progress = Progress(
+                study=self.running.study,
+                planned=plan.rounds,
+                metric=plan.task.metric,
+                absent=joined and {site: gone.reason for site, gone in sorted(joined.missing.items())},
+                rounds=self.running.record.rounds(),
+            )
+            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+            collector.set_info(STATISTICS, progress.as_json())
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
@@ -65,7 +67,7 @@ class MedsiloController(Controller):
                 self._call(abort_signal, fl_ctx)
                 return
             summary = self._lead(abort_signal, fl_ctx)
-            self.log_info(fl_ctx, f"medsilo finished: {summary['study']}")
+            self.log_info(fl_ctx, f"medsilo finished: {summary.study}")
         except Aborted as error:
             self.log_warning(fl_ctx, str(error))
         except MedsiloError as error:
@@ -79,7 +81,7 @@ class MedsiloController(Controller):
         if missing:
             raise MedsiloError(f"no answer of {', '.join(sorted(missing))}")
 
-    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> dict:
+    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> Summary:
         plan = plan_of_job(fl_ctx)
         if plan.algorithm.pooled:
             raise MedsiloError(f"{plan.algorithm.name} pools all data and never runs on NVFlare; use 'medsilo compare'")
@@ -111,13 +113,13 @@ class MedsiloController(Controller):
             if self.engine == "nvflare":
                 publish(record.folder, fl_ctx)
 
-    def _tell(self, course: Course, fl_ctx: FLContext) -> Callable[[dict], None]:
-        def on_round(record: dict) -> None:
-            send(self, course.of_round(record), fl_ctx)
-            missing = {**record["refused"], **record["lost"]}
+    def _tell(self, course: Course, fl_ctx: FLContext) -> Callable[[Round], None]:
+        def on_round(line: Round) -> None:
+            send(self, course.of_round(line), fl_ctx)
+            missing = {**line.refused, **line.lost}
             self.log_info(
                 fl_ctx,
-                f"round {record['round']}: {len(record['answered'])} sites answered, missing: {missing or 'none'}",
+                f"round {line.round}: {len(line.answered)} sites answered, missing: {missing or 'none'}",
             )
 
         return on_round

@@ -14,8 +14,9 @@ from medsilo.report.layout import fill, save
 from medsilo.report.panels import Subject
 from medsilo.report.pictures import Bars, site_bars
 from medsilo.report.provenance import provenance
-from medsilo.report.read import Absence, Run, SiteResult, all_sites, last_round, read_all, same, spans
+from medsilo.report.read import Absence, Run, all_sites, last_round, read_all, same, spans
 from medsilo.report.table import MISSING, WITHHELD, number, score_text
+from medsilo.runs.schema import SiteResult
 
 HERE = Path(__file__).parent
 LONG_GRID = 20

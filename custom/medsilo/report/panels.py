@@ -9,8 +9,9 @@ from typing import Any
 from medsilo.report.charts import Series, line_chart, swatch, ticks
 from medsilo.report.formats import cell
 from medsilo.report.pictures import heat_map
-from medsilo.report.read import OVERLAYS, Run, SuperModelFacts, same
+from medsilo.report.read import OVERLAYS, Run, same
 from medsilo.report.table import MISSING, number
+from medsilo.runs.schema import SuperModelFacts
 
 MOST_OVERLAYS = 12_000_000  # characters that the overlays of one page may take
 
@@ -203,8 +204,7 @@ def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
 
 
 def _score_unseen(run: Run, site: str) -> float | None:
-    test = run.summary.unseen[site].test if site in run.summary.unseen else None
-    return test[run.summary.metric] if test else None
+    return run.summary.score(site) if site in run.summary.unseen else None
 
 
 def _over_seeds(values: Sequence[float], form: Callable[[float], str]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Holding:
         counts = [(site.classes or {}).get("train") for site in told]
         return cls(
             tuple(run.sites),
-            tuple(tuple(site.cases.get(part) for part in PARTS) for site in told),
+            tuple(tuple((site.cases or {}).get(part) for part in PARTS) for site in told),
             tuple(None if one is None else tuple(one) for one in counts),
         )
 

@@ -40,7 +40,9 @@ def provenance(runs: Sequence[Run]) -> dict[str, Any]:
                 "label": run.label,
                 "hash": shown(run.summary.plan_hash),
                 "text": run.plan.rstrip(),
-                "record": json.dumps(run.provenance, indent=2, ensure_ascii=False),
+                "record": json.dumps(
+                    run.provenance.model_dump(mode="json", exclude_unset=True), indent=2, ensure_ascii=False
+                ),
             }
             for run in runs
         ],

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from medsilo.report.read import Run, all_sites, one_line, spans
+from medsilo.core.text import one_line
+from medsilo.report.read import Run, all_sites, spans
 
 MISSING, WITHHELD = "–", "withheld"
 
