@@ -148,11 +148,11 @@ def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
     task = {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32}
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
     plan = make_plan(task, SITES, algorithm=method, network=PAPER, training={"rounds": 1, "learning_rate": 1e-5})
-    site = inprocess.run(plan, settings=SiteSettings(device="cpu")).summary["sites"][SITES[0]]
+    site = inprocess.run(plan, settings=SiteSettings(device="cpu")).summary.sites[SITES[0]]
     with torch.device("meta"):
         networks = plan.build_networks()
     sizes = [sum(t.nbytes for t in networks[name].state_dict().values()) for name in ("global", "model", "selector")]
-    return site["bytes_up"], site["bytes_down"], sum(sizes)
+    return site.bytes_up, site.bytes_down, sum(sizes)
 
 
 # ---------------------------------------------------------------------------------------------------- memory

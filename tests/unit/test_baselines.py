@@ -286,7 +286,7 @@ def test_controls_stay_whole_when_a_site_is_away(tmp_path: Path) -> None:
     participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     away(participants["hospital-b"], 2)
     _, coordinator = listen(plan, tmp_path / "run", participants)
-    assert [len(line["sites"]) for line in coordinator.rounds] == [3, 2, 3, 3]
+    assert [len(line.sites) for line in coordinator.rounds] == [3, 2, 3, 3]
     control = coordinator.mixers["control"].current(SITES[0])
     own = [participant.modules["own-control"].state_dict() for participant in participants.values()]
     for name, tensor in control.items():
@@ -309,7 +309,7 @@ def test_scaffold_is_refused_with_adam_unless_the_plan_says_so() -> None:
     with pytest.raises(PlanError, match=r"training\.optimizer: SCAFFOLD is made for sgd, not adam.*optimizer=any"):
         make_plan("scaffold", *SMALL, *adam)
     run = inprocess.run(make_plan("scaffold", *SMALL, *adam, "algorithm.optimizer=any"))
-    assert run.summary["status"] == "finished"
+    assert run.summary.status == "finished"
 
 
 def test_the_mean_gradient_is_of_what_was_met_before_the_shift() -> None:

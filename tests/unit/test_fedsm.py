@@ -285,8 +285,8 @@ def test_bytes_of_a_round_are_two_models_and_a_selector(sync: str, tmp_path: Pat
     moments = 2 * selector + 4 if sync == "adam-moments" else 0
     summary = Study(plan, tmp_path / "run").run()
     for site in SITES:
-        facts = summary["sites"][site]
-        assert facts["bytes_up"] == facts["bytes_down"] == 2 * model + selector + moments
+        facts = summary.sites[site]
+        assert facts.bytes_up == facts.bytes_down == 2 * model + selector + moments
 
 
 def test_impossible_moments_are_refused(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
     plan = planned("training.rounds=12", "task.persons=12", MOMENTS, "algorithm.selector_learning_rate=0.01")
     folder = tmp_path / "run"
     summary = inprocess.run(plan, folder=folder).summary
-    found = summary["details"]["super_model"]
+    found = summary.details.super_model
     whole = SuperModel.load(folder / "supermodel")
     experts = [whole.expert(site) for site in SITES]
 
@@ -343,7 +343,7 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
     assert found["threshold"] == whole.threshold == pytest.approx(gamma)
     for site in SITES:
         hits, names = answers(*data[site].test.tensors, gamma)
-        assert summary["sites"][site]["test"]["accuracy"] == pytest.approx(hits.mean())
+        assert summary.sites[site].test["accuracy"] == pytest.approx(hits.mean())
         assert found["tested"][site] == {name: names.count(name) for name in set(names)}
         own = SuperModel.load(folder / "sites" / site / "supermodel")  # every hospital has the same
         assert own.threshold == whole.threshold and own.agreed == whole.agreed
@@ -360,7 +360,7 @@ def test_every_hospital_s_best_file_has_the_score_that_was_recorded(tmp_path: Pa
     summary = inprocess.run(plan, folder=tmp_path / "run").summary
     for site in SITES:
         tensors, facts = load_tensors(tmp_path / "run/sites" / site / "best.safetensors")
-        curve = summary["sites"][site]["validation"]
+        curve = summary.sites[site].validation
         assert facts["round"] == int(np.argmax(curve))
         model = plan.build_networks()["model"]
         model.load_state_dict(tensors)
@@ -487,18 +487,18 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
     summary = study.run()
     asked = {parcel.facts["task"] for site, parcel in study.transport.sent if site == C}
     assert asked == {"join", "deliver", "test"}
-    assert list(summary["sites"]) == [A, B] and list(summary["unseen"]) == [C]
-    test = summary["unseen"][C]["test"]
+    assert list(summary.sites) == [A, B] and list(summary.unseen) == [C]
+    test = summary.unseen[C].test
     assert test["cases"] == study.participants[C].cases["test"]
-    scores = [summary["sites"][site]["test"][summary["metric"]] for site in (A, B)]
-    assert summary["mean_test"] == pytest.approx(sum(scores) / 2)
+    scores = [summary.sites[site].test[summary.metric] for site in (A, B)]
+    assert summary.mean_test == pytest.approx(sum(scores) / 2)
     part = study.participants[C].data.test.tensors
     if method == "fedavg":
         model = plan.build_networks()["model"]
         model.load_state_dict(study.model("global/best"))
         assert right(model, *part).mean() == pytest.approx(test["accuracy"])
     if method == "fedsm":
-        found = summary["details"]["super_model"]
+        found = summary.details.super_model
         assert found["sites"] == [A, B]
         assert found["curve"][0][1] == sum(study.participants[site].cases["validation"] for site in (A, B))
         assert sum(found["tested"][C].values()) == test["cases"]
@@ -516,8 +516,8 @@ def test_a_missing_unseen_hospital_ends_a_run_that_stops_for_anyone_and_no_other
         Study(plan, tmp_path / "stop", script).run()
     going_on = plan.with_changes(["participation.when_missing=continue", "participation.minimum=1"])
     summary = Study(going_on, tmp_path / "continue", script).run()
-    assert summary["status"] == "finished"
-    assert summary["unseen"][C]["test"] is None
+    assert summary.status == "finished"
+    assert summary.unseen[C].test is None
 
 
 def test_what_an_unseen_hospital_may_not_be() -> None:
@@ -571,7 +571,7 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
     )
     model = SuperModel.load(study.folder / "supermodel")
     assert model.labels == ("global", *SITES) and model.threshold is None
-    assert summary["details"]["super_model"]["curve"] == []
+    assert summary.details.super_model.curve == []
     with pytest.raises(PlanError, match=r"training\.rounds: .* trains models before 3 rounds"):
         planned("training.rounds=3", "algorithm.selector_rounds=3", method=method)
 
@@ -609,7 +609,7 @@ def test_a_study_with_another_personal_method_that_stopped_goes_on(tmp_path: Pat
     plan = planned("algorithm.personal_method.name=ditto")
 
     def stop(record: dict[str, Any]) -> None:
-        if record["round"] == 3:
+        if record.round == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -634,7 +634,7 @@ def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:
     plan = planned("algorithm.pull=0.2", "training.rounds=1", f"participation.unseen=[{C}]", sites=[A, B])
     study = refusing(Study(plan, tmp_path / "run"), B)
     study.coordinator.run()
-    found = study.summary["details"]["super_model"]
+    found = study.summary.details.super_model
     text = page.render(read_all([study.folder]), "Title")
     parsed = Page(text)
     for title, told in (("Validation cases with γ = 0", found["validated"]), ("Test cases", found["tested"])):
@@ -647,7 +647,7 @@ def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:
     best = next(score for gamma, _, score in found["curve"] if gamma == found["threshold"])
     assert marked == [f"{best:.3f}chosen"]
     assert f"the global model stands for them: {B}." in text and "is below 1/2" in text
-    unseen = study.summary["unseen"][C]["test"]["accuracy"]
+    unseen = study.summary.unseen[C].test["accuracy"]
     assert parsed.rows[parsed.rows.index(["Method", C]) + 1] == ["FedSM", f"{unseen:.3f}"]
 
 

@@ -17,10 +17,19 @@ from medsilo.learning.training import Training
 class Amplitude(Section):
     """Ψ of Eqs. 2 to 4: images keep their phase and take the amplitude spectrum that all sites share."""
 
-    decay: float = Field(0.1, ge=0, le=1)  # v of Eq. 3
-    # Frequencies that take the shared amplitude: null all, 0.0 the mean alone, up to 0.5 the square of low ones.
-    band: float | None = Field(None, ge=0, le=0.5)
-    start: Literal["batch", "zero"] = "batch"
+    decay: float = Field(
+        0.1, ge=0, le=1, description="weight of a new batch in the amplitude's running average (v of Eq. 3)"
+    )
+    band: float | None = Field(
+        None,
+        ge=0,
+        le=0.5,
+        description="which frequencies take the shared amplitude. `null`: all; 0: the mean alone; up to 0.5: a square "
+        "of low frequencies",
+    )
+    start: Literal["batch", "zero"] = Field(
+        "batch", description="the running average starts from the first batch, or from zero"
+    )
 
     def layer(self, shape: Sequence[int]) -> AmplitudeNorm:
         """The layer for images [C, ...] of this shape."""
@@ -34,7 +43,7 @@ class Amplitude(Section):
 class Perturbation(Section):
     """δ of Eqs. 6 and 7: gradients are taken where the loss is worst nearby, in two passes over each batch."""
 
-    alpha: float = Field(0.05, gt=0, le=100)  # length of the perturbation
+    alpha: float = Field(0.05, gt=0, le=100, description="length of the perturbation")
 
     def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
         """Lines 9 to 12 of Alg. 1; the optimizer steps from the unperturbed weights."""

@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from pydantic import Field
+
 from medsilo.learning.layers import batch_norm_names, head_names
 from medsilo.learning.statistics import batch_norm_input_statistics
 from medsilo.learning.training import Training
@@ -26,8 +28,10 @@ class AdaFed(Similar):
     passing = frozenset({"pretrained", "statistics"})
 
     name: Literal["adafed"] = "adafed"
-    pretraining: Pretraining = Pretraining()
-    init_from_pretrained: bool = False  # start the models from f, too (the paper leaves it open; its code does not)
+    pretraining: Pretraining = Field(Pretraining(), description="how the network f that measures the sites is made")
+    init_from_pretrained: bool = Field(
+        False, description="the models start from f, too; the paper leaves it open, its code does not do it"
+    )
 
     def phases(self, training: Training) -> Sequence[Phase]:
         first = Phase("measure", 1 if self.measures or self.init_from_pretrained else 0, trains=False)

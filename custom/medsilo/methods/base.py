@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
@@ -124,8 +124,16 @@ class Algorithm(Section):
     stand_in: ClassVar[Mapping[str, str]] = {}
 
     name: str
-    amplitude: Amplitude | None = None  # the input layer of HarmoFL; see Harmonised
-    perturbation: Perturbation | None = None  # its step
+    amplitude: Amplitude | None = Field(
+        None,
+        description="all images take one amplitude spectrum ([harmofl.md](harmofl.md)). `{}` switches it on with its "
+        "defaults; HarmoFL has it on",
+    )
+    perturbation: Perturbation | None = Field(
+        None,
+        description="gradients are taken at perturbed weights. `{}` switches it on; HarmoFL has it on. Per-FedAvg, "
+        "whose step is its own, refuses it",
+    )
 
     @model_validator(mode="after")
     def _step_is_free(self) -> Self:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from medsilo.learning.layers import batch_norm_buffer_names
 from medsilo.methods.base import Algorithm, Groups, Modules, without
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
@@ -11,8 +13,9 @@ from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 class Averaging(Algorithm):
     """Methods whose server takes a mean over the sites."""
 
-    # p_k = n_k / n, or 1 / K as HarmoFL's and AdaFed's released codes have it for all methods
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="weight of a site in the average: by its number of training cases, or equal"
+    )
 
     def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
         return WeightedMean() if self.weighting == "samples" else UniformMean()
@@ -26,8 +29,11 @@ class FedAvg(Averaging):
     travels = "model"
 
     name: Literal["fedavg"] = "fedavg"
-    # Running statistics of batch norm: averaged like weights, or left at the site. Counters are never averaged.
-    batch_norm_buffers: Literal["average", "local"] = "average"
+    batch_norm_buffers: Literal["average", "local"] = Field(
+        "average",
+        description="running statistics of batch norm: averaged like weights, or kept at the site. Counters are never "
+        "averaged; the first site's are taken",
+    )
 
     def shared(self, modules: Modules, phase: str) -> Groups:
         model = modules["model"]

@@ -47,9 +47,17 @@ class FedSM(Selecting):
     }
 
     name: Literal["fedsm"] = "fedsm"
-    pull: float = Field(0.7, gt=0, le=1)  # λ of Eq. 11: how much of its own model a hospital keeps
-    # Table 6: another method makes the personal models, which then travel once, in a last round of their own, "collect"
-    personal_method: PersonalMethod | None = None
+    pull: float = Field(
+        0.7,
+        gt=0,
+        le=1,
+        description="λ of Eq. 11: how much of its own personal model a site keeps; below 1/K the plan gets a caution",
+    )
+    personal_method: PersonalMethod | None = Field(
+        None,
+        description="the method that makes the personal models in place of SoftPull, with its own numbers; the models "
+        "then travel once, in a last round (Table 6)",
+    )
 
     def cautions(self, sites: Sequence[str]) -> list[str]:
         if self.pull * len(sites) >= 1:

@@ -48,7 +48,7 @@ class HarmoFL(Averaging):
     amplitude: Amplitude | None = Amplitude()
     perturbation: Perturbation | None = Perturbation()
     weighting: Literal["samples", "uniform"] = "uniform"
-    server_lr: float = Field(1.0, gt=0, le=10)  # η_g
+    server_lr: float = Field(1.0, gt=0, le=10, description="the server's step along the sites' mean change (η)")
 
     def mixer(self, group: str, earlier: Mapping[str, Mixer], sites: Sequence[str]) -> Mixer:
         mean = WeightedMean if self.weighting == "samples" else UniformMean

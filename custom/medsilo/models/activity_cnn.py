@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.models.base import Network
+from medsilo.models.base import NORM, Network
 from medsilo.models.blocks import Norm, block
 
 
@@ -19,7 +19,10 @@ class ActivityCnn(Network):
 
     name: Literal["activity-cnn"] = "activity-cnn"
     hidden: int = Field(default=64, ge=1, le=4096, description="features of the fully connected layer before the head")
-    norm: Norm = "batch"
+    norm: Norm = Field(
+        "batch",
+        description=NORM,
+    )
 
     def build(self, channels: int, classes: int) -> nn.Module:
         return nn.Sequential(

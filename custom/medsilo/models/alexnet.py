@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.models.base import Network
+from medsilo.models.base import NORM, Network
 from medsilo.models.blocks import Norm, norm_layer
 
 # Features, kernel, stride, padding of each convolution, and whether pooling follows.
@@ -24,7 +24,10 @@ class AlexNet(Network):
     name: Literal["alexnet"] = "alexnet"
     size: int = Field(default=224, ge=63, le=1024, description="height and width of the images")
     width: int = Field(default=4096, ge=1, le=8192, description="features of the two fully connected layers")
-    norm: Norm = "batch"
+    norm: Norm = Field(
+        "batch",
+        description=NORM,
+    )
 
     def build(self, channels: int, classes: int) -> nn.Module:
         layers: list[nn.Module] = []

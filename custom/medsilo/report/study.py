@@ -18,7 +18,7 @@ from medsilo.report.read import Run, last_round, read, same
 from medsilo.report.table import number
 from medsilo.runs import paths
 from medsilo.runs.reading import read_verdict
-from medsilo.runs.schema import Level, TestedDifference, Verdict, VerdictRow
+from medsilo.runs.schema import Level, PairedDifference, Verdict, VerdictRow
 
 MEGABYTE = 1e6
 Rows = dict[str, list[Run]]  # a row's finished runs, by its title
@@ -121,7 +121,7 @@ def _scores(row: VerdictRow, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _difference(found: TestedDifference | None) -> dict[str, Any]:
+def _difference(found: PairedDifference | None) -> dict[str, Any]:
     if found is None:
         return cell(None)
     interval = f"{findings.signed(found.low)} to {findings.signed(found.high)}"

@@ -6,7 +6,7 @@ The ranges hold for writer and reader alike: what was accepted can be written, a
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainValidator, model_validator
 
 from medsilo.core.text import cut
 
@@ -19,10 +19,17 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # every JSON reader 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e12)]
 Number = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Figure = Annotated[int | float, PlainValidator(lambda value: _figure(value))]  # a number of either kind, kept as it is
 Score = Annotated[float, Field(strict=True, ge=-SLACK, le=1 + SLACK)]
 Difference = Annotated[float, Field(strict=True, ge=-1 - SLACK, le=1 + SLACK)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Scores = dict[str, Score | None]
+
+
+def _figure(value: Any) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
+        raise ValueError("input should be a finite number")
+    return value
 
 
 class Part(BaseModel):
@@ -141,7 +148,7 @@ class SiteResult(Part):
         [],
         description="score by the number of rounds that the model has gone through, from 0; `null` where there is none",
     )
-    test: dict[str, Count | Number | None] | None = Field(
+    test: dict[str, Figure | None] | None = Field(
         None,
         description="the metric, `loss` and `cases` on test data; `null` if the site was not tested. Metric and loss "
         "are `null` where they cover fewer cases than the site's `smallest_metric`",
@@ -363,7 +370,7 @@ class Level(Part):
     by_seed: list[Score] = Field([], description="one score per seed")
 
 
-class TestedDifference(Part):
+class PairedDifference(Part):
     """A row's score minus another's, with its interval and its test."""
 
     mean: Difference = Field(description="mean over seeds")
@@ -381,9 +388,9 @@ class TestedDifference(Part):
 class Differences(Part):
     """A row's differences from the row that all are held against."""
 
-    mean: TestedDifference | None = Field(None, description="of the mean over sites")
-    pooled: TestedDifference | None = Field(None, description="of the mean over all cases")
-    sites: dict[str, TestedDifference | None] = Field({}, description="at each site")
+    mean: PairedDifference | None = Field(None, description="of the mean over sites")
+    pooled: PairedDifference | None = Field(None, description="of the mean over all cases")
+    sites: dict[str, PairedDifference | None] = Field({}, description="at each site")
 
 
 class VerdictRow(Part):
@@ -400,7 +407,7 @@ class VerdictRow(Part):
     difference: Differences = Field(
         Differences(), description="`mean`, `pooled` and `sites`: differences from that row"
     )
-    joining: dict[str, TestedDifference | None] = Field(
+    joining: dict[str, PairedDifference | None] = Field(
         {}, description="site → this method's model minus the one that the site trains alone"
     )
     means_only: list[str] = Field([], description="sites that keep their cases' scores, so that only means are known")

@@ -9,7 +9,7 @@ from pathlib import Path
 from medsilo.core.files import write_json, write_text
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.schema import About, CellResult, TestedDifference, Verdict
+from medsilo.runs.schema import About, CellResult, PairedDifference, Verdict
 from medsilo.study.cells import Cell, Row, result_of
 
 MOST_SITES = 8  # with a column each
@@ -148,14 +148,14 @@ def _lines(heads: Sequence[str]) -> list[str]:
     return [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
 
 
-def _difference(found: TestedDifference | None) -> str:
+def _difference(found: PairedDifference | None) -> str:
     if found is None:
         return "–"
     text = f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})".replace("-", "−")
     return f"**{text}**" if found.sure else text
 
 
-def _p(found: TestedDifference | None) -> str:
+def _p(found: PairedDifference | None) -> str:
     return "–" if found is None else "< 0.001" if found.adjusted < 0.001 else f"{found.adjusted:.3f}"
 
 

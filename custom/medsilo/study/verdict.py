@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from medsilo.core.errors import MedsiloError
-from medsilo.runs.schema import About, Differences, Level, RunOfRow, TestedDifference, Verdict, VerdictRow
+from medsilo.runs.schema import About, Differences, Level, PairedDifference, RunOfRow, Verdict, VerdictRow
 from medsilo.study.cells import Cell, Row
 from medsilo.study.evidence import DRAWS, LEVEL, Difference, Scores, better, compare, holm, level
 from medsilo.study.scores import scores_in
@@ -119,19 +119,19 @@ class Statistics:
         spread = statistics.stdev(each) if len(each) > 1 else None
         return Level(mean=found.mean, sd=spread, low=max(found.low, 0.0), high=min(found.high, 1.0), by_seed=each)
 
-    def _against(self, sites: Sequence[str] | None = None, pooled: bool = False) -> dict[Row, TestedDifference]:
+    def _against(self, sites: Sequence[str] | None = None, pooled: bool = False) -> dict[Row, PairedDifference]:
         pairs = {row: base for row, base in self.base.items() if base}
         found = {row: self._difference(row, base, sites, pooled) for row, base in pairs.items()}
         return _tested({row: difference for row, difference in found.items() if difference})
 
-    def _joining(self, site: str) -> dict[Row, TestedDifference]:
+    def _joining(self, site: str) -> dict[Row, PairedDifference]:
         """Every federation against what the site reaches alone."""
         pairs = {row: own for row, own in self.alone.items() if own and row.method not in (ALONE, POOLED)}
         found = {row: self._difference(row, own, [site]) for row, own in pairs.items()}
         return _tested({row: difference for row, difference in found.items() if difference})
 
     # ------------------------------------------------------------------ in words
-    def sentence(self, differences: Mapping[Row, TestedDifference]) -> tuple[str, str | None]:
+    def sentence(self, differences: Mapping[Row, PairedDifference]) -> tuple[str, str | None]:
         """The answer, and the method it names if it names one."""
         metric = next(iter(self.cells.values())).plan.task.metric
         held = {row: found for row, found in differences.items() if row.method not in (ALONE, POOLED)}
@@ -165,14 +165,14 @@ class Statistics:
         return text, ahead[0].title
 
     @staticmethod
-    def _also(differences: Mapping[Row, TestedDifference], said: Sequence[Row]) -> str:
+    def _also(differences: Mapping[Row, PairedDifference], said: Sequence[Row]) -> str:
         """What else is surely higher or lower: methods that lose, and what is no federation."""
         higher = [row.title for row, one in differences.items() if one.sure and one.mean > 0 and row not in said]
         lower = [row.title for row, one in differences.items() if one.sure and one.mean < 0]
         found = {"Surely higher, but no federation": higher, "Surely lower": lower}
         return "".join(f" {words}: {', '.join(titles)}." for words, titles in found.items() if titles)
 
-    def _pays(self, found: Mapping[Row, TestedDifference]) -> str:
+    def _pays(self, found: Mapping[Row, PairedDifference]) -> str:
         """Whether joining pays for a site: yes, no, open; or nothing where there is no model of its own."""
         if not found:
             return "unknown"
@@ -181,11 +181,11 @@ class Statistics:
         return "no" if all(one.sure and one.mean < 0 for one in found.values()) else "open"
 
 
-def _tested(found: Mapping[Row, Difference]) -> dict[Row, TestedDifference]:
+def _tested(found: Mapping[Row, Difference]) -> dict[Row, PairedDifference]:
     """Differences with their p-values corrected for all of them."""
     adjusted = holm({row.title: difference.p for row, difference in found.items()})
     return {
-        row: TestedDifference(
+        row: PairedDifference(
             mean=difference.mean,
             low=max(difference.low, -1.0),  # no difference of scores lies beyond
             high=min(difference.high, 1.0),
@@ -198,5 +198,5 @@ def _tested(found: Mapping[Row, Difference]) -> dict[Row, TestedDifference]:
     }
 
 
-def _with_interval(found: TestedDifference) -> str:
+def _with_interval(found: PairedDifference) -> str:
     return f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})".replace("-", "−")

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.errors import DataError
@@ -39,9 +40,9 @@ class OrganMnist(Pooled):
     reads_images: ClassVar[bool] = True
 
     name: Literal["organ-mnist"] = "organ-mnist"
-    view: Literal["axial", "coronal", "sagittal"] = "axial"
-    size: Literal[28, 64, 128, 224] = 28
-    release: Literal["v2", "v3"] | None = None  # refuse a file of another release; null takes any
+    view: Literal["axial", "coronal", "sagittal"] = Field("axial", description="the direction of the slices")
+    size: Literal[28, 64, 128, 224] = Field(28, description="height and width of the images in the file")
+    release: Literal["v2", "v3"] | None = Field(None, description="refuse a file of another release; `null` takes any")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -42,9 +42,9 @@ class Prostate(Segmentation):
     reads_images: ClassVar[bool] = True
 
     name: Literal["prostate"] = "prostate"
-    slices: Literal[1, 3] = 3
+    slices: Literal[1, 3] = Field(3, description="slices that make one input: the slice alone, or with its neighbours")
     size: int = Field(default=384, ge=16, le=1024, multiple_of=16, description="slices are resized to this many pixels")
-    intensity: Literal["percentile", "fixed"] = "percentile"
+    intensity: Literal["percentile", "fixed"] = Field("percentile", description="how intensities are scaled")
     brightest: float = Field(default=1.0, gt=0, description="HarmoFL's released code has 255")
     augment: bool = Field(default=True, description="turns by multiples of 90 degrees and flips, in training only")
     objective: Literal["dice-ce", "dice"] = Field(
