@@ -102,7 +102,7 @@ def test_going_on_without_a_site_that_diverged_and_taking_it_back(tmp_path: Path
     record = run_with_fault(tmp_path, "nan", *changes)
     rounds = record.rounds()
     assert [sorted(line.answered) for line in rounds] == [SITES, ["hospital-a", "hospital-c"], SITES]
-    assert "NaN" in rounds[1]["refused"]["hospital-b"]
+    assert "NaN" in rounds[1].refused["hospital-b"]
     summary = record.summary()
     assert summary.status == "finished"
     assert summary.sites["hospital-b"].missed.keys() == {2}

@@ -361,7 +361,7 @@ def test_a_site_lost_after_measuring_keeps_its_model(absent: str, tmp_path: Path
 def test_a_site_lost_while_measuring_learns_from_itself_alone(tmp_path: Path) -> None:
     study = Study(quick("adafed", *GO_ON), tmp_path / "run")
     study.transport.lost = lambda site, number: site == SITES[0] and number == 1
-    weights = study.coordinator.run()["details"]["similarity"]["weights"]
+    weights = study.coordinator.run().details.similarity.weights
     assert weights == [[1, 0, 0], [0, 0.5, 0.5], [0, 0.5, 0.5]]
 
 
@@ -515,7 +515,7 @@ def test_one_sample_and_constant_inputs_give_weights_that_are_numbers(tmp_path: 
     other = data[SITES[1]]
     data[SITES[1]] = SiteData(cut(other.train, 9, 0.0), other.validation, other.test)
     study = Study(plan, tmp_path / "run", data)
-    weights = np.array(study.coordinator.run()["details"]["similarity"]["weights"])
+    weights = np.array(study.coordinator.run().details.similarity.weights)
     assert np.isfinite(weights).all()
     np.testing.assert_allclose(weights.sum(1), 1)
 

@@ -150,7 +150,7 @@ def assert_run_is(plan: Plan, run: inprocess.Run, curve: list[dict[str, State]],
     scores = [{site: accuracy_by_hand(plan, states[site], data[site].validation) for site in SITES} for states in curve]
     sites = run.summary.sites
     for site in SITES:
-        assert sites[site]["validation"] == pytest.approx([score[site] for score in scores])
+        assert sites[site].validation == pytest.approx([score[site] for score in scores])
     if personal:
         chosen = {site: int(np.argmax([score[site] for score in scores])) for site in SITES}
     else:
@@ -158,7 +158,7 @@ def assert_run_is(plan: Plan, run: inprocess.Run, curve: list[dict[str, State]],
     assert run.summary.selected.rounds == chosen  # argmax takes the first: strictly greater replaces
     tests = [accuracy_by_hand(plan, curve[chosen[site]][site], data[site].test) for site in SITES]
     cases = [len(data[site].test) for site in SITES]
-    assert [sites[site]["test"]["accuracy"] for site in SITES] == pytest.approx(tests)
+    assert [sites[site].test["accuracy"] for site in SITES] == pytest.approx(tests)
     assert run.summary.mean_test == pytest.approx(np.mean(tests))
     assert run.summary.pooled_test == pytest.approx(np.average(tests, weights=cases))
 
@@ -322,8 +322,8 @@ def test_twins_average_to_what_each_would_have_alone(tmp_path: Path) -> None:
         ends[method] = Record(folder).summary().sites["hospital-c"], states[0]
     for method in ("fedavg", "fedbn", "fedper"):
         assert all(torch.equal(ends["local"][1][name], ends[method][1][name]) for name in ends["local"][1]), method
-        assert ends["local"][0]["validation"] == ends[method][0]["validation"]
-        assert ends["local"][0]["test"] == ends[method][0]["test"]
+        assert ends["local"][0].validation == ends[method][0].validation
+        assert ends["local"][0].test == ends[method][0].test
 
 
 # ---------------------------------------------------------------------------------------------------- Central

@@ -178,7 +178,7 @@ def test_an_impossible_reach_is_refused_before_anything_of_the_site_counts(tmp_p
         else:
             away(participants["hospital-a"], 1)
         runs.append(listen(plan, tmp_path / name, participants)[1])
-    assert "reach is 1000000000000.0" in runs[0].rounds[0]["refused"]["hospital-a"]
+    assert "reach is 1000000000000.0" in runs[0].rounds[0].refused["hospital-a"]
     for group in ("model", "buffers"):
         one, other = (run.mixers[group].current("hospital-b") for run in runs)
         assert all(torch.equal(one[name], other[name]) for name in one)

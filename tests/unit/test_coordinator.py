@@ -226,6 +226,10 @@ FALSE_FACTS = {
     "no seconds": (lambda reply: reply.facts.pop("seconds"), "seconds"),
     "seconds in words": (change_facts(seconds="long"), "seconds"),
     "seconds NaN": (change_facts(seconds=float("nan")), "seconds"),
+    "a score beyond its range": (lambda reply: reply.metrics.update(validation=7.5), "validation: 7.5 is out of range"),
+    "a loss beyond float32": (lambda reply: reply.metrics.update(train_loss=1e308), "train_loss: 1e+308 is out of"),
+    "negative seconds": (change_facts(seconds=-1.0), "seconds: -1.0 is out of range"),
+    "negative memory": (change_facts(memory=-1), "memory: -1 is out of range"),
     "no memory": (lambda reply: reply.facts.pop("memory"), "memory"),
     "a metric that is a fact": (lambda reply: reply.metrics.update(samples=7.0), "samples"),
 }
@@ -253,7 +257,7 @@ def test_a_false_parcel_is_refused_by_name_and_nothing_of_it_counts(
         assert record.lost == {}
         assert C not in record.sites
     missed = summary.sites[C].missed
-    assert list(missed) == ["1", "2"]
+    assert list(missed) == [1, 2]
     assert all(text.startswith("refused: ") and reason in text for text in missed.values())
     assert all("\n" not in text for text in missed.values())
     assert [summary.sites[site].contributed for site in SITES] == [2, 2, 0]
@@ -286,8 +290,8 @@ def test_one_refusal_ends_a_study_that_needs_all(task: str, tmp_path: Path) -> N
     assert summary.rounds == RoundCount(planned=2, done=done)
     assert [record.round for record in study.rounds] == [1, 2][: done + (task == "round")]
     if task == "round":
-        assert list(study.rounds[-1]["refused"]) == [B]
-        assert study.rounds[-1]["answered"] == [A, C]
+        assert list(study.rounds[-1].refused) == [B]
+        assert study.rounds[-1].answered == [A, C]
         assert list(summary.sites[B].missed) == [2]
         assert summary.sites[A].contributed == 1  # a round that failed is no contribution
     assert load_tensors(study.folder / "checkpoints" / f"round-{done}.safetensors")[1]["round"] == done
@@ -330,7 +334,7 @@ def test_an_unknown_site_is_refused(tmp_path: Path) -> None:
     study = Study(make_plan("fedavg", *SMALL), tmp_path / "run", script)
     study.run()
     assert set(study.transport.refusals) == {"intruder is not a site of this study"}
-    assert "intruder" not in json.dumps(study.summary)
+    assert "intruder" not in json.dumps(study.summary.as_json())
     assert_equal(study.model("global/last"), undisturbed())
 
 
@@ -358,8 +362,8 @@ def test_an_answer_to_the_round_before_is_refused(tmp_path: Path) -> None:
 
     study = Study(make_plan("fedavg", *SMALL, *GO_ON), tmp_path / "run", script)
     study.run()
-    assert study.rounds[0]["lost"] == {C: "no answer"}
-    assert study.rounds[1]["refused"] == {C: "answers round 1 of a study, not round 2 of this one"}
+    assert study.rounds[0].lost == {C: "no answer"}
+    assert study.rounds[1].refused == {C: "answers round 1 of a study, not round 2 of this one"}
     assert_equal(study.model("global/last"), without_c())
 
 
@@ -394,7 +398,7 @@ def test_stop_ends_the_run_even_when_the_minimum_is_met(tmp_path: Path) -> None:
         ParticipationError, match=f"round 1: 2 of 3 sites answered, the plan needs 3: {C} lost: no answer"
     ):
         study.run()
-    assert study.rounds[0]["lost"] == {C: "no answer"}
+    assert study.rounds[0].lost == {C: "no answer"}
     assert study.summary.sites[C].missed == {1: "lost: no answer"}
     assert study.summary.rounds.done == 0
 
@@ -417,7 +421,7 @@ def test_continue_needs_its_minimum(tmp_path: Path) -> None:
     with pytest.raises(ParticipationError, match="round 2: 1 of 3 sites answered, the plan needs 2"):
         study.run()
     assert study.summary.rounds == RoundCount(planned=2, done=1)
-    assert study.rounds[1]["answered"] == [A]
+    assert study.rounds[1].answered == [A]
 
 
 @pytest.mark.parametrize("task", ["join", "round", "deliver", "test"])
@@ -520,11 +524,11 @@ def test_a_site_that_lost_its_own_state_says_so(tmp_path: Path) -> None:
         return [(site, study.participants[site].answer(asked))]
 
     study = Study(make_plan("fedbn", *SMALL, *GO_ON, "training.rounds=4"), tmp_path / "run", script)
-    sites = study.run()["sites"]
-    assert sites[A]["warnings"] == sites[C]["warnings"] == {}
-    (warning,) = sites[B]["warnings"].pop("3")
+    sites = study.run().sites
+    assert sites[A].warnings == sites[C].warnings == {}
+    ((when, (warning,)),) = sites[B].warnings.items()
     assert warning.startswith("the site's own state after round 2 is not on its disk any more: it went on from the ini")
-    assert sites[B]["warnings"] == {}
+    assert when == "3"
     assert [record.warnings for record in study.rounds] == [{}, {}, {B: [warning]}, {}]
     lines = round_lines(study.rounds[2], 4, "accuracy")
     assert [line for line in lines if "WARNING" in line] == [f"round 3/4  {B}  WARNING: {warning}"]
@@ -668,7 +672,7 @@ def test_the_best_round_is_chosen_by_the_mean_validation_score(
     values: tuple[float | None, ...], chosen: int, tmp_path: Path
 ) -> None:
     plan = make_plan("fedavg", *SMALL, "training.rounds=3")
-    study = Study(plan, tmp_path / "run", scores(*values, spread=0.25))
+    study = Study(plan, tmp_path / "run", scores(*values, spread=0.1))
     summary = study.run()
     assert summary.selected == Selection(by="mean", rounds=dict.fromkeys(SITES, chosen))
     given = {task_and_round(parcel): parcel.groups["model"] for _, parcel in study.transport.sent if parcel.groups}
@@ -688,7 +692,7 @@ def test_the_best_round_is_chosen_by_the_mean_validation_score(
 def test_select_last_takes_the_last(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL, "tracking.select=last")
     study = Study(plan, tmp_path / "run", scores(0.9, 0.5, 0.1))
-    assert study.run()["selected"]["rounds"] == dict.fromkeys(SITES, 2)
+    assert study.run().selected.rounds == dict.fromkeys(SITES, 2)
 
 
 def test_a_score_that_one_site_cannot_give_is_no_score(tmp_path: Path) -> None:
@@ -699,7 +703,7 @@ def test_a_score_that_one_site_cannot_give_is_no_score(tmp_path: Path) -> None:
         return answers
 
     study = Study(make_plan("fedavg", *SMALL), tmp_path / "run", script)
-    assert study.run()["selected"]["rounds"] == dict.fromkeys(SITES, 2)
+    assert study.run().selected.rounds == dict.fromkeys(SITES, 2)
 
 
 class Counted(Dataset):

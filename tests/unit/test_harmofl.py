@@ -307,8 +307,8 @@ def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_
 
     loser.answer = after_a_fire  # type: ignore[method-assign]
     _, coordinator = listen(plan, tmp_path / "run", participants)
-    assert "lost the amplitude" in coordinator.rounds[2]["refused"]["hospital-c"]
-    assert sorted(coordinator.rounds[3]["sites"]) == SITES
+    assert "lost the amplitude" in coordinator.rounds[2].refused["hospital-c"]
+    assert sorted(coordinator.rounds[3].sites) == SITES
 
 
 # ---------------------------------------------------------------------------------------------------- resuming

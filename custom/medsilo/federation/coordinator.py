@@ -18,6 +18,7 @@ from torch import Tensor
 from medsilo.core.errors import Aborted, Died, MedsiloError, ParticipationError, Refused
 from medsilo.core.package import package_facts
 from medsilo.core.spill import Kept
+from medsilo.core.text import cut
 from medsilo.deploy import THRESHOLDS, Spacing
 from medsilo.federation import ending
 from medsilo.federation.checks import (
@@ -30,7 +31,7 @@ from medsilo.federation.checks import (
     same_layout,
 )
 from medsilo.federation.pictures import draw_amplitude
-from medsilo.federation.summary import Outcome, summarise
+from medsilo.federation.summary import Outcome, summarise, tested_as
 from medsilo.learning.loop import is_finite
 from medsilo.methods.base import Groups, Parcel
 from medsilo.methods.headquarters import Headquarters
@@ -38,7 +39,7 @@ from medsilo.mixing.mixers import Mixer, WeightedMean
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record, now
-from medsilo.runs.schema import Round, SiteRound, Summary
+from medsilo.runs.schema import Round, Selection, SiteResult, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
 
 RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
@@ -92,7 +93,7 @@ class Exchange:
     replies: dict[str, Parcel] = field(default_factory=dict)  # without their tensors: those are in the mixers
     missing: dict[str, Missing] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
-    lines: dict[str, SiteRound] = field(default_factory=dict)  # of a round
+    lines: dict[str, SiteRound] = field(default_factory=dict)
 
     def by_kind(self, kind: str) -> dict[str, str]:
         return {site: gone.reason for site, gone in sorted(self.missing.items()) if gone.kind == kind}
@@ -215,21 +216,27 @@ class Coordinator:
             raise ParticipationError(breach)
         self._save()
 
-    @staticmethod
-    def _line(reply: Parcel, bytes_down: int) -> SiteRound:
-        """The numbers of an answer; one that they refuse does not count."""
+    def _believed(self, task: str, reply: Parcel, bytes_down: int) -> SiteRound:
+        """The numbers of an answer as the record has them; an answer with one that is out of range does not count."""
+        metrics, facts = reply.metrics, reply.facts
         try:
+            if task == "test":
+                SiteResult(validation=[metrics["test"]], **tested_as(self.plan.task, reply))
+                Selection(rounds={"": int(metrics["selected"] or 0)})
+            if task == "join":
+                SiteResult(cases=facts["cases"], classes=facts["classes"])
             return SiteRound(
-                **reply.metrics,
+                **{name: value for name, value in metrics.items() if name in SiteRound.model_fields},
                 samples=reply.samples,
-                seconds=round(reply.facts["seconds"], 3),
-                memory=int(reply.facts["memory"]),
+                seconds=round(facts["seconds"], 3),
+                memory=int(facts["memory"]),
                 bytes_up=reply.size(),
                 bytes_down=bytes_down,
             )
         except ValidationError as error:
             first = error.errors()[0]
-            raise Refused(f"its {first['loc'][0]}: {first['input']!r} is out of range") from error
+            where = ".".join(map(str, first["loc"]))
+            raise Refused(cut(f"its {where}: {first['input']!r} is out of range", 200)) from error
 
     def _outcome(self) -> Outcome:
         return Outcome(
@@ -323,8 +330,7 @@ class Coordinator:
 
         def receive(site: str, reply: Parcel) -> None:
             self._check(site, reply, task, number, exchange)
-            if task == "round":
-                exchange.lines[site] = self._line(reply, exchange.bytes_down[site])
+            exchange.lines[site] = self._believed(task, reply, exchange.bytes_down[site])
             for group, tensors in reply.groups.items():
                 self.mixers[group].add(site, tensors, reply.samples)
             exchange.replies[site] = Parcel(facts=reply.facts, samples=reply.samples, metrics=reply.metrics)
