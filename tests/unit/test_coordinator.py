@@ -665,7 +665,7 @@ def scores(*values: float | None, spread: float = 0.0) -> Script:
         ((0.1, 0.2, 0.1, 0.3), 3),
         ((None, 0.2, None, 0.1), 1),
         ((None, None, None, None), 3),  # nothing is known: the last
-        ((-5.0, -7.0, -6.0, -4.5), 3),
+        ((0.2, 0.1, 0.15, 0.25), 3),
     ],
 )
 def test_the_best_round_is_chosen_by_the_mean_validation_score(
