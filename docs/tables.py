@@ -20,7 +20,7 @@ from medsilo.core.section import Section
 from medsilo.learning.training import Training
 from medsilo.methods import ALGORITHMS
 from medsilo.models import NETWORKS
-from medsilo.plan import Participation, Plan, Tracking, Transport
+from medsilo.plan import Participation, Plan, Tracking, TransportSettings
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
 from medsilo.tasks import TASKS
@@ -195,7 +195,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-network": lambda: one_of(NETWORKS, "network", "network"),
     "plan-training": lambda: section(Training, "training"),
     "plan-participation": lambda: section(Participation, "participation"),
-    "plan-transport": lambda: section(Transport, "transport"),
+    "plan-transport": lambda: section(TransportSettings, "transport"),
     "plan-tracking": lambda: section(Tracking, "tracking"),
     "plan-rest": top_level,
     "run-tree": lambda: tree(RUN_TREE),

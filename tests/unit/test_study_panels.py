@@ -12,7 +12,7 @@ import pytest
 from medsilo.report import page, panels
 from medsilo.report.panels import Subject
 from medsilo.report.read import read, read_all
-from medsilo.report.study import write_study
+from medsilo.report.study_page import write_study
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Details, Similarity, SiteResult

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
-from medsilo.flare.tracking import WHOSE, origin
+from medsilo.flare.analytics import WHOSE, origin
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round

@@ -11,7 +11,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
 
 if TYPE_CHECKING:
-    from medsilo.check.check import Visit
+    from medsilo.check.visit import Visit
     from medsilo.runs.schema import Progress, Round
     from medsilo.site.settings import SiteSettings
 
@@ -108,7 +108,7 @@ def _run(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     import os
 
-    from medsilo.report.study import write_study
+    from medsilo.report.study_page import write_study
     from medsilo.runs.schema import About
     from medsilo.study.asked import asked
     from medsilo.study.compare import Study, most_at_once, shown
@@ -268,7 +268,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _analyse(options: argparse.Namespace) -> int:
-    from medsilo.analyses.base import Question
+    from medsilo.analyses.analysis import Question
     from medsilo.analyses.write import analyse
 
     settings = _settings(options, pictures=options.pictures)
@@ -309,8 +309,8 @@ def _leak_report(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     """0 go, 1 no-go, 2 wrong use."""
-    from medsilo.check.check import check
     from medsilo.check.rehearsal import rehearse
+    from medsilo.check.visit import check
     from medsilo.core.files import write_json, write_text
 
     try:
@@ -332,8 +332,8 @@ def _check(options: argparse.Namespace) -> int:
 
 def _visit(options: argparse.Namespace) -> "Visit":
     """Who is checked for what; an error where the command makes no sense."""
-    from medsilo.check.check import Visit
     from medsilo.check.kit import read_kit
+    from medsilo.check.visit import Visit
     from medsilo.core.files import is_safe_name
     from medsilo.flare.jobs import CUSTOM, find_job, plan_of, stated
     from medsilo.plan import load_plan

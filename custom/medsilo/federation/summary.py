@@ -10,8 +10,8 @@ from medsilo.methods.base import Parcel
 from medsilo.plan import Plan
 from medsilo.runs.record import now
 from medsilo.runs.schema import Agreement, Details, Package, Round, RoundCount, Selection, SiteResult, Summary
-from medsilo.tasks.base import Task
 from medsilo.tasks.metrics import added
+from medsilo.tasks.task import Task
 
 
 @dataclass(frozen=True)

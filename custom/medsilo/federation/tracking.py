@@ -49,7 +49,7 @@ def of_end(summary: Summary) -> Points:
     return found
 
 
-class Course:
+class PointStream:
     """The points of a run in their order; of one that goes on, those of the rounds before come first.
 
     What a run that was killed had tracked may end anywhere, so a run that goes on is tracked anew.

@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.models.base import NORM, Network
 from medsilo.models.blocks import Norm, norm_layer
+from medsilo.models.network import NORM, Network
 
 
 class LeNet5(Network):

@@ -11,8 +11,8 @@ from medsilo.federation.summary import means, tested_as
 from medsilo.plan import Plan
 from medsilo.runs.schema import Selection, SiteResult, Summary
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import Cases, SiteData
 from medsilo.tasks.metrics import Measures, added
+from medsilo.tasks.task import Cases, SiteData
 
 POOL = "pooled"
 
