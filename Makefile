@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n 3 --dist loadgroup
 test test-slow test-long: export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-slow test-long bench screenshots clean
+.PHONY: demo test test-slow test-long bench screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -34,6 +34,10 @@ bench: $(VENV)/.test-ready
 
 screenshots: $(VENV)/.demo-ready
 	$(BIN)/python docs/screenshots.py
+
+# Tables of docs/plan.md and docs/run-tree.md, from the models.
+docs-tables: $(VENV)/.demo-ready
+	$(BIN)/python -m docs.tables
 
 $(VENV)/.demo-ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -171,7 +171,7 @@ def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -
     record = simulator.run(plan, folder / "run", SiteSettings(device="cpu"), job)
     peaks.stop()
     between = _median_round(record.folder / "nvflare.log", OUR_ROUND, size.rounds)
-    inside = statistics.median(line["seconds"] for line in record.rounds()[1:])
+    inside = statistics.median(line.seconds for line in record.rounds()[1:])
     return Outcome(max(between, inside), peaks.server, peaks.site)
 
 

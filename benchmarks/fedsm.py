@@ -24,11 +24,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from medsilo.federation.asking import Missing, Outgoing, Receive
+from medsilo.runs.messages import Parcel
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
 import torch
-from medsilo.methods.base import Parcel
 from mixing import in_a_fork
 from timing import fastest, fastest_in_turn
 from torch import Tensor, nn
@@ -39,7 +41,7 @@ from medsilo.core.memory import most_held
 from medsilo.core.package import package_facts
 from medsilo.deploy import THRESHOLDS
 from medsilo.federation import inprocess
-from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
+from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
@@ -148,11 +150,11 @@ def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
     task = {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32}
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
     plan = make_plan(task, SITES, algorithm=method, network=PAPER, training={"rounds": 1, "learning_rate": 1e-5})
-    site = inprocess.run(plan, settings=SiteSettings(device="cpu")).summary["sites"][SITES[0]]
+    site = inprocess.run(plan, settings=SiteSettings(device="cpu")).summary.sites[SITES[0]]
     with torch.device("meta"):
         networks = plan.build_networks()
     sizes = [sum(t.nbytes for t in networks[name].state_dict().values()) for name in ("global", "model", "selector")]
-    return site["bytes_up"], site["bytes_down"], sum(sizes)
+    return site.bytes_up, site.bytes_down, sum(sizes)
 
 
 # ---------------------------------------------------------------------------------------------------- memory

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from medsilo.plan import Plan, parse_plan
+from medsilo.runs.schema import About
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.study.compare import Study
-from medsilo.study.tables import About
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
@@ -54,7 +54,12 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
     cells = cells_of(plan, [Row.parse(title) for title in titles], [0, 1], [], folder)
     for cell in cells:
         assert run_cell(cell, "inprocess", SiteSettings(device="cpu")) == ""
-    study = Study(folder, About("A study", "Words about it.", "medsilo compare", "a test"), plan, cells)
+    study = Study(
+        folder,
+        About(title="A study", notes="Words about it.", command="medsilo compare", machine="a test"),
+        plan,
+        cells,
+    )
     study.conclude([])
     return study
 

@@ -137,7 +137,7 @@ def left_by(case: str) -> dict[str, Any]:
         files = {
             path.relative_to(root).as_posix(): load_file(path) for path in paths if not path.name.startswith("state-")
         }
-    tests = {site: facts["test"] and facts["test"]["loss"] for site, facts in run.summary["sites"].items()}
+    tests = {site: facts.test and facts.test["loss"] for site, facts in run.summary.sites.items()}
     return {
         "bits": {name: digest(tensors) for name, tensors in files.items()},
         "sizes": {name: size_of(tensors) for name, tensors in files.items()},

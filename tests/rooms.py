@@ -42,12 +42,15 @@ ROOMS = {
         "the one description of a study: checked, resolved, hashed", "core course learning models registry tasks"
     ),
     "site": room("a hospital's own settings and policy", "core learning tasks"),
+    "runs": room(
+        "the typed record of a run: what is in its files, their names, the messages between server and sites",
+        "core plan",
+    ),
     "deploy": room(
         "the super model and its folder, prediction, export as a MONAI Bundle",
-        "core course learning models plan registry tasks",
+        "core course learning models plan registry runs tasks",
     ),
     "methods": room("one file per method", "core course deploy learning mixing models tasks"),
-    "runs": room("the record of a run on disk, and the messages between server and sites", "core plan"),
     "federation": room(
         "the coordinator (server's side) and the participant (site's side), without NVFlare; both in one process",
         "core course learning mixing plan runs site tasks",
@@ -61,7 +64,7 @@ ROOMS = {
     ),
     "check": room(
         "a site's check before it joins, and the leak report",
-        "core course federation learning plan site tasks",
+        "core course federation learning plan runs site tasks",
     ),
     "study": room(
         "comparisons over many runs and their statistics; the demo",

@@ -5,8 +5,9 @@ Carried in the benchmark job's app/custom.
 
 from torch.utils.data import Dataset
 
-from medsilo.federation.participant import Participant, Stop
+from medsilo.federation.participant import Participant
 from medsilo.flare.executor import MedsiloExecutor
+from medsilo.learning.loop import Stop
 
 
 class IdleParticipant(Participant):

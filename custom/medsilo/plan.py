@@ -30,14 +30,27 @@ from medsilo.tasks.task import Task
 class Participation(Section):
     """Which hospitals the study needs, and what happens when one is missing."""
 
-    sites: tuple[str, ...] = ()  # empty: whoever is connected when the job starts
-    unseen: tuple[str, ...] = ()  # hospitals that do not train and are tested with the outcome
-    minimum: int | None = Field(None, ge=1)  # contributors a round needs; by default all named sites
-    # stop: any missing site ends the run. wait: ask it again until `patience` is over. continue: go on without it.
-    # Going on always needs `minimum` contributors.
-    when_missing: Literal["stop", "wait", "continue"] = "stop"
-    timeout: int = Field(600, ge=1, le=604_800)  # seconds a site has for one answer
-    patience: int = Field(3600, ge=1, le=2_592_000)  # seconds a round waits for missing sites under "wait"
+    sites: tuple[str, ...] = Field(
+        (), description="names of the agreed sites; empty: whoever is connected when the job starts"
+    )
+    unseen: tuple[str, ...] = Field(
+        (),
+        description="names of sites that do not train and are tested with the outcome: the global model or the super "
+        "model",
+    )
+    minimum: int | None = Field(
+        None, ge=1, description="how many sites have to contribute to each round; `null`: all named sites"
+    )
+    when_missing: Literal["stop", "wait", "continue"] = Field(
+        "stop",
+        description="`stop`: retry once if the training process crashed; if a site is still missing, the study ends. "
+        "`wait`: ask a site that is lost or whose training process crashed again until `patience` is over (a refusal "
+        "is final). `continue`: go on without it. All three end the study when fewer than `minimum` sites contribute",
+    )
+    timeout: int = Field(600, ge=1, le=604_800, description="seconds that a site has for one answer")
+    patience: int = Field(
+        3600, ge=1, le=2_592_000, description="seconds that a round waits for missing sites under `wait`"
+    )
 
     @field_validator("sites", "unseen")
     @classmethod
@@ -81,7 +94,9 @@ class Participation(Section):
 class TransportSettings(Section):
     """How tensors travel."""
 
-    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16 halves the bytes and rounds every tensor sent
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
+    )
 
     def packed(self, tensor: Tensor) -> Tensor:
         """A tensor as it travels: float32 is rounded when the plan says so, all else stays as it is."""
@@ -91,8 +106,14 @@ class TransportSettings(Section):
 class Tracking(Section):
     """Which round's model is tested and kept as the result, and who is shown the rounds beside TensorBoard."""
 
-    select: Literal["best", "last"] = "best"  # best on validation data, strictly greater replaces
-    mlflow: bool = False  # a database for MLflow in the run's folder
+    select: Literal["best", "last"] = Field(
+        "best",
+        description="the round whose model is tested and kept as `best`: the best on validation data (a later round "
+        "has to be strictly better), or the last",
+    )
+    mlflow: bool = Field(
+        False, description="write `mlflow.db` beside TensorBoard's files; needs the package `mlflow` at the server"
+    )
 
 
 class OutsidePackage(Section):
@@ -129,11 +150,18 @@ class Plan(Section):
     participation: Participation
     transport: TransportSettings = TransportSettings()
     tracking: Tracking = Tracking()
-    seed: int = Field(0, ge=0, lt=2**32)
-    # What the numbers of this plan follow; declared in every output.
-    protocol: Literal["paper", "released-code", "clinical"] = "clinical"
-    # Packages that bring the method, task or network, where these are not medsilo's own; filled in by itself.
-    packages: dict[str, OutsidePackage] = Field({}, exclude_if=lambda packages: not packages)
+    seed: int = Field(0, ge=0, lt=2**32, description="decides everything random")
+    protocol: Literal["paper", "released-code", "clinical"] = Field(
+        "clinical",
+        description="what the plan's numbers follow; it is stated in every output. A plan that contradicts its "
+        "protocol is refused (HarmoFL, FedSM)",
+    )
+    packages: dict[str, OutsidePackage] = Field(
+        {},
+        exclude_if=lambda packages: not packages,
+        description="installed packages that bring the method, task or network, where these are not medsilo's own; "
+        "filled in by itself",
+    )
 
     @cached_property
     def course(self) -> Course:

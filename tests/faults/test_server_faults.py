@@ -52,7 +52,7 @@ def after(record):
 
 
 WeightedMean.add = dies_at("in the sum", WeightedMean.add, third_round)
-Record.add_round = dies_at("round told, not kept", Record.add_round, lambda record: record["round"] == 3)
+Record.add_round = dies_at("round told, not kept", Record.add_round, lambda record: record.round == 3)
 Record.save_checkpoint = dies_at("checkpoint kept", Record.save_checkpoint, lambda number, *rest: number == 3)
 inprocess.run(load_plan(plan), folder=folder, on_round=after)
 """
@@ -70,6 +70,6 @@ def test_a_server_killed_in_round_three(moment: str, tmp_path: Path, root: Path)
     record = Record(tmp_path / "run")
     assert record.summary() == {}
     assert record.load_checkpoint()[1]["round"] in ((3,) if moment == "checkpoint kept" else (1, 2))
-    assert [line["round"] for line in record.rounds()][:2] == [1, 2]
+    assert [line.round for line in record.rounds()][:2] == [1, 2]
     inprocess.run(plan, folder=tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "run")

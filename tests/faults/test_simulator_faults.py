@@ -89,7 +89,7 @@ def test_an_exception_at_a_site_is_a_refusal_without_patient_data(tmp_path: Path
     with pytest.raises(MedsiloError, match=r"hospital-b refused: ValueError"):
         run_with_fault(tmp_path, "raise")
     record = Record(tmp_path / "run")
-    assert record.summary()["status"] == "failed"
+    assert record.summary().status == "failed"
     assert record.rounds()[-1]["refused"].keys() == {"hospital-b"}
     assert record.load_checkpoint()[1]["round"] == 1
     assert "MUELLER" not in all_texts(tmp_path / "run")
@@ -101,12 +101,12 @@ def test_going_on_without_a_site_that_diverged_and_taking_it_back(tmp_path: Path
     changes = ("training.rounds=3", "participation.minimum=2", "participation.when_missing=continue")
     record = run_with_fault(tmp_path, "nan", *changes)
     rounds = record.rounds()
-    assert [sorted(line["answered"]) for line in rounds] == [SITES, ["hospital-a", "hospital-c"], SITES]
-    assert "NaN" in rounds[1]["refused"]["hospital-b"]
+    assert [sorted(line.answered) for line in rounds] == [SITES, ["hospital-a", "hospital-c"], SITES]
+    assert "NaN" in rounds[1].refused["hospital-b"]
     summary = record.summary()
-    assert summary["status"] == "finished"
-    assert summary["sites"]["hospital-b"]["missed"].keys() == {"2"}
-    assert summary["sites"]["hospital-b"]["contributed"] == 2
+    assert summary.status == "finished"
+    assert summary.sites["hospital-b"].missed.keys() == {2}
+    assert summary.sites["hospital-b"].contributed == 2
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_a_site_that_hangs_costs_its_time_and_no_more(tmp_path: Path) -> None:
     with pytest.raises(MedsiloError, match="2 of 3 sites answered"):
         run_with_fault(tmp_path, "hang", *changes, "participation.minimum=3", "participation.when_missing=stop")
     line = Record(tmp_path / "run").rounds()[-1]
-    assert line["lost"]["hospital-b"] == "no answer within 30 s"
-    assert line["seconds"] < 40
+    assert line.lost["hospital-b"] == "no answer within 30 s"
+    assert line.seconds < 40
 
 
 def test_a_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "killed"
     assert 3 <= Record(run).load_checkpoint()[1]["round"] < 6
     simulator.resume(run, CPU)
-    assert [line["round"] for line in Record(run).rounds()] == [1, 2, 3, 4, 5, 6]
+    assert [line.round for line in Record(run).rounds()] == [1, 2, 3, 4, 5, 6]
     assert_same_outcome(tmp_path / "loop", run)
 
 

@@ -92,8 +92,8 @@ def test_methods_that_look_at_cases_take_pieces_of_volumes(
         plan = plan.with_changes(["algorithm.pretraining.epochs=1"])
     settings = SiteSettings(device="cpu", data=data, smallest_average=1, smallest_metric=1, pictures=True)
     run = inprocess.run(plan, folder=tmp_path / "run", settings=settings)
-    assert run.summary["status"] == "finished"
-    scores = [site["test"]["dice"] for site in run.summary["sites"].values()]
+    assert run.summary.status == "finished"
+    scores = [site.test["dice"] for site in run.summary.sites.values()]
     assert all(0 <= score <= 1 for score in scores)
 
 
@@ -164,9 +164,9 @@ def test_every_kind_is_trained_tested_and_predicted(kind: str, clinic: Path, tmp
     run = inprocess.run(
         plan, folder=tmp_path / "run", settings=make_settings({"data": data, "smallest_metric": 1}, "x")
     )
-    assert run.summary["status"] == "finished"
-    for site in run.summary["sites"].values():
-        assert 0 <= site["test"][plan.task.metric] <= 1
+    assert run.summary.status == "finished"
+    for site in run.summary.sites.values():
+        assert 0 <= site.test[plan.task.metric] <= 1
     known = json.loads((tmp_path / "run/sites/a/data.json").read_text())
     assert sum(part["patients"] for part in known["parts"].values()) == 10
     assert main(["predict", str(tmp_path / "run"), str(clinic / image), "-o", str(tmp_path / "out")]) == 0

@@ -35,11 +35,11 @@ def assert_same_outcome(one: Path, other: Path) -> None:
         for key in mine:
             assert torch.equal(mine[key], theirs[key]), f"{name}: {key}"
     scores = [
-        {site: (facts["validation"], facts["test"], facts["contributed"]) for site, facts in run["sites"].items()}
+        {site: (facts.validation, facts.test, facts.contributed) for site, facts in run.sites.items()}
         for run in (simulator.Record(one).summary(), simulator.Record(other).summary())
     ]
     assert scores[0] == scores[1]
-    assert simulator.Record(one).summary()["details"] == simulator.Record(other).summary()["details"]
+    assert simulator.Record(one).summary().details == simulator.Record(other).summary().details
     assert curves_of(one) == curves_of(other)
 
 
@@ -49,7 +49,7 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
     inprocess.run(plan, folder=tmp_path / "loop")
     record = simulator.run(plan, tmp_path / "simulator", CPU)
     assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")
-    cautions = record.summary()["details"].get("cautions", [])
+    cautions = record.summary().details.cautions
     assert ["algorithm.pull 0.2 is below 1/3" in line for line in cautions] == [True] * (method in FEDSM)
 
 

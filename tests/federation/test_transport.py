@@ -17,10 +17,10 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from medsilo.core.errors import Aborted, Refused
-from medsilo.federation.coordinator import Missing
+from medsilo.federation.asking import Missing
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
-from medsilo.methods.base import Parcel
+from medsilo.runs.messages import Parcel
 from tests.conftest import SITES
 
 

@@ -42,8 +42,8 @@ def scores(design: str, method: str, seed: int) -> dict[str, float]:
         }
     )
     summary = inprocess.run(plan).summary
-    assert summary["status"] == "finished"
-    return {site: facts["test"]["accuracy"] for site, facts in summary["sites"].items()}
+    assert summary.status == "finished"
+    return {site: facts.test["accuracy"] for site, facts in summary.sites.items()}
 
 
 def accuracy(design: str, method: str, seed: int) -> float:

@@ -14,6 +14,7 @@ from medsilo.consortium import lead
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.runs.record import Record
+from medsilo.runs.schema import RoundCount
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
@@ -67,14 +68,14 @@ def test_a_killed_and_a_hanging_trainer_cost_their_rounds(consortium: Consortium
     assert cli.main(["watch", job, "--kit", str(consortium.kit(LEAD))]) == 0
 
     summary = record.summary()
-    assert summary["status"] == "finished" and summary["rounds"] == {"planned": 24, "done": 24}
-    missed = summary["sites"][B]["missed"]
+    assert summary.status == "finished" and summary.rounds == RoundCount(planned=24, done=24)
+    missed = summary.sites[B].missed
     assert "the training process died (SIGKILL)" in missed[str(killed)]
     assert missed[str(hung)] == "lost: no answer within 25 s"
     assert list(missed)[:2] == [str(killed), str(hung)]  # each time it is back in the next round;
     assert set(missed) <= {str(killed), str(hung), str(hung + 1)}  # a busy machine may need one more to begin a process
-    assert summary["sites"][A]["missed"] == {} and summary["sites"][B]["test"] is not None
-    assert summary["sites"][B]["warnings"] == {}
+    assert summary.sites[A].missed == {} and summary.sites[B].test is not None
+    assert summary.sites[B].warnings == {}
     log = (consortium.root / f"{B}.log").read_text()
     assert "training goes on in process" in log and "the training process died (SIGKILL)" in log
     wait_until(lambda: not consortium.family(B, "medsilo.federation.process.worker"), 60, "the trainers' end")
@@ -147,5 +148,5 @@ def test_a_line_that_is_cut_for_twenty_seconds(pair: Consortium, tmp_path: Path)
         finally:
             shutil.copytree(tmp_path / "startup", startup, dirs_exist_ok=True)
             pair.restart(B)
-    assert record.summary()["sites"][B]["missed"] == {}
+    assert record.summary().sites[B].missed == {}
     assert_same_outcome(tmp_path / "loop", gathered(pair, "cut", [A, B], tmp_path / "secure"))

@@ -1,6 +1,5 @@
 """What the lead does from afar with medsilo's own commands, against a real server and real hospitals."""
 
-import json
 import logging
 import threading
 from pathlib import Path
@@ -14,6 +13,7 @@ from medsilo.core.files import load_tensors
 from medsilo.deploy import SuperModel
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
+from medsilo.runs.reading import read_summary
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, MEMBER, SERVER, Consortium, wait_until
 from tests.secure.relay import Relay
@@ -51,7 +51,7 @@ def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pyte
     code, out, err = medsilo(capsys, "fetch", job, "--kit", kit, "--out", tmp_path / "runs")
     assert (code, err) == (0, [])
     (run,) = (tmp_path / "runs").iterdir()
-    assert (run / "report.html").exists() and json.loads((run / "summary.json").read_text())["status"] == "finished"
+    assert (run / "report.html").exists() and read_summary(run).status == "finished"
     mine, theirs = (load_tensors(folder / "global/best.safetensors")[0] for folder in (run, tmp_path / "loop"))
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     files = {"plan.yaml", "provenance.json", "jobs.txt", "rounds.jsonl", "summary.json", "global", "report.html"}
@@ -117,7 +117,7 @@ def test_watching_survives_a_lost_connection_and_abort_ends_it(
         kit = relay.kit(consortium.kit(LEAD), tmp_path / "kit")
 
         def watch() -> None:
-            ended.append(lead.watch(job, kit, lambda record, study: told.append(record["round"]), said.append))
+            ended.append(lead.watch(job, kit, lambda record, study: told.append(record.round), said.append))
 
         watching = threading.Thread(target=watch)
         watching.start()

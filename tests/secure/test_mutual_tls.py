@@ -1,6 +1,5 @@
 """A job over mutual TLS between real server and hospital processes: the same numbers as the plain loop."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import pack, write_job
+from medsilo.runs.reading import read_summary
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import SERVER, Consortium
@@ -51,5 +51,5 @@ def test_a_failed_study_is_no_success_for_nvflare_either(consortium: Consortium,
     write_job(tmp_path / "job", plan, study="diverging")
     status = consortium.run(tmp_path / "job")
     assert status != "FINISHED:COMPLETED" and status.startswith("FINISHED")
-    summary = json.loads((consortium.kit(SERVER) / "medsilo" / "diverging" / "summary.json").read_text())
-    assert summary["status"] == "failed" and "diverged" in summary["reason"]
+    summary = read_summary(consortium.kit(SERVER) / "medsilo" / "diverging")
+    assert summary.status == "failed" and "diverged" in summary.reason

@@ -9,6 +9,7 @@ from medsilo import cli
 from medsilo.consortium import lead
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
+from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
@@ -102,17 +103,17 @@ def test_killed_servers_and_sites_cost_no_finished_round(
     pair.restart(TWO[1])
     assert ended(kit, third) == "FINISHED:EXECUTION_EXCEPTION"
     summary = record.summary()
-    assert summary["status"] == "failed" and f"{TWO[1]} lost:" in summary["reason"]
+    assert summary.status == "failed" and f"{TWO[1]} lost:" in summary.reason
     assert cli.main(["watch", third, "--kit", str(kit)]) == 1
     watched = capsys.readouterr().out
-    assert f"to go on from the last finished round: medsilo resume {third}" in watched and summary["reason"] in watched
+    assert f"to go on from the last finished round: medsilo resume {third}" in watched and summary.reason in watched
     fourth = resume(lead.fetch(third, kit, tmp_path / "runs"))  # what was fetched knows its job
     assert ended(kit, fourth) == "FINISHED:COMPLETED"
 
-    assert [line["round"] for line in record.rounds()] == list(range(1, 41))
+    assert [line.round for line in record.rounds()] == list(range(1, 41))
     assert_same_outcome(tmp_path / "loop", gathered(pair, "often-killed", TWO, tmp_path / "secure"))
     assert (record.folder / "jobs.txt").read_text().split() == [zeroth, first, second, third, fourth]
-    assert all(site["warnings"] == {} for site in record.summary()["sites"].values())
+    assert all(site.warnings == {} for site in record.summary().sites.values())
     assert cli.main(["resume", fourth, "--kit", str(kit)]) == 1
     assert "is finished; there is nothing to resume" in capsys.readouterr().err
-    assert json.loads((record.folder / "summary.json").read_text())["status"] == "finished"
+    assert read_summary(record.folder).status == "finished"

@@ -9,6 +9,7 @@ import pytest
 from nvflare.fuel.flare_api.api_spec import AuthorizationError
 
 from medsilo.flare.jobs import CONFIG, pack, write_job
+from medsilo.runs.reading import read_summary
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 
@@ -85,9 +86,9 @@ def test_jobs_that_try_to_loosen_it(consortium: Consortium, tmp_path: Path) -> N
     finally:
         session.close()
 
-    summary = json.loads((consortium.kit(SERVER) / "medsilo/amplitude/summary.json").read_text())
-    assert summary["status"] == "failed"
-    assert f"{STRICT} refused: a privacy filter of the site held the answer back" in summary["reason"]
+    summary = read_summary(consortium.kit(SERVER) / "medsilo/amplitude")
+    assert summary.status == "failed"
+    assert f"{STRICT} refused: a privacy filter of the site held the answer back" in summary.reason
     assert "this hospital does not let amplitude out" in log
     kit = consortium.kit(STRICT)
     written = (kit / ids["amplitude"] / "audit.log").read_text()

@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from medsilo.methods.base import Parcel
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.federation import inprocess
-from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
+from medsilo.federation.asking import Missing, Outgoing, Receive
+from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
 from medsilo.learning.layers import batch_norm_names
 from medsilo.methods.adafed import AdaFed
 from medsilo.mixing.mixers import SimilarityMix
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
+from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
@@ -148,7 +149,7 @@ def test_the_whole_course_equals_one_written_by_hand(method: str) -> None:
     plan = quick(method, "training.rounds=4")
     run = inprocess.run(plan)
     models, weights = course_by_hand(method, plan)
-    np.testing.assert_allclose(run.summary["details"]["similarity"]["weights"], weights, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run.summary.details.similarity.weights, weights, rtol=1e-5, atol=1e-6)
     for site in SITES:
         for name, tensor in run.models[site].state_dict().items():
             torch.testing.assert_close(tensor, models[site][name], rtol=0, atol=2e-6, msg=lambda t, n=name: f"{n}: {t}")
@@ -264,7 +265,7 @@ def test_f_adafed_shares_no_data_and_sends_running_statistics_in_the_middle(tmp_
         ({"model"}, {"model", "statistics"}),
         *[({"model"}, {"model"})] * 3,
     ]
-    assert "pretraining" not in summary["details"]
+    assert summary.details.pretraining is None
 
 
 @pytest.mark.parametrize(
@@ -283,14 +284,14 @@ def test_phases(method: str, changes: list[str], phases: str, tmp_path: Path) ->
     plan = quick(method, *changes)
     assert [plan.phase_of(n) for n in range(1, plan.rounds + 1)] == [names[letter] for letter in phases]
     run = inprocess.run(plan)
-    assert [line["phase"] for line in run.history] == [names[letter] for letter in phases]
+    assert [line.phase for line in run.history] == [names[letter] for letter in phases]
 
 
 def test_a_refresh_changes_the_weights(tmp_path: Path) -> None:
     seen = []
     for changes in ([], ["algorithm.refresh=1"]):
         run = inprocess.run(quick("adafed", "training.rounds=3", *changes))
-        seen.append(run.summary["details"]["similarity"]["weights"])
+        seen.append(run.summary.details.similarity.weights)
     assert seen[0] != seen[1]
 
 
@@ -324,8 +325,8 @@ def test_a_study_that_stops_anywhere_goes_on_with_the_same_numbers(method: str, 
         patch.setattr(AdaFed, "prepare", lambda self, modules, at: _no_pretraining(self, modules, at))
         resumed = inprocess.run(plan, folder=study.folder, resume=True)
     assert same_models(whole.models, resumed.models)
-    assert whole.summary["details"] == resumed.summary["details"]
-    assert whole.summary["mean_test"] == resumed.summary["mean_test"]
+    assert whole.summary.details == resumed.summary.details
+    assert whole.summary.mean_test == resumed.summary.mean_test
 
 
 def _no_pretraining(algorithm: AdaFed, modules: Any, at: Any) -> dict[str, Any]:
@@ -340,9 +341,9 @@ def test_a_site_lost_after_measuring_keeps_its_model(absent: str, tmp_path: Path
     study = Study(plan, tmp_path / "run")
     study.transport.lost = lambda site, number: site == SITES[2] and number == 3
     summary = study.coordinator.run()
-    assert summary["sites"][SITES[2]]["missed"] == {"3": "lost: no answer"}
+    assert summary.sites[SITES[2]].missed == {3: "lost: no answer"}
     carried = {(n, site): (p, r) for t, n, site, p, r in study.transport.carried if t == "round"}
-    weights = np.array(summary["details"]["similarity"]["weights"])
+    weights = np.array(summary.details.similarity.weights)
     before = carried[2, SITES[2]][1].groups["model"]  # what it sent last
     sent = [carried[3, site][1].groups["model"] for site in SITES[:2]]
     name = "6.weight"
@@ -362,7 +363,7 @@ def test_a_site_lost_after_measuring_keeps_its_model(absent: str, tmp_path: Path
 def test_a_site_lost_while_measuring_learns_from_itself_alone(tmp_path: Path) -> None:
     study = Study(quick("adafed", *GO_ON), tmp_path / "run")
     study.transport.lost = lambda site, number: site == SITES[0] and number == 1
-    weights = study.coordinator.run()["details"]["similarity"]["weights"]
+    weights = study.coordinator.run().details.similarity.weights
     assert weights == [[1, 0, 0], [0, 0.5, 0.5], [0, 0.5, 0.5]]
 
 
@@ -388,7 +389,7 @@ def test_f_from_a_file(tmp_path: Path) -> None:
     model = plan.build_networks()["pretrained"]
     safetensors.torch.save_file(model.state_dict(), tmp_path / "pretrained.safetensors")
     run = inprocess.run(plan, settings=SiteSettings(device="cpu", data=tmp_path))
-    facts = run.summary["details"]["pretraining"]
+    facts = run.summary.details.pretraining
     assert facts["source"] == "file" and len(facts["sha256"]) == 64
     for change, message in [
         (lambda state: state.pop("6.weight"), "6.weight is missing"),
@@ -408,7 +409,7 @@ def test_f_from_a_file(tmp_path: Path) -> None:
 
 
 def test_the_summary_states_the_public_share_and_the_start() -> None:
-    facts = inprocess.run(quick("adafed")).summary["details"]["pretraining"]
+    facts = inprocess.run(quick("adafed")).summary.details.pretraining
     assert facts["data"].startswith("20% of every site's training cases, declared public")
     assert facts["start"] is False and facts["epochs"] == 2
 
@@ -419,7 +420,7 @@ def test_models_can_start_from_f() -> None:
         run = inprocess.run(
             quick("adafed", f"algorithm.init_from_pretrained={start}", "algorithm.pretraining.epochs=9")
         )
-        scores.append([facts["validation"] for facts in run.summary["sites"].values()])
+        scores.append([facts.validation for facts in run.summary.sites.values()])
     before, after = (np.mean([curve[1] for curve in curves]) for curves in scores)  # the models before any training
     assert np.mean([curve[0] for curve in scores[1]]) == np.mean([curve[0] for curve in scores[0]])
     assert after > before + 0.2
@@ -428,7 +429,6 @@ def test_models_can_start_from_f() -> None:
 def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:
     plan = make_plan("adafed", "task.name=activity-windows", sites=SITES)
     networks = plan.build_networks()
-    from medsilo.methods.headquarters import Headquarters
 
     at = Headquarters(SITES, {}, plan.task, plan.training, 0, CPU.compute(), None, lambda: None)
     with pytest.raises(MedsiloError, match=r"public share of the data is not at the server.*choose f-adafed"):
@@ -467,7 +467,7 @@ def test_a_network_without_batch_norm_is_refused(method: str) -> None:
 
 def test_d_adafed_needs_features_only() -> None:
     run = inprocess.run(quick("d-adafed", "network.name=activity-cnn", "network.norm=group"))
-    assert run.summary["status"] == "finished"
+    assert run.summary.status == "finished"
     with pytest.raises(PlanError, match="d-adafed keeps features at the sites, but this network has none"):
         METHODS["d-adafed"]().check({"model": torch.nn.ReLU()})
 
@@ -499,8 +499,8 @@ def test_sites_with_impossible_statistics_are_refused(change: Callable, message:
 
     study.transport.change = spoil
     summary = study.coordinator.run()
-    assert message.replace("\\", "") in summary["sites"][SITES[1]]["missed"]["1"]
-    assert np.isfinite(summary["details"]["similarity"]["weights"]).all()
+    assert message.replace("\\", "") in summary.sites[SITES[1]].missed[1]
+    assert np.isfinite(summary.details.similarity.weights).all()
 
 
 def test_one_sample_and_constant_inputs_give_weights_that_are_numbers(tmp_path: Path) -> None:
@@ -516,14 +516,14 @@ def test_one_sample_and_constant_inputs_give_weights_that_are_numbers(tmp_path: 
     other = data[SITES[1]]
     data[SITES[1]] = SiteData(cut(other.train, 9, 0.0), other.validation, other.test)
     study = Study(plan, tmp_path / "run", data)
-    weights = np.array(study.coordinator.run()["details"]["similarity"]["weights"])
+    weights = np.array(study.coordinator.run().details.similarity.weights)
     assert np.isfinite(weights).all()
     np.testing.assert_allclose(weights.sum(1), 1)
 
 
 def test_a_single_site_is_left_alone() -> None:
     run = inprocess.run(quick("adafed", sites=["hospital-a"]))
-    assert run.summary["details"]["similarity"]["weights"] == [[1.0]]
+    assert run.summary.details.similarity.weights == [[1.0]]
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from medsilo.methods.base import Parcel
 from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.federation import inprocess
-from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
+from medsilo.federation.asking import Missing, Outgoing, Receive
+from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan
+from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
@@ -148,19 +149,19 @@ def assert_run_is(plan: Plan, run: inprocess.StudyResult, curve: list[dict[str, 
     for site in SITES:
         assert_close(run.models[site].state_dict(), curve[-1][site])
     scores = [{site: accuracy_by_hand(plan, states[site], data[site].validation) for site in SITES} for states in curve]
-    sites = run.summary["sites"]
+    sites = run.summary.sites
     for site in SITES:
-        assert sites[site]["validation"] == pytest.approx([score[site] for score in scores])
+        assert sites[site].validation == pytest.approx([score[site] for score in scores])
     if personal:
         chosen = {site: int(np.argmax([score[site] for score in scores])) for site in SITES}
     else:
         chosen = dict.fromkeys(SITES, int(np.argmax([np.mean(list(score.values())) for score in scores])))
-    assert run.summary["selected"]["rounds"] == chosen  # argmax takes the first: strictly greater replaces
+    assert run.summary.selected.rounds == chosen  # argmax takes the first: strictly greater replaces
     tests = [accuracy_by_hand(plan, curve[chosen[site]][site], data[site].test) for site in SITES]
     cases = [len(data[site].test) for site in SITES]
-    assert [sites[site]["test"]["accuracy"] for site in SITES] == pytest.approx(tests)
-    assert run.summary["mean_test"] == pytest.approx(np.mean(tests))
-    assert run.summary["pooled_test"] == pytest.approx(np.average(tests, weights=cases))
+    assert [sites[site].test["accuracy"] for site in SITES] == pytest.approx(tests)
+    assert run.summary.mean_test == pytest.approx(np.mean(tests))
+    assert run.summary.pooled_test == pytest.approx(np.average(tests, weights=cases))
 
 
 CASES = [
@@ -211,7 +212,7 @@ def test_fedprox_without_its_term_is_fedavg_bit_for_bit() -> None:
     for site in SITES:
         one, other = (run.models[site].state_dict() for run in runs)
         assert all(torch.equal(one[name], other[name]) for name in one)
-    assert runs[0].summary["mean_test"] == runs[1].summary["mean_test"]
+    assert runs[0].summary.mean_test == runs[1].summary.mean_test
 
 
 def test_averaging_leaves_all_sites_with_the_same_model_and_the_others_do_not() -> None:
@@ -219,7 +220,7 @@ def test_averaging_leaves_all_sites_with_the_same_model_and_the_others_do_not() 
         run = inprocess.run(make_plan(method, *SMALL))
         one, other = (run.models[site].state_dict() for site in SITES[:2])
         assert all(torch.equal(one[name], other[name]) for name in one) == same, method
-        assert run.summary["selected"]["by"] == ("mean" if same else "site")
+        assert run.summary.selected.by == ("mean" if same else "site")
 
 
 # ---------------------------------------------------------------------------------------------------- the wire
@@ -265,8 +266,8 @@ def test_local_training_sends_no_tensor_either_way(tmp_path: Path) -> None:
     assert len(transport.received) == len(transport.sent) == len(SITES) * (1 + 2 + 1 + 1)
     assert names_in(transport.sent) == names_in(transport.received) == set()
     assert coordinator.mixers == {}
-    for facts in Record(tmp_path / "run").summary()["sites"].values():
-        assert facts["bytes_up"] == facts["bytes_down"] == 0
+    for facts in Record(tmp_path / "run").summary().sites.values():
+        assert facts.bytes_up == facts.bytes_down == 0
     assert not (tmp_path / "run" / "global").exists()
 
 
@@ -319,11 +320,11 @@ def test_twins_average_to_what_each_would_have_alone(tmp_path: Path) -> None:
         listen(plan, folder, twins)
         states = [twin.model.state_dict() for twin in twins.values()]
         assert all(torch.equal(states[0][name], other[name]) for other in states[1:] for name in states[0])
-        ends[method] = Record(folder).summary()["sites"]["hospital-c"], states[0]
+        ends[method] = Record(folder).summary().sites["hospital-c"], states[0]
     for method in ("fedavg", "fedbn", "fedper"):
         assert all(torch.equal(ends["local"][1][name], ends[method][1][name]) for name in ends["local"][1]), method
-        assert ends["local"][0]["validation"] == ends[method][0]["validation"]
-        assert ends["local"][0]["test"] == ends[method][0]["test"]
+        assert ends["local"][0].validation == ends[method][0].validation
+        assert ends["local"][0].test == ends[method][0].test
 
 
 # ---------------------------------------------------------------------------------------------------- Central
@@ -346,7 +347,7 @@ def test_central_training_equals_one_loop_over_all_data() -> None:
         states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
     curve = [dict.fromkeys(SITES, state) for state in states]
     assert_run_is(plan, run, curve, personal=False)
-    assert run.summary["agreed"]["sites"] == SITES
-    assert run.summary["plan_hash"] == plan.hash
+    assert run.summary.agreed.sites == SITES
+    assert run.summary.plan_hash == plan.hash
     for site in SITES:
-        assert run.summary["sites"][site]["cases"]["train"] == len(data[site].train)
+        assert run.summary.sites[site].cases["train"] == len(data[site].train)

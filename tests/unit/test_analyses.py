@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import SimpleITK
 import torch
-from medsilo.methods.base import Parcel
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,6 +25,8 @@ from medsilo.federation.participant import Participant
 from medsilo.federation.pool import POOL
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
+from medsilo.runs.messages import Parcel
+from medsilo.runs.reading import read_summary
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
 from tests.conftest import make_plan
@@ -448,11 +449,11 @@ def test_convergence_counts_bytes_and_scores(finished: Callable[..., Path], tmp_
     runs = [finished("fedavg"), finished("local"), finished("central")]
     assert main(["analyse", "convergence", *map(str, runs), "-o", str(tmp_path)]) == 0
     fedavg, local, central = json.loads((tmp_path / "convergence.json").read_text())["curves"]
-    summary = json.loads((runs[0] / "summary.json").read_text())
+    summary = read_summary(runs[0])
     size = sum(t.nbytes for t in image_plan("fedavg").build_networks()["model"].state_dict().values())
     assert fedavg["bytes"] == [0, 4 * size, 8 * size]  # two sites, up and down
     assert local["bytes"] == central["bytes"] == [0, 0, 0]
-    curves = [site["validation"] for site in summary["sites"].values()]
+    curves = [site.validation for site in summary.sites.values()]
     np.testing.assert_allclose(fedavg["score"], np.mean(curves, 0))
 
 

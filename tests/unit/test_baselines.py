@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from medsilo.methods.base import Parcel
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,6 +21,7 @@ from medsilo.learning.seeds import generator_for
 from medsilo.learning.steps import Shift, correcting, counting, reach
 from medsilo.plan import Plan
 from medsilo.registry import NETWORKS
+from medsilo.runs.messages import Parcel
 from tests.conftest import SITES, STEPPING, make_plan
 from tests.unit.test_algorithms import CPU, SMALL, State, assert_close, initial, listen, load_data, with_state
 from tests.unit.test_harmofl import HALVES, assert_resumes, assert_same_models
@@ -178,7 +178,7 @@ def test_an_impossible_reach_is_refused_before_anything_of_the_site_counts(tmp_p
         else:
             away(participants["hospital-a"], 1)
         runs.append(listen(plan, tmp_path / name, participants)[1])
-    assert "reach is 1000000000000.0" in runs[0].rounds[0]["refused"]["hospital-a"]
+    assert "reach is 1000000000000.0" in runs[0].rounds[0].refused["hospital-a"]
     for group in ("model", "buffers"):
         one, other = (run.mixers[group].current("hospital-b") for run in runs)
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -286,7 +286,7 @@ def test_controls_stay_whole_when_a_site_is_away(tmp_path: Path) -> None:
     participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     away(participants["hospital-b"], 2)
     _, coordinator = listen(plan, tmp_path / "run", participants)
-    assert [len(line["sites"]) for line in coordinator.rounds] == [3, 2, 3, 3]
+    assert [len(line.sites) for line in coordinator.rounds] == [3, 2, 3, 3]
     control = coordinator.mixers["control"].current(SITES[0])
     own = [participant.modules["own-control"].state_dict() for participant in participants.values()]
     for name, tensor in control.items():
@@ -309,7 +309,7 @@ def test_scaffold_is_refused_with_adam_unless_the_plan_says_so() -> None:
     with pytest.raises(PlanError, match=r"training\.optimizer: SCAFFOLD is made for sgd, not adam.*optimizer=any"):
         make_plan("scaffold", *SMALL, *adam)
     run = inprocess.run(make_plan("scaffold", *SMALL, *adam, "algorithm.optimizer=any"))
-    assert run.summary["status"] == "finished"
+    assert run.summary.status == "finished"
 
 
 def test_the_mean_gradient_is_of_what_was_met_before_the_shift() -> None:

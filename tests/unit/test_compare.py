@@ -13,6 +13,8 @@ import pytest
 
 from medsilo.cli import _parser, main
 from medsilo.core.errors import PlanError
+from medsilo.runs.reading import read_summary
+from medsilo.runs.schema import CellResult
 from medsilo.study.asked import asked
 from medsilo.study.cells import Row, cells_of, parse_sweep
 from medsilo.study.compare import shown
@@ -81,12 +83,12 @@ def test_a_protocol_brings_what_it_says_of_each_method() -> None:
 
 
 def test_rounds_until_a_level_is_reached() -> None:
-    facts: dict[str, Any] = {"validation": [0.1, None, 0.4, 0.6, 0.5], "measuring": 1}
-    assert rounds_to(0.4, facts) == 1
-    assert rounds_to(0.55, facts) == 2
-    assert rounds_to(0.05, facts) == 0
-    assert rounds_to(0.7, facts) is None
-    assert rounds_to(None, facts) is None
+    result = CellResult(validation=[0.1, None, 0.4, 0.6, 0.5], measuring=1)
+    assert rounds_to(0.4, result) == 1
+    assert rounds_to(0.55, result) == 2
+    assert rounds_to(0.05, result) == 0
+    assert rounds_to(0.7, result) is None
+    assert rounds_to(None, result) is None
 
 
 def test_the_page_shows_a_command_for_everybody() -> None:
@@ -114,8 +116,8 @@ def test_a_comparison_is_filled_once_and_says_what_failed(
     assert "| diverging | – | – |" in text and "training diverged" in text
     rows = {row["title"]: row["seeds"] for row in json.loads((out / "table.json").read_text())}
     for seed in ("0",):
-        summary = json.loads((out / f"fedavg-{seed}/summary.json").read_text())
-        assert rows["fedavg"][seed]["test"] == summary["mean_test"]
+        summary = read_summary(out / f"fedavg-{seed}")
+        assert rows["fedavg"][seed]["test"] == summary.mean_test
         assert rows["local"][seed]["bytes_up"] == 0 < rows["fedavg"][seed]["bytes_up"]
     assert list(out.glob("*/sites/*/best.safetensors")) and not list(out.glob("fedavg-*/checkpoints"))
     made = (out / "fedavg-0/summary.json").stat().st_mtime_ns

@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from medsilo.methods.base import Parcel
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.package import package_facts
-from medsilo.federation.coordinator import RETRY_PAUSE, Coordinator, Missing, Outgoing, Receive
+from medsilo.federation.asking import RETRY_PAUSE, Missing, Outgoing, Receive
+from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
 from medsilo.plan import Plan
+from medsilo.runs.messages import Parcel
+from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
+from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, Summary
 from medsilo.site.settings import SiteSettings
 from medsilo.study.progress import round_lines
 from medsilo.tasks.task import SiteData
@@ -96,17 +99,16 @@ class Study:
         self.record = Record(folder)
         self.coordinator = Coordinator(plan, SITES, self.transport, self.record, "scripted")
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Summary:
         return self.coordinator.run()
 
     @property
-    def rounds(self) -> list[dict[str, Any]]:
-        path = self.folder / "rounds.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    def rounds(self) -> list[Round]:
+        return Record(self.folder).rounds()
 
     @property
-    def summary(self) -> dict[str, Any]:
-        return json.loads((self.folder / "summary.json").read_text())
+    def summary(self) -> Summary:
+        return read_summary(self.folder)
 
     def model(self, name: str) -> dict[str, Tensor]:
         return load_tensors(self.folder / f"{name}.safetensors")[0]
@@ -225,6 +227,10 @@ FALSE_FACTS = {
     "no seconds": (lambda reply: reply.facts.pop("seconds"), "seconds"),
     "seconds in words": (change_facts(seconds="long"), "seconds"),
     "seconds NaN": (change_facts(seconds=float("nan")), "seconds"),
+    "a score beyond its range": (lambda reply: reply.metrics.update(validation=7.5), "validation: 7.5 is out of range"),
+    "a loss beyond float32": (lambda reply: reply.metrics.update(train_loss=1e308), "train_loss: 1e+308 is out of"),
+    "negative seconds": (change_facts(seconds=-1.0), "seconds: -1.0 is out of range"),
+    "negative memory": (change_facts(memory=-1), "memory: -1 is out of range"),
     "no memory": (lambda reply: reply.facts.pop("memory"), "memory"),
     "a metric that is a fact": (lambda reply: reply.metrics.update(samples=7.0), "samples"),
 }
@@ -244,18 +250,18 @@ def test_a_false_parcel_is_refused_by_name_and_nothing_of_it_counts(
     study = Study(make_plan("fedavg", *SMALL, *GO_ON), tmp_path / "run", script)
     summary = study.run()
     assert summary == study.summary
-    assert summary["status"] == "finished"
+    assert summary.status == "finished"
     for record in study.rounds:
-        assert record["answered"] == [A, B]
-        assert list(record["refused"]) == [C]
-        assert reason in record["refused"][C]
-        assert record["lost"] == {}
-        assert C not in record["sites"]
-    missed = summary["sites"][C]["missed"]
-    assert list(missed) == ["1", "2"]
+        assert record.answered == [A, B]
+        assert list(record.refused) == [C]
+        assert reason in record.refused[C]
+        assert record.lost == {}
+        assert C not in record.sites
+    missed = summary.sites[C].missed
+    assert list(missed) == [1, 2]
     assert all(text.startswith("refused: ") and reason in text for text in missed.values())
     assert all("\n" not in text for text in missed.values())
-    assert [summary["sites"][site]["contributed"] for site in SITES] == [2, 2, 0]
+    assert [summary.sites[site].contributed for site in SITES] == [2, 2, 0]
     assert_equal(study.model("global/last"), without_c())
 
 
@@ -280,15 +286,15 @@ def test_one_refusal_ends_a_study_that_needs_all(task: str, tmp_path: Path) -> N
     assert f"{B} refused: " in text
     assert len(text.splitlines()) == 1
     summary = study.summary
-    assert (summary["status"], summary["reason"]) == ("failed", text)
+    assert (summary.status, summary.reason) == ("failed", text)
     done = {"join": 0, "round": 1, "deliver": 2, "test": 2}[task]
-    assert summary["rounds"] == {"planned": 2, "done": done}
-    assert [record["round"] for record in study.rounds] == [1, 2][: done + (task == "round")]
+    assert summary.rounds == RoundCount(planned=2, done=done)
+    assert [record.round for record in study.rounds] == [1, 2][: done + (task == "round")]
     if task == "round":
-        assert list(study.rounds[-1]["refused"]) == [B]
-        assert study.rounds[-1]["answered"] == [A, C]
-        assert list(summary["sites"][B]["missed"]) == ["2"]
-        assert summary["sites"][A]["contributed"] == 1  # a round that failed is no contribution
+        assert list(study.rounds[-1].refused) == [B]
+        assert study.rounds[-1].answered == [A, C]
+        assert list(summary.sites[B].missed) == [2]
+        assert summary.sites[A].contributed == 1  # a round that failed is no contribution
     assert load_tensors(study.folder / "checkpoints" / f"round-{done}.safetensors")[1]["round"] == done
 
 
@@ -302,7 +308,10 @@ def test_a_refusal_before_or_after_the_rounds_reaches_the_summary(task: str, tmp
 
     study = Study(make_plan("fedavg", *SMALL, *GO_ON), tmp_path / "run", script)
     study.run()
-    assert "another" in json.dumps(study.summary["sites"][B]) or "of a study" in json.dumps(study.summary["sites"][B])
+    assert (
+        "another" in study.summary.sites[B].model_dump_json()
+        or "of a study" in study.summary.sites[B].model_dump_json()
+    )
 
 
 def test_the_first_of_two_answers_counts(tmp_path: Path) -> None:
@@ -312,7 +321,7 @@ def test_the_first_of_two_answers_counts(tmp_path: Path) -> None:
         return [(site, reply), (site, replace(reply, groups={"model": other} if other else {}))]
 
     study = Study(make_plan("fedavg", *SMALL), tmp_path / "run", script)
-    assert study.run()["status"] == "finished"
+    assert study.run().status == "finished"
     assert len(study.transport.refusals) == len(SITES) * 5
     assert set(study.transport.refusals) == {f"{site} answered twice; the first answer counts" for site in SITES}
     assert_equal(study.model("global/last"), undisturbed())
@@ -326,7 +335,7 @@ def test_an_unknown_site_is_refused(tmp_path: Path) -> None:
     study = Study(make_plan("fedavg", *SMALL), tmp_path / "run", script)
     study.run()
     assert set(study.transport.refusals) == {"intruder is not a site of this study"}
-    assert "intruder" not in json.dumps(study.summary)
+    assert "intruder" not in json.dumps(study.summary.as_json())
     assert_equal(study.model("global/last"), undisturbed())
 
 
@@ -354,8 +363,8 @@ def test_an_answer_to_the_round_before_is_refused(tmp_path: Path) -> None:
 
     study = Study(make_plan("fedavg", *SMALL, *GO_ON), tmp_path / "run", script)
     study.run()
-    assert study.rounds[0]["lost"] == {C: "no answer"}
-    assert study.rounds[1]["refused"] == {C: "answers round 1 of a study, not round 2 of this one"}
+    assert study.rounds[0].lost == {C: "no answer"}
+    assert study.rounds[1].refused == {C: "answers round 1 of a study, not round 2 of this one"}
     assert_equal(study.model("global/last"), without_c())
 
 
@@ -390,19 +399,19 @@ def test_stop_ends_the_run_even_when_the_minimum_is_met(tmp_path: Path) -> None:
         ParticipationError, match=f"round 1: 2 of 3 sites answered, the plan needs 3: {C} lost: no answer"
     ):
         study.run()
-    assert study.rounds[0]["lost"] == {C: "no answer"}
-    assert study.summary["sites"][C]["missed"] == {"1": "lost: no answer"}
-    assert study.summary["rounds"]["done"] == 0
+    assert study.rounds[0].lost == {C: "no answer"}
+    assert study.summary.sites[C].missed == {1: "lost: no answer"}
+    assert study.summary.rounds.done == 0
 
 
 def test_continue_goes_on_and_says_who_contributed(tmp_path: Path) -> None:
     study = Study(make_plan("fedavg", *SMALL, *GO_ON), tmp_path / "run", loses(1))
     summary = study.run()
-    assert summary["status"] == "finished"
-    assert [record["answered"] for record in study.rounds] == [[A, B], [A, B, C]]
-    assert summary["sites"][C]["missed"] == {"1": "lost: no answer"}
-    assert [summary["sites"][site]["contributed"] for site in SITES] == [2, 2, 1]
-    assert summary["sites"][C]["validation"][0] is None  # its score of the initial model is not known
+    assert summary.status == "finished"
+    assert [record.answered for record in study.rounds] == [[A, B], [A, B, C]]
+    assert summary.sites[C].missed == {1: "lost: no answer"}
+    assert [summary.sites[site].contributed for site in SITES] == [2, 2, 1]
+    assert summary.sites[C].validation[0] is None  # its score of the initial model is not known
 
 
 def test_continue_needs_its_minimum(tmp_path: Path) -> None:
@@ -412,8 +421,8 @@ def test_continue_needs_its_minimum(tmp_path: Path) -> None:
     study = Study(make_plan("fedavg", *SMALL, *GO_ON), tmp_path / "run", script)
     with pytest.raises(ParticipationError, match="round 2: 1 of 3 sites answered, the plan needs 2"):
         study.run()
-    assert study.summary["rounds"] == {"planned": 2, "done": 1}
-    assert study.rounds[1]["answered"] == [A]
+    assert study.summary.rounds == RoundCount(planned=2, done=1)
+    assert study.rounds[1].answered == [A]
 
 
 @pytest.mark.parametrize("task", ["join", "round", "deliver", "test"])
@@ -423,8 +432,8 @@ def test_wait_asks_again_and_changes_nothing(task: str, tmp_path: Path) -> None:
     assert study.transport.pauses == [RETRY_PAUSE, RETRY_PAUSE]
     asked = [site for site, parcel in study.transport.sent if parcel.facts["task"] == task][:5]
     assert asked == [A, B, C, C, C]  # only who is missing
-    assert all(record["answered"] == SITES and not record["lost"] for record in study.rounds)
-    assert all(site["missed"] == {} for site in summary["sites"].values())
+    assert all(record.answered == SITES and not record.lost for record in study.rounds)
+    assert all(site.missed == {} for site in summary.sites.values())
     assert_equal(study.model("global/last"), undisturbed())
 
 
@@ -439,7 +448,7 @@ def test_wait_ends_when_patience_is_over(tmp_path: Path) -> None:
 def test_wait_with_a_minimum_goes_on_when_patience_is_over(tmp_path: Path) -> None:
     rules = ["participation.when_missing=wait", "participation.patience=1", "participation.minimum=2"]
     study = Study(make_plan("fedavg", *SMALL, *rules), tmp_path / "run", loses(99))
-    assert study.run()["status"] == "finished"
+    assert study.run().status == "finished"
     assert_equal(study.model("global/last"), without_c())
 
 
@@ -451,7 +460,7 @@ def test_an_abort_while_waiting_ends_the_run(tmp_path: Path) -> None:
     study = Study(plan, tmp_path / "run", loses(99), pause=abort)
     with pytest.raises(Aborted):
         study.run()
-    assert (study.summary["status"], study.summary["reason"]) == ("failed", "the run was aborted")
+    assert (study.summary.status, study.summary.reason) == ("failed", "the run was aborted")
 
 
 def test_an_error_of_the_server_leaves_a_failed_summary_without_its_text(tmp_path: Path) -> None:
@@ -463,9 +472,9 @@ def test_an_error_of_the_server_leaves_a_failed_summary_without_its_text(tmp_pat
     study = Study(make_plan("fedavg", *SMALL), tmp_path / "run", script)
     with pytest.raises(OSError, match="secret"):
         study.run()
-    assert study.summary["status"] == "failed"
-    assert study.summary["reason"] == "OSError: see the server's log"
-    assert study.summary["rounds"]["done"] == 1
+    assert study.summary.status == "failed"
+    assert study.summary.reason == "OSError: see the server's log"
+    assert study.summary.rounds.done == 1
 
 
 @pytest.mark.parametrize(
@@ -481,14 +490,14 @@ def test_too_few_sites_end_the_study_before_anything_is_asked(there: list[str], 
     with pytest.raises(ParticipationError, match=says):
         Coordinator(plan, there, transport, Record(tmp_path / "run"), "scripted").run()
     assert transport.sent == []
-    assert Record(tmp_path / "run").summary()["status"] == "failed"
+    assert Record(tmp_path / "run").summary().status == "failed"
 
 
 def test_sites_that_the_plan_does_not_name_are_not_asked(tmp_path: Path) -> None:
     plan = make_plan("local", *SMALL, sites=[A, B])
     transport = Scripted({site: Participant(plan, site, [A, B], CPU, tmp_path / site) for site in (A, B)})
     summary = Coordinator(plan, SITES, transport, Record(tmp_path / "run"), "scripted").run()
-    assert summary["agreed"]["sites"] == [A, B]
+    assert summary.agreed.sites == [A, B]
     assert {site for site, _ in transport.sent} == {A, B}
 
 
@@ -516,12 +525,12 @@ def test_a_site_that_lost_its_own_state_says_so(tmp_path: Path) -> None:
         return [(site, study.participants[site].answer(asked))]
 
     study = Study(make_plan("fedbn", *SMALL, *GO_ON, "training.rounds=4"), tmp_path / "run", script)
-    sites = study.run()["sites"]
-    assert sites[A]["warnings"] == sites[C]["warnings"] == {}
-    (warning,) = sites[B]["warnings"].pop("3")
+    sites = study.run().sites
+    assert sites[A].warnings == sites[C].warnings == {}
+    ((when, (warning,)),) = sites[B].warnings.items()
     assert warning.startswith("the site's own state after round 2 is not on its disk any more: it went on from the ini")
-    assert sites[B]["warnings"] == {}
-    assert [record["warnings"] for record in study.rounds] == [{}, {}, {B: [warning]}, {}]
+    assert when == "3"
+    assert [record.warnings for record in study.rounds] == [{}, {}, {B: [warning]}, {}]
     lines = round_lines(study.rounds[2], 4, "accuracy")
     assert [line for line in lines if "WARNING" in line] == [f"round 3/4  {B}  WARNING: {warning}"]
 
@@ -544,7 +553,7 @@ def test_the_order_of_arrival_does_not_matter(method: str, tmp_path: Path) -> No
         first = first or study
         for site in SITES:
             assert_equal(first.model(f"sites/{site}/last"), study.model(f"sites/{site}/last"))
-        assert first.summary["sites"][A]["validation"] == study.summary["sites"][A]["validation"]
+        assert first.summary.sites[A].validation == study.summary.sites[A].validation
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -657,16 +666,16 @@ def scores(*values: float | None, spread: float = 0.0) -> Script:
         ((0.1, 0.2, 0.1, 0.3), 3),
         ((None, 0.2, None, 0.1), 1),
         ((None, None, None, None), 3),  # nothing is known: the last
-        ((-5.0, -7.0, -6.0, -4.5), 3),
+        ((0.2, 0.1, 0.15, 0.25), 3),
     ],
 )
 def test_the_best_round_is_chosen_by_the_mean_validation_score(
     values: tuple[float | None, ...], chosen: int, tmp_path: Path
 ) -> None:
     plan = make_plan("fedavg", *SMALL, "training.rounds=3")
-    study = Study(plan, tmp_path / "run", scores(*values, spread=0.25))
+    study = Study(plan, tmp_path / "run", scores(*values, spread=0.1))
     summary = study.run()
-    assert summary["selected"] == {"by": "mean", "rounds": dict.fromkeys(SITES, chosen)}
+    assert summary.selected == Selection(by="mean", rounds=dict.fromkeys(SITES, chosen))
     given = {task_and_round(parcel): parcel.groups["model"] for _, parcel in study.transport.sent if parcel.groups}
     after = [given["round", 1], given["round", 2], given["round", 3], given["deliver", 3]]
     assert_equal(study.model("global/best"), after[chosen])
@@ -684,7 +693,7 @@ def test_the_best_round_is_chosen_by_the_mean_validation_score(
 def test_select_last_takes_the_last(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL, "tracking.select=last")
     study = Study(plan, tmp_path / "run", scores(0.9, 0.5, 0.1))
-    assert study.run()["selected"]["rounds"] == dict.fromkeys(SITES, 2)
+    assert study.run().selected.rounds == dict.fromkeys(SITES, 2)
 
 
 def test_a_score_that_one_site_cannot_give_is_no_score(tmp_path: Path) -> None:
@@ -695,7 +704,7 @@ def test_a_score_that_one_site_cannot_give_is_no_score(tmp_path: Path) -> None:
         return answers
 
     study = Study(make_plan("fedavg", *SMALL), tmp_path / "run", script)
-    assert study.run()["selected"]["rounds"] == dict.fromkeys(SITES, 2)
+    assert study.run().selected.rounds == dict.fromkeys(SITES, 2)
 
 
 class Counted(Dataset):
@@ -738,28 +747,28 @@ def test_test_data_are_touched_once_and_at_the_end(method: str, tmp_path: Path) 
         assert (data[site].test.looks == 1).all()
         looks = plan.rounds + 1 + bool(plan.algorithm.choice(study.coordinator.layout))
         assert (data[site].validation.looks == looks).all()  # also before the first round, and for the super model
-        assert summary["sites"][site]["test"]["cases"] == len(data[site].test)
+        assert summary.sites[site].test["cases"] == len(data[site].test)
 
 
 # ---------------------------------------------------------------------------------------------------- the record
 def test_the_summary_adds_up(tmp_path: Path) -> None:
     study = Study(make_plan("fedavg", *SMALL), tmp_path / "run")
     summary = study.run()
-    assert summary["package"] == package_facts()
-    assert summary["study"] == "run"
-    assert summary["agreed"] == {"sites": SITES, "minimum": 3, "when_missing": "stop"}
+    assert summary.package.model_dump() == package_facts()
+    assert summary.study == "run"
+    assert summary.agreed == Agreement(sites=SITES, minimum=3, when_missing="stop")
     size = sum(tensor.nbytes for tensor in undisturbed().values())
-    tests = [summary["sites"][site]["test"] for site in SITES]
+    tests = [summary.sites[site].test for site in SITES]
     for site in SITES:
-        facts = summary["sites"][site]
-        assert facts["bytes_up"] == facts["bytes_down"] == 2 * size
-        assert facts["cases"] == study.participants[site].cases
-        assert len(facts["validation"]) == 3
-    assert summary["mean_test"] == pytest.approx(sum(test["accuracy"] for test in tests) / 3)
+        facts = summary.sites[site]
+        assert facts.bytes_up == facts.bytes_down == 2 * size
+        assert facts.cases == study.participants[site].cases
+        assert len(facts.validation) == 3
+    assert summary.mean_test == pytest.approx(sum(test["accuracy"] for test in tests) / 3)
     cases = [test["cases"] for test in tests]
     weighted = sum(test["accuracy"] * number for test, number in zip(tests, cases, strict=True)) / sum(cases)
-    assert summary["pooled_test"] == pytest.approx(weighted)
-    assert all(record["asked"] == SITES for record in study.rounds)
+    assert summary.pooled_test == pytest.approx(weighted)
+    assert all(record.asked == SITES for record in study.rounds)
     assert json.loads((study.folder / "provenance.json").read_text())["plan_hash"] == study.plan.hash
 
 

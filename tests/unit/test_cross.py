@@ -59,7 +59,7 @@ def test_on_the_diagonal_is_what_the_summary_says(method: str, tmp_path: Path) -
     inprocess.run(make_plan(method, *SMALL), folder=tmp_path / "run")
     scores, summary = cross(tmp_path / "run"), Record(tmp_path / "run").summary()
     assert {site: scores[site][site] for site in SITES} == {
-        site: summary["sites"][site]["test"]["accuracy"] for site in SITES
+        site: summary.sites[site].test["accuracy"] for site in SITES
     }
     rows = [list(row.values()) for row in scores.values()]
     assert (rows[0] == rows[1] == rows[2]) == (method == "fedavg")
@@ -84,8 +84,8 @@ def test_another_model_than_the_tested_one_is_told(copied: tuple[Plan, Path]) ->
 def test_a_site_that_was_lost_before_the_test_is_compared_all_the_same(copied: tuple[Plan, Path]) -> None:
     _, folder = copied
     summary = Record(folder).summary()
-    summary["sites"][SITES[0]]["test"] = None
-    (folder / "summary.json").write_text(json.dumps(summary))
+    lost = summary.sites[SITES[0]].changed(test=None)
+    Record(folder).write_summary(summary.changed(sites={**summary.sites, SITES[0]: lost}))
     assert None not in cross(folder)[SITES[0]].values()
 
 

@@ -3,6 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
+
+from docs.tables import PAGES, TABLES, renewed
+from tests.conftest import make_plan
+
 
 def test_every_test_that_a_page_names_exists(root: Path) -> None:
     named = [
@@ -13,3 +18,23 @@ def test_every_test_that_a_page_names_exists(root: Path) -> None:
     assert len(named) > 10
     for page, file, test in named:
         assert f"\ndef {test}(" in (root / file).read_text(), f"{page} names {test}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_tables_are_those_of_the_models(name: str, root: Path) -> None:
+    page = (root / "docs" / name).read_text(encoding="utf-8")
+    assert renewed(page) == page, "make docs-tables writes them anew"
+    assert renewed(page.replace("| key |", "| keys |")) == page, "the test sees a change"
+
+
+def test_every_table_stands_on_a_page(root: Path) -> None:
+    pages = "".join((root / "docs" / name).read_text(encoding="utf-8") for name in PAGES)
+    assert sorted(re.findall(r"<!-- table: ([\w-]+) -->", pages)) == sorted(TABLES)
+
+
+def test_every_key_of_every_section_is_in_the_plan_s_tables(root: Path) -> None:
+    page = (root / "docs/plan.md").read_text(encoding="utf-8")
+    for plan in (make_plan("fedsm"), make_plan("harmofl", "task.name=synthetic-prostate")):
+        for name, values in plan.resolved().items():
+            for key in values if isinstance(values, dict) else ():
+                assert f"`{name}.{key}`" in page or f"`{name}.{key}.name`" in page, f"{name}.{key}"

@@ -12,7 +12,7 @@ from medsilo.core.errors import DataError, Refused
 from medsilo.federation.reasons import public_reason
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.wire import to_parcel, to_shareable
-from medsilo.methods.base import Parcel
+from medsilo.runs.messages import Parcel
 
 
 class Abort(Signal):

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from medsilo.federation.checks import check_packages
-from medsilo.methods.base import Parcel
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
@@ -25,10 +23,12 @@ from medsilo.cli import main
 from medsilo.core import distribution
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.package import package_facts
+from medsilo.federation.accepting import check_packages
 from medsilo.flare import simulator
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.wire import to_parcel, to_shareable
 from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.runs.messages import Parcel
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 

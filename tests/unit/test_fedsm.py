@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from medsilo.methods.base import Parcel
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,7 +17,7 @@ from medsilo.core.errors import MedsiloError, ParticipationError, PlanError
 from medsilo.core.files import load_tensors
 from medsilo.deploy import THRESHOLDS, SuperModel
 from medsilo.federation import inprocess
-from medsilo.federation.coordinator import Missing
+from medsilo.federation.asking import Missing
 from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedsm_ensemble import mixed
 from medsilo.methods.fedsm_extra import best_of
@@ -26,6 +25,7 @@ from medsilo.models.vgg11 import Vgg11
 from medsilo.plan import Plan
 from medsilo.report import page
 from medsilo.report.read import read_all
+from medsilo.runs.messages import Parcel
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import PERSONAL, SITES, make_plan
@@ -241,7 +241,7 @@ def test_lambda_has_its_bounds_and_a_caution_below_1_over_k(tmp_path: Path) -> N
         with pytest.raises(PlanError, match=r"algorithm\.pull"):
             planned(f"algorithm.pull={pull}")
     study = Study(planned("algorithm.pull=0.3", "training.rounds=1"), tmp_path / "run")
-    (caution,) = study.run()["details"]["cautions"]
+    (caution,) = study.run().details.cautions
     assert caution.startswith("algorithm.pull 0.3 is below 1/3") and "\n" not in caution
     assert planned("algorithm.pull=0.34").algorithm.cautions(SITES) == []
 
@@ -285,8 +285,8 @@ def test_bytes_of_a_round_are_two_models_and_a_selector(sync: str, tmp_path: Pat
     moments = 2 * selector + 4 if sync == "adam-moments" else 0
     summary = Study(plan, tmp_path / "run").run()
     for site in SITES:
-        facts = summary["sites"][site]
-        assert facts["bytes_up"] == facts["bytes_down"] == 2 * model + selector + moments
+        facts = summary.sites[site]
+        assert facts.bytes_up == facts.bytes_down == 2 * model + selector + moments
 
 
 def test_impossible_moments_are_refused(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_impossible_moments_are_refused(tmp_path: Path) -> None:
         return [(site, reply)]
 
     study = Study(planned(*GO_ON, MOMENTS), tmp_path / "run", script)
-    assert "moments/second_0 is below 0" in study.run()["sites"][C]["missed"]["1"]
+    assert "moments/second_0 is below 0" in study.run().sites[C].missed[1]
 
 
 # ---------------------------------------------------------------------------------------------------- the super model
@@ -318,7 +318,7 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
     plan = planned("training.rounds=12", "task.persons=12", MOMENTS, "algorithm.selector_learning_rate=0.01")
     folder = tmp_path / "run"
     summary = inprocess.run(plan, folder=folder).summary
-    found = summary["details"]["super_model"]
+    found = summary.details.super_model
     whole = SuperModel.load(folder / "supermodel")
     experts = [whole.expert(site) for site in SITES]
 
@@ -337,18 +337,18 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
     for gamma in THRESHOLDS:
         hits = np.concatenate([answers(*data[site].validation.tensors, gamma)[0] for site in SITES])
         curve.append([gamma, len(hits), hits.mean()])
-    np.testing.assert_allclose(np.array(found["curve"]), np.array(curve), rtol=1e-9)
+    np.testing.assert_allclose(np.array(found.curve), np.array(curve), rtol=1e-9)
     best = max(mean for _, _, mean in curve)
     gamma = max(value for value, _, mean in curve if mean == best)
-    assert found["threshold"] == whole.threshold == pytest.approx(gamma)
+    assert found.threshold == whole.threshold == pytest.approx(gamma)
     for site in SITES:
         hits, names = answers(*data[site].test.tensors, gamma)
-        assert summary["sites"][site]["test"]["accuracy"] == pytest.approx(hits.mean())
-        assert found["tested"][site] == {name: names.count(name) for name in set(names)}
+        assert summary.sites[site].test["accuracy"] == pytest.approx(hits.mean())
+        assert found.tested[site] == {name: names.count(name) for name in set(names)}
         own = SuperModel.load(folder / "sites" / site / "supermodel")  # every hospital has the same
         assert own.threshold == whole.threshold and own.agreed == whole.agreed
         assert all(torch.equal(own.state_dict()[name], tensor) for name, tensor in whole.state_dict().items())
-    chosen = set().union(*found["tested"].values())
+    chosen = set().union(*found.tested.values())
     assert len(chosen) > 2 and len({mean for _, _, mean in curve}) > 3, (
         chosen,
         curve,
@@ -360,7 +360,7 @@ def test_every_hospital_s_best_file_has_the_score_that_was_recorded(tmp_path: Pa
     summary = inprocess.run(plan, folder=tmp_path / "run").summary
     for site in SITES:
         tensors, facts = load_tensors(tmp_path / "run/sites" / site / "best.safetensors")
-        curve = summary["sites"][site]["validation"]
+        curve = summary.sites[site].validation
         assert facts["round"] == int(np.argmax(curve))
         model = plan.build_networks()["model"]
         model.load_state_dict(tensors)
@@ -378,8 +378,8 @@ def refusing(study: Study, *sites: str) -> Study:
 def test_personal_models_go_only_to_hospitals_that_agreed_and_only_of_those(method: str, tmp_path: Path) -> None:
     plan = planned(method=method)
     study = refusing(Study(plan, tmp_path / "run"), C)
-    found = study.run()["details"]["super_model"]
-    assert found["agreed"] == [A, B]
+    found = study.run().details.super_model
+    assert found.agreed == [A, B]
     personal = {site: study.coordinator.mixers["personal"].current(site) for site in SITES}
     common = study.coordinator.mixers["global"].current(A)
     shown = {site: {} for site in SITES}
@@ -399,7 +399,7 @@ def test_personal_models_go_only_to_hospitals_that_agreed_and_only_of_those(meth
 
 def test_a_site_that_never_trained_is_nobody_s_expert(tmp_path: Path) -> None:
     study = Study(planned(*GO_ON), tmp_path / "run", lost_in({1: [B], 2: [B]}))
-    assert study.run()["details"]["super_model"]["agreed"] == [A, C]
+    assert study.run().details.super_model.agreed == [A, C]
     assert SuperModel.load(study.folder / "sites" / A / "supermodel").labels == (A, "global", C)
 
 
@@ -442,17 +442,17 @@ def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_
     study = Study(planned("training.rounds=1"), tmp_path / "run")
     for participant in study.participants.values():
         participant.settings = SiteSettings(device="cpu", smallest_metric=999)
-    found = study.run()["details"]["super_model"]
-    assert (found["threshold"], found["curve"]) == (0, [])
+    found = study.run().details.super_model
+    assert (found.threshold, found.curve) == (0, [])
     assert "it was not tuned" in (study.folder / "sites" / A / "supermodel/card.md").read_text()
 
 
 def test_a_hospital_with_too_few_validation_cases_is_left_out_of_gamma_s_curve(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
     study.participants[C].settings = SiteSettings(device="cpu", smallest_metric=999)
-    found = study.run()["details"]["super_model"]
+    found = study.run().details.super_model
     cases = sum(len(study.participants[site].data.validation) for site in (A, B))
-    assert {point[1] for point in found["curve"]} == {cases} and found["validated"][C] == {}
+    assert {point[1] for point in found.curve} == {cases} and found.validated[C] == {}
 
 
 def test_a_super_model_knows_the_spacing_of_enough_training_images_and_warns_of_others(
@@ -487,21 +487,21 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
     summary = study.run()
     asked = {parcel.facts["task"] for site, parcel in study.transport.sent if site == C}
     assert asked == {"join", "deliver", "test"}
-    assert list(summary["sites"]) == [A, B] and list(summary["unseen"]) == [C]
-    test = summary["unseen"][C]["test"]
+    assert list(summary.sites) == [A, B] and list(summary.unseen) == [C]
+    test = summary.unseen[C].test
     assert test["cases"] == study.participants[C].cases["test"]
-    scores = [summary["sites"][site]["test"][summary["metric"]] for site in (A, B)]
-    assert summary["mean_test"] == pytest.approx(sum(scores) / 2)
+    scores = [summary.sites[site].test[summary.metric] for site in (A, B)]
+    assert summary.mean_test == pytest.approx(sum(scores) / 2)
     part = study.participants[C].data.test.tensors
     if method == "fedavg":
         model = plan.build_networks()["model"]
         model.load_state_dict(study.model("global/best"))
         assert right(model, *part).mean() == pytest.approx(test["accuracy"])
     if method == "fedsm":
-        found = summary["details"]["super_model"]
-        assert found["sites"] == [A, B]
-        assert found["curve"][0][1] == sum(study.participants[site].cases["validation"] for site in (A, B))
-        assert sum(found["tested"][C].values()) == test["cases"]
+        found = summary.details.super_model
+        assert found.sites == [A, B]
+        assert found.curve[0][1] == sum(study.participants[site].cases["validation"] for site in (A, B))
+        assert sum(found.tested[C].values()) == test["cases"]
         assert right(SuperModel.load(study.folder / "supermodel"), *part).mean() == pytest.approx(test["accuracy"])
         for name, tensor in study.coordinator.mixers["global"].current(A).items():  # no one's personal model
             assert torch.equal(study.model(f"sites/{C}/last")[name], tensor)
@@ -516,8 +516,8 @@ def test_a_missing_unseen_hospital_ends_a_run_that_stops_for_anyone_and_no_other
         Study(plan, tmp_path / "stop", script).run()
     going_on = plan.with_changes(["participation.when_missing=continue", "participation.minimum=1"])
     summary = Study(going_on, tmp_path / "continue", script).run()
-    assert summary["status"] == "finished"
-    assert summary["unseen"][C]["test"] is None
+    assert summary.status == "finished"
+    assert summary.unseen[C].test is None
 
 
 def test_what_an_unseen_hospital_may_not_be() -> None:
@@ -571,7 +571,7 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
     )
     model = SuperModel.load(study.folder / "supermodel")
     assert model.labels == ("global", *SITES) and model.threshold is None
-    assert summary["details"]["super_model"]["curve"] == []
+    assert summary.details.super_model.curve == []
     with pytest.raises(PlanError, match=r"training\.rounds: .* trains models before 3 rounds"):
         planned("training.rounds=3", "algorithm.selector_rounds=3", method=method)
 
@@ -586,12 +586,12 @@ def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, 
         ("collect", 1),
     ]
     study = Study(plan, tmp_path / "fedsm")
-    found = study.run()["details"]["super_model"]
+    found = study.run().details.super_model
     alone = Study(planned(method=method), tmp_path / "alone")
     alone.run()
     assert_equal(study.model("global/last"), alone.model("global/last"))
     model = SuperModel.load(study.folder / "supermodel")
-    assert found["agreed"] == SITES
+    assert found.agreed == SITES
     for site in SITES:
         own = alone.model(f"sites/{site}/last")
         if method in ("fine-tuning", "per-fedavg"):  # they go through the data anew, in another order
@@ -609,14 +609,14 @@ def test_a_study_with_another_personal_method_that_stopped_goes_on(tmp_path: Pat
     plan = planned("algorithm.personal_method.name=ditto")
 
     def stop(record: dict[str, Any]) -> None:
-        if record["round"] == 3:
+        if record.round == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         inprocess.run(plan, folder=tmp_path / "run", on_round=stop)
     resumed = inprocess.run(plan, folder=tmp_path / "run", resume=True).summary
     whole = inprocess.run(plan, folder=tmp_path / "whole").summary
-    assert resumed["details"] == whole["details"]
+    assert resumed.details == whole.details
     one, other = (SuperModel.load(tmp_path / run / "supermodel").state_dict() for run in ("run", "whole"))
     assert_equal(one, other)
 
@@ -634,28 +634,28 @@ def test_the_report_shows_whose_model_answered(tmp_path: Path) -> None:
     plan = planned("algorithm.pull=0.2", "training.rounds=1", f"participation.unseen=[{C}]", sites=[A, B])
     study = refusing(Study(plan, tmp_path / "run"), B)
     study.coordinator.run()
-    found = study.summary["details"]["super_model"]
+    found = study.summary.details.super_model
     text = page.render(read_all([study.folder]), "Title")
     parsed = Page(text)
-    for title, told in (("Validation cases with γ = 0", found["validated"]), ("Test cases", found["tested"])):
+    for title, told in (("Validation cases with γ = 0", found.validated), ("Test cases", found.tested)):
         start = next(place for place, row in enumerate(parsed.rows) if row[:1] == [title])
         assert parsed.rows[start][1:] == ["global", A]
         for line, site in zip(parsed.rows[start + 1 :], SITES, strict=False):
             shares = [told[site].get(name, 0) / sum(told[site].values()) for name in ("global", A)]
             assert line == [site + (" did not train" if site == C else ""), *(f"{share:.0%}" for share in shares)]
     marked = [cell for cell in parsed.row("Pooled validation score") if cell.endswith("chosen")]
-    best = next(score for gamma, _, score in found["curve"] if gamma == found["threshold"])
+    best = next(score for gamma, _, score in found.curve if gamma == found.threshold)
     assert marked == [f"{best:.3f}chosen"]
     assert f"the global model stands for them: {B}." in text and "is below 1/2" in text
-    unseen = study.summary["unseen"][C]["test"]["accuracy"]
+    unseen = study.summary.unseen[C].test["accuracy"]
     assert parsed.rows[parsed.rows.index(["Method", C]) + 1] == ["FedSM", f"{unseen:.3f}"]
 
 
 def test_a_run_s_folder_says_what_the_summary_says(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
-    found = study.run()["details"]["super_model"]
+    found = study.run().details.super_model
     manifest = json.loads((study.folder / "supermodel/supermodel.json").read_text())
-    assert manifest["threshold"] == found["threshold"] and manifest["agreed"] == found["agreed"]
+    assert manifest["threshold"] == found.threshold and manifest["agreed"] == found.agreed
     path = study.folder / "supermodel/personal" / f"{A}.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(MedsiloError, match="SHA-256"):

@@ -20,7 +20,7 @@ from torch import Tensor
 from medsilo.core.errors import Refused
 from medsilo.flare.filters import Clipped, EnoughCases, Noisy
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
-from medsilo.methods.base import Parcel
+from medsilo.runs.messages import Parcel
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 FACTS = {"round": 3, "task": "round", "package": {"version": "1"}}

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from medsilo.methods.base import Parcel
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,7 +20,9 @@ from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedper import FedPer
 from medsilo.methods.harmofl import HarmoFL
 from medsilo.plan import Plan
+from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
+from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
 from tests.conftest import FEDSM, METHODS, SITES, make_plan
@@ -146,7 +147,7 @@ def test_without_both_switches_it_is_uniform_fedavg_bit_for_bit() -> None:
     off = inprocess.run(harmofl("algorithm.amplitude=null", "algorithm.perturbation=null"))
     fedavg = inprocess.run(make_plan("fedavg", *SMALL, "algorithm.weighting=uniform"))
     assert_same_models(off, fedavg)
-    assert off.summary["mean_test"] == fedavg.summary["mean_test"]
+    assert off.summary.mean_test == fedavg.summary.mean_test
 
 
 @pytest.mark.parametrize("band", ["0.0", "0.2"])
@@ -220,7 +221,7 @@ def test_statistics_are_measured_on_images_as_the_network_will_see_them(tmp_path
     """AdaFed: before anything is harmonised, as they are; when it measures again, behind the frozen layer."""
     changes = ["training.rounds=2", "algorithm.refresh=1", *HALVES[:1]]
     transport, coordinator = listen(make_plan("adafed", *SMALL, *changes), tmp_path / "run")
-    assert [line["phase"] for line in coordinator.rounds] == ["measure", "harmonise", "measure again", "train"]
+    assert [line.phase for line in coordinator.rounds] == ["measure", "harmonise", "measure again", "train"]
     plain, _ = listen(make_plan("adafed", *SMALL, *changes[:2]), tmp_path / "plain")
 
     def measured(of: Listening, number: int) -> Tensor:
@@ -270,7 +271,7 @@ def test_one_round_still_ends_with_the_mean_amplitude(tmp_path: Path) -> None:
     amplitudes = [model.input.amplitude for model in run.models.values()]
     assert all(model.input.frozen for model in run.models.values())
     assert torch.equal(amplitudes[0], amplitudes[1])
-    assert [line["phase"] for line in run.history] == ["harmonise"]
+    assert [line.phase for line in run.history] == ["harmonise"]
 
 
 def test_a_site_that_was_away_gets_the_amplitude_when_it_comes_back(tmp_path: Path) -> None:
@@ -288,7 +289,7 @@ def test_a_site_that_was_away_gets_the_amplitude_when_it_comes_back(tmp_path: Pa
     transport, coordinator = listen(plan, tmp_path / "run", participants)
     down = [p.facts["round"] for site, p in transport.sent if site == "hospital-c" and "amplitude" in p.groups]
     assert down == [1, 2, 3]
-    assert [sorted(line["sites"]) for line in coordinator.rounds] == [SITES[:2], SITES[:2], SITES, SITES]
+    assert [sorted(line.sites) for line in coordinator.rounds] == [SITES[:2], SITES[:2], SITES, SITES]
     assert torch.equal(absent.modules["amplitude"].amplitude, participants["hospital-a"].modules["amplitude"].amplitude)
 
 
@@ -307,8 +308,8 @@ def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_
 
     loser.answer = after_a_fire  # type: ignore[method-assign]
     _, coordinator = listen(plan, tmp_path / "run", participants)
-    assert "lost the amplitude" in coordinator.rounds[2]["refused"]["hospital-c"]
-    assert sorted(coordinator.rounds[3]["sites"]) == SITES
+    assert "lost the amplitude" in coordinator.rounds[2].refused["hospital-c"]
+    assert sorted(coordinator.rounds[3].sites) == SITES
 
 
 # ---------------------------------------------------------------------------------------------------- resuming
@@ -323,15 +324,15 @@ def assert_resumes(plan: Plan, stop_after: int, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 
-    def on_round(record: dict) -> None:
-        if record["round"] == stop_after + 1:  # the round is trained, but not yet saved
+    def on_round(record: Round) -> None:
+        if record.round == stop_after + 1:  # the round is trained, but not yet saved
             raise Stop
 
     with pytest.raises(Stop):
         inprocess.run(plan, folder=tmp_path / "again", on_round=on_round)
     again = inprocess.run(plan, folder=tmp_path / "again", resume=True)
     assert_same_models(whole, again)
-    assert whole.summary["mean_test"] == again.summary["mean_test"]
+    assert whole.summary.mean_test == again.summary.mean_test
 
 
 # ---------------------------------------------------------------------------------------------------- evaluation
@@ -345,7 +346,7 @@ def test_sites_are_scored_with_their_own_average_first_and_the_frozen_one_after(
             harmonised = model.model(normalise_by_hand(inputs, full_spectrum(model.input.amplitude, inputs.shape[-1])))
             assert torch.allclose(model(inputs), harmonised, atol=1e-4)
             score = float((model(inputs).argmax(1) == targets).double().mean())
-        assert run.summary["sites"][site]["test"]["accuracy"] == pytest.approx(score)
+        assert run.summary.sites[site].test["accuracy"] == pytest.approx(score)
 
 
 def full_spectrum(amplitude: Tensor, length: int) -> np.ndarray:
@@ -358,9 +359,9 @@ def test_a_network_that_judges_by_its_batch_is_always_given_the_same_mixed_batch
         "fedavg", *SMALL, "network.name=activity-cnn", "network.norm=batch-statistics", "tracking.select=last"
     )
     run, again = inprocess.run(plan), inprocess.run(plan)
-    assert run.summary["sites"] == {
-        site: facts | {key: run.summary["sites"][site][key] for key in ("seconds", "memory")}
-        for site, facts in again.summary["sites"].items()
+    assert run.summary.sites == {
+        site: result.changed(seconds=run.summary.sites[site].seconds, memory=run.summary.sites[site].memory)
+        for site, result in again.summary.sites.items()
     }
     data = load_data(plan)["hospital-a"].test
     order = torch.randperm(len(data), generator=generator_for(plan.seed, "hospital-a", "evaluation"))
@@ -368,7 +369,7 @@ def test_a_network_that_judges_by_its_batch_is_always_given_the_same_mixed_batch
     for batch in order.split(64):
         with torch.no_grad():
             right += int((model(data.inputs[batch]).argmax(1) == data.targets[batch]).sum())
-    assert run.summary["sites"]["hospital-a"]["test"]["accuracy"] == pytest.approx(right / len(data))
+    assert run.summary.sites["hospital-a"].test["accuracy"] == pytest.approx(right / len(data))
 
 
 # ---------------------------------------------------------------------------------------------------- bad input
@@ -486,8 +487,8 @@ def test_sites_train_on_as_many_cases_as_the_smallest(tmp_path: Path) -> None:
     plan = harmofl("training.truncate=true")
     transport, coordinator = listen(plan, tmp_path / "run")
     smallest = min(len(data.train) for data in load_data(plan).values())
-    assert {line["sites"][site]["samples"] for line in coordinator.rounds for site in SITES} == {smallest}
-    sizes = {facts["cases"]["train"] for facts in Record(tmp_path / "run").summary()["sites"].values()}
+    assert {line.sites[site].samples for line in coordinator.rounds for site in SITES} == {smallest}
+    sizes = {facts.cases["train"] for facts in Record(tmp_path / "run").summary().sites.values()}
     assert len(sizes) == 3  # what they have is still told
     cut = next(p for p in transport.participants.values() if p.cases["train"] > smallest)
     chosen = list(cut.train.indices)

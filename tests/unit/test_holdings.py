@@ -4,7 +4,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from medsilo.federation.checks import check_classes
 
 from medsilo.core.errors import Refused
 from medsilo.federation import inprocess
@@ -54,9 +53,9 @@ def test_the_summary_has_them_at_the_sites_and_when_pooled(tmp_path: Path) -> No
     for method in ("fedavg", "central"):
         plan = make_plan(method, *SMALL)
         summary = inprocess.run(plan, folder=tmp_path / method, settings=SiteSettings(device="cpu")).summary
-        told[method] = {site: facts["classes"] for site, facts in summary["sites"].items()}
-        for site, facts in summary["sites"].items():
-            assert {part: sum(told[method][site][part]) for part in PARTS} == facts["cases"]
+        told[method] = {site: facts.classes for site, facts in summary.sites.items()}
+        for site, facts in summary.sites.items():
+            assert {part: sum(told[method][site][part]) for part in PARTS} == facts.cases
     assert told["fedavg"] == told["central"]
 
 
@@ -120,10 +119,9 @@ def test_the_page_draws_it_once_for_runs_that_agree(tmp_path: Path) -> None:
     scores = {"hospital-a": 0.5, "hospital-b": 0.75}
     runs = []
     for method in ("fedavg", "fedbn"):
-        summary = summary_of(method, method, scores)
-        for site, counts in (("hospital-a", [90, 6]), ("hospital-b", None)):
-            summary["sites"][site]["classes"] = {"train": counts, "validation": None, "test": None}
-        runs.append(save(tmp_path, summary))
+        told = {"hospital-a": [90, 6], "hospital-b": None}
+        classes = {site: {"classes": {**dict.fromkeys(PARTS), "train": counts}} for site, counts in told.items()}
+        runs.append(save(tmp_path, summary_of(method, method, scores, classes)))
     text = page.render(read_all(runs), "Title")
     assert text.count("Who has what") == 1
     assert text.count("Training cases by class") >= 1 and text.count('id="who-') == 4  # two pictures, title and words

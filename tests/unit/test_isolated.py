@@ -69,18 +69,18 @@ def test_a_killed_trainer_costs_its_round_and_the_numbers_are_the_same(tmp_path:
     folder = tmp_path / "run"
     sites = {A: isolated_site(plan), B: isolated_site(plan, B, kind=Fragile)}
     summary = lead(plan, folder, sites)
-    assert summary["status"] == "finished"
-    assert [line["answered"] for line in Record(folder).rounds()] == [[A, B], [A], [A, B], [A, B]]
-    missed = summary["sites"][B]["missed"]
-    assert list(missed) == ["2"] and "the training process died (SIGKILL)" in missed["2"]
-    assert "memory" in missed["2"] and "a new one goes on from the site's saved state" in missed["2"]
+    assert summary.status == "finished"
+    assert [line.answered for line in Record(folder).rounds()] == [[A, B], [A], [A, B], [A, B]]
+    missed = summary.sites[B].missed
+    assert list(missed) == [2] and "the training process died (SIGKILL)" in missed[2]
+    assert "memory" in missed[2] and "a new one goes on from the site's saved state" in missed[2]
 
     plain = {s: Refusing(plan, s, [A, B], CPU, tmp_path / "plain/sites" / s) for s in (A, B)}
     lead(plan, tmp_path / "plain", plain)
     for run in (folder, tmp_path / "plain"):  # the reason is all that differs
         for name in ("summary.json", "rounds.jsonl"):
             text = (run / name).read_text()
-            (run / name).write_text(text.replace(missed["2"].removeprefix("refused: "), "killed"))
+            (run / name).write_text(text.replace(missed[2].removeprefix("refused: "), "killed"))
     for log in folder.glob("sites/*/worker.log"):
         assert log.read_text() == ""
         log.unlink()
@@ -93,7 +93,7 @@ def test_a_killed_trainer_is_asked_again_and_costs_nothing(rule: str, tmp_path: 
     sites = {A: isolated_site(plan), B: isolated_site(plan, B, kind=Fragile)}
     summary = lead(plan, tmp_path / "run", sites)
     assert (tmp_path / f"{B}-was-killed").exists()
-    assert summary["status"] == "finished" and summary["sites"][B]["missed"] == {}
+    assert summary.status == "finished" and summary.sites[B].missed == {}
     lead(plan, tmp_path / "plain", {s: Participant(plan, s, [A, B], CPU, tmp_path / "plain/sites" / s) for s in (A, B)})
     for log in (tmp_path / "run").glob("sites/*/worker.log"):
         log.unlink()

@@ -78,8 +78,8 @@ def test_it_is_trained_and_tested(layout: Layout, folder: Path) -> None:
     }
     settings = SiteSettings(device="cpu", data=folder, smallest_average=1, smallest_metric=1)
     summary = inprocess.run(parse_plan(values), settings=settings).summary
-    assert summary["status"] == "finished"
-    assert all(0 <= site["test"][summary["metric"]] <= 1 for site in summary["sites"].values())
+    assert summary.status == "finished"
+    assert all(0 <= site.test[summary.metric] <= 1 for site in summary.sites.values())
 
 
 def test_the_paper_s_split_is_another(layout: Layout, folder: Path) -> None:

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from medsilo.methods.base import Parcel
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
@@ -14,9 +13,11 @@ from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAu
 from medsilo import cli
 from medsilo.check.leaks import describe
 from medsilo.core.errors import MedsiloError
-from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
+from medsilo.federation.asking import Missing, Outgoing, Receive
+from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
+from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.policy import EXECUTOR, read_policy
 from medsilo.site.settings import SiteSettings

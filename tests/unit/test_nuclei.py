@@ -150,7 +150,7 @@ def test_harmofl_runs_on_drawn_tiles(folder: Path, tmp_path: Path) -> None:
     plan = load_plan(ROOT / "jobs/harmofl/plans/nuclei-small.yaml", changes)
     settings = SiteSettings(device="cpu", data=folder, smallest_average=4)
     run = inprocess.run(plan, folder=tmp_path / "run", settings=settings)
-    assert run.summary["status"] == "finished"
+    assert run.summary.status == "finished"
     assert not list(
         (tmp_path / "run").glob("sites/*/pictures")
     )  # these images are a hospital's, and it did not allow it

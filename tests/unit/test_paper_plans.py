@@ -115,4 +115,4 @@ def test_they_run(name: str, tmp_path: Path) -> None:
         small.append("algorithm.pretraining.epochs=1")
     plan = load_plan(PLANS[name].with_suffix(".yaml"), small)
     settings = SiteSettings(device="cpu", data=make(tmp_path / "data"), smallest_average=1, smallest_metric=1)
-    assert inprocess.run(plan, settings=settings).summary["status"] == "finished"
+    assert inprocess.run(plan, settings=settings).summary.status == "finished"

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from medsilo.methods.base import Parcel
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,9 +18,12 @@ from medsilo import cli
 from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
-from medsilo.federation.participant import COLUMNS, Participant
+from medsilo.federation.participant import Participant
+from medsilo.federation.site_state import COLUMNS
 from medsilo.plan import Plan
+from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
+from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
 from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan, mounted
@@ -308,17 +310,17 @@ def test_the_best_model_has_the_score_that_was_recorded(method: str, changes: li
     plan = planned(method, changes, rounds=5)
     summary = inprocess.run(plan, folder=tmp_path / "run").summary
     for site in SITES:
-        facts = summary["sites"][site]
+        facts = summary.sites[site]
         data = plan.task.load(site, SITES, plan.seed, None)
         best = tmp_path / "run" / "sites" / site / "best.safetensors"
-        chosen = summary["selected"]["rounds"][site]
+        chosen = summary.selected.rounds[site]
         assert load_tensors(best)[1]["round"] == chosen
-        assert score_of(plan, best, data.validation) == pytest.approx(facts["validation"][chosen])
-        assert score_of(plan, best, data.test) == pytest.approx(facts["test"]["accuracy"])
-        if summary["selected"]["by"] == "site":
-            assert chosen == facts["validation"].index(max(facts["validation"]))
+        assert score_of(plan, best, data.validation) == pytest.approx(facts.validation[chosen])
+        assert score_of(plan, best, data.test) == pytest.approx(facts.test["accuracy"])
+        if summary.selected.by == "site":
+            assert chosen == facts.validation.index(max(facts.validation))
         last = tmp_path / "run" / "sites" / site / "last.safetensors"
-        assert score_of(plan, last, data.validation) == pytest.approx(facts["validation"][-1])
+        assert score_of(plan, last, data.validation) == pytest.approx(facts.validation[-1])
 
 
 def test_metrics_csv_has_a_line_for_every_round(tmp_path: Path) -> None:
@@ -332,13 +334,13 @@ def test_metrics_csv_has_a_line_for_every_round(tmp_path: Path) -> None:
         assert [row["round"] for row in rows] == ["1", "2", "3", "4"]
         assert [row["phase"] for row in rows] == ["train", "train", "train", "deliver"]
         assert [row["validated_round"] for row in rows] == ["0", "1", "2", "3"]
-        facts = run.summary["sites"][site]
-        assert [float(row["validation"]) for row in rows] == facts["validation"]
+        facts = run.summary.sites[site]
+        assert [float(row["validation"]) for row in rows] == facts.validation
         for row, record in zip(rows, run.history, strict=False):
-            line = record["sites"][site]
-            assert int(row["samples"]) == line["samples"] == facts["cases"]["train"]
-            assert float(row["train_loss"]) == line["train_loss"]
-            assert float(row["validation_loss"]) == line["validation_loss"]
+            line = record.sites[site]
+            assert int(row["samples"]) == line.samples == facts.cases["train"]
+            assert float(row["train_loss"]) == line.train_loss
+            assert float(row["validation_loss"]) == line.validation_loss
         assert rows[-1]["train_loss"] == ""
 
 
@@ -409,11 +411,11 @@ def test_a_damaged_state_is_refused_and_not_forgotten(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- resume
-def stop_after(number: int) -> Callable[[dict[str, Any]], None]:
+def stop_after(number: int) -> Callable[[Round], None]:
     """Dies inside a round, after all sites have answered and before the server has saved anything."""
 
-    def on_round(record: dict[str, Any]) -> None:
-        if record["round"] == number:
+    def on_round(record: Round) -> None:
+        if record.round == number:
             raise KeyboardInterrupt
 
     return on_round
@@ -481,8 +483,8 @@ def stop_and_resume(plan: Plan, folder: Path, *stops: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             inprocess.run(plan, folder=folder, resume=number > 0, on_round=stop_after(stop))
         summary = Record(folder).summary()
-        assert (summary["status"], summary["reason"]) == ("failed", "stopped")
-    assert inprocess.run(plan, folder=folder, resume=True).summary["status"] == "finished"
+        assert (summary.status, summary.reason) == ("failed", "stopped")
+    assert inprocess.run(plan, folder=folder, resume=True).summary.status == "finished"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -563,8 +565,8 @@ def test_a_checkpoint_that_does_not_fit_costs_only_its_round(tmp_path: Path, who
     folder = tmp_path / "run"
     size = (whole(plan) / "checkpoints" / "round-4.safetensors").stat().st_size
 
-    def on_round(record: dict[str, Any]) -> None:
-        if record["round"] == 2:
+    def on_round(record: Round) -> None:
+        if record.round == 2:
             limits = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1000, limits[1]))
 
@@ -577,7 +579,7 @@ def test_a_checkpoint_that_does_not_fit_costs_only_its_round(tmp_path: Path, who
     assert [path.name for path in Record(folder).checkpoints.glob("round-*")] == ["round-1.safetensors"]
     assert Record(folder).load_checkpoint()[1]["round"] == 1
     summary = Record(folder).summary()
-    assert (summary["status"], summary["reason"]) == ("failed", text)
+    assert (summary.status, summary.reason) == ("failed", text)
     inprocess.run(plan, folder=folder, resume=True)
     assert_same_run(whole(plan), folder)
 
@@ -589,8 +591,8 @@ def test_a_study_on_a_disk_that_fills_up_is_resumed_when_there_is_room(
     plan = planned("fedbn", [])
     with mounted(tmp_path / "disk", "3m") as disk:
 
-        def on_round(record: dict[str, Any]) -> None:
-            if record["round"] == 2:
+        def on_round(record: Round) -> None:
+            if record.round == 2:
                 (disk / "filler").write_bytes(b"x" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize))
 
         with pytest.raises(MedsiloError) as caught:
@@ -622,7 +624,7 @@ def test_a_learning_rate_at_which_training_diverges_ends_with_the_remedy(method:
     plan = planned(method, ["training.learning_rate=1000", "training.rounds=30"])
     with pytest.raises(MedsiloError, match=r"training diverged in round .*; lower the learning rate"):
         inprocess.run(plan, folder=tmp_path / "run")
-    assert Record(tmp_path / "run").summary()["status"] == "failed"
+    assert Record(tmp_path / "run").summary().status == "failed"
 
 
 def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -> None:
@@ -641,4 +643,4 @@ def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -
     participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     with pytest.raises(MedsiloError, match="diverged"):
         Coordinator(plan, SITES, Counting(participants), Record(tmp_path / "run"), "in-process").run()
-    assert len(asked) <= 1 + Record(tmp_path / "run").summary()["rounds"]["done"] + 3  # join, rounds, few repetitions
+    assert len(asked) <= 1 + Record(tmp_path / "run").summary().rounds.done + 3  # join, rounds, few repetitions

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from medsilo.methods.base import Algorithm, Blueprint, Workbench
 from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
+from medsilo.course.algorithm import Algorithm
+from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.federation import inprocess
 from medsilo.learning.amplitude import AmplitudeNorm
 from medsilo.learning.loop import Compute, Lesson, lesson, objective_of, passed_through, train_epoch

@@ -106,7 +106,7 @@ def test_the_leak_report_lists_what_really_leaves(tmp_path: Path) -> None:
         for leak in leaks(plan):
             for number in range(leak.first, leak.last + 1):
                 told[number - 1] += leak.bytes
-        sent = [line["sites"]["hospital-a"]["bytes_up"] for line in inprocess.run(plan).history]
+        sent = [line.sites["hospital-a"].bytes_up for line in inprocess.run(plan).history]
         assert told == sent, method
 
 

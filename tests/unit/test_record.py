@@ -7,6 +7,7 @@ import pytest
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import record
 from medsilo.runs.record import Record
+from tests.unit.test_report import summary_of
 
 
 def test_one_job_leads_a_study_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +35,9 @@ def test_what_there_is_to_go_on_from(tmp_path: Path) -> None:
     assert not run.can_go_on()
     run.save_checkpoint(0, {}, {"best": None})
     assert run.can_go_on()
-    run.write_summary({"status": "failed"})
+    run.write_summary(summary_of("fedavg", "FedAvg", {"a": None}, status="failed"))
     assert run.can_go_on()
-    run.write_summary({"status": "finished"})
+    run.write_summary(summary_of("fedavg", "FedAvg", {"a": 0.5}))
     assert not run.can_go_on()
 
 

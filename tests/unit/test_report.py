@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from copy import deepcopy
+from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,76 +13,104 @@ from xml.etree import ElementTree
 import pytest
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_json
 from medsilo.report import charts, findings, page, template
 from medsilo.report.read import all_sites, read, read_all, spans
 from medsilo.report.table import text_table
+from medsilo.runs import paths
+from medsilo.runs.record import Record
+from medsilo.runs.schema import (
+    Agreement,
+    Package,
+    Provenance,
+    Round,
+    RoundCount,
+    Selection,
+    SiteResult,
+    Summary,
+)
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 SITES = {"hospital-a": 48, "hospital-b": 72, "hospital-c": 30}
 
 
-def summary_of(method: str, title: str, scores: dict[str, float | None], **changes: Any) -> dict[str, Any]:
-    """A summary of two rounds in which everybody took part."""
+def summary_of(
+    method: str,
+    title: str,
+    scores: Mapping[str, float | None],
+    by_site: Mapping[str, Mapping[str, Any]] | None = None,
+    **changes: Any,
+) -> Summary:
+    """A summary of two rounds in which everybody took part, with changes to it and to the sites' results."""
     known = [score for score in scores.values() if score is not None]
     sites = {
-        name: {
-            "cases": {"train": 96, "validation": 32, "test": SITES.get(name, 40)},
-            "contributed": 2,
-            "missed": {},
-            "validation": [0.5, 0.625, 0.75],
-            "test": None if score is None else {"accuracy": score, "loss": 0.3, "cases": SITES.get(name, 40)},
-            "bytes_up": 2000,
-            "bytes_down": 4000,
-            "seconds": 6.0,
-        }
+        name: SiteResult(
+            cases={"train": 96, "validation": 32, "test": SITES.get(name, 40)},
+            contributed=2,
+            validation=[0.5, 0.625, 0.75],
+            test=None if score is None else {"accuracy": score, "loss": 0.3, "cases": SITES.get(name, 40)},
+            bytes_up=2000,
+            bytes_down=4000,
+            seconds=6.0,
+        ).changed(**(by_site or {}).get(name, {}))
         for name, score in scores.items()
     }
-    base = {
-        "schema": 1,
-        "status": "finished",
-        "reason": None,
-        "method": method,
-        "title": title,
-        "task": "synthetic-histology",
-        "task_title": "Synthetic histology",
-        "synthetic": True,
-        "engine": "simulator",
-        "metric": "accuracy",
-        "seed": 0,
-        "protocol": "clinical",
-        "plan_hash": "abcdef0123456789",
-        "package": {"version": "0.1.0", "hash": "0123456789abcdef"},
-        "study": "demo",
-        "network": "small-cnn",
-        "parameters": 12345,
-        "rounds": {"planned": 2, "done": 2},
-        "agreed": {"sites": list(scores), "minimum": len(scores), "when_missing": "stop"},
-        "selected": {"by": "mean", "rounds": dict.fromkeys(scores, 2)},
-        "sites": sites,
-        "mean_test": sum(known) / len(known) if known else None,
-        "pooled_test": 0.777 if known else None,
-        "seconds": 33.1,
-        "started": "2026-11-20T10:00:00Z",
-        "ended": "2026-11-20T10:00:33Z",
-    }
-    return base | changes
+    summary = Summary(
+        status="finished",
+        method=method,
+        title=title,
+        task="synthetic-histology",
+        task_title="Synthetic histology",
+        synthetic=True,
+        engine="simulator",
+        metric="accuracy",
+        seed=0,
+        protocol="clinical",
+        plan_hash="abcdef0123456789",
+        package=Package(version="0.1.0", hash="0123456789abcdef"),
+        study="demo",
+        network="small-cnn",
+        parameters=12345,
+        rounds=RoundCount(planned=2, done=2),
+        agreed=Agreement(sites=list(scores), minimum=len(scores), when_missing="stop"),
+        selected=Selection(by="mean", rounds=dict.fromkeys(scores, 2)),
+        sites={},
+        mean_test=sum(known) / len(known) if known else None,
+        pooled_test=0.777 if known else None,
+        seconds=33.1,
+        started="2026-11-20T10:00:00Z",
+        ended="2026-11-20T10:00:33Z",
+    )
+    return summary.changed(**{"sites": sites, **changes})
 
 
-def round_line(number: int, sites: list[str], **changes: Any) -> dict[str, Any]:
-    line = {"round": number, "phase": "train", "seconds": 1.8, "asked": sites, "answered": sites}
-    return line | {"refused": {}, "lost": {}, "sites": {}} | changes
+def round_line(number: int, sites: list[str], **changes: Any) -> Round:
+    """A round that everybody answered, with changes."""
+    return Round(round=number, phase="train", seconds=1.8, asked=sites, answered=sites).changed(**changes)
 
 
-def save(root: Path, summary: dict[str, Any], rounds: list[dict[str, Any]] | None = None) -> Path:
+def save(root: Path, summary: Summary, rounds: list[Round] | None = None) -> Path:
     """A run folder of this summary; without `rounds`, everybody answered each one."""
-    folder = root / f"{summary['method']}-seed{summary['seed']}"
-    folder.mkdir()
+    record = Record(root / f"{summary.method}-seed{summary.seed}")
+    record.folder.mkdir()
+    record.write_summary(summary)
     if rounds is None:
-        rounds = [round_line(number + 1, list(summary["sites"])) for number in range(summary["rounds"]["done"])]
-    (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
-    (folder / "plan.yaml").write_text(f"method: {summary['method']}\nnote: <b>bold</b>\n")
-    (folder / "provenance.json").write_text('{"python": "3.11"}')
+        rounds = [round_line(number + 1, list(summary.sites)) for number in range(summary.rounds.done)]
+    for line in rounds:
+        record.add_round(line)
+    (record.folder / paths.PLAN).write_text(f"method: {summary.method}\nnote: <b>bold</b>\n")
+    write_json(record.folder / paths.PROVENANCE, Provenance(python="3.11").as_read())
+    return record.folder
+
+
+def spoil(folder: Path, *path: str, value: Any) -> Path:
+    """Change a value of a run's summary.json by hand."""
+    file = folder / paths.SUMMARY
+    part = content = json.loads(file.read_text())
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    file.write_text(json.dumps(content))
     return folder
 
 
@@ -93,12 +121,8 @@ def folders(tmp_path: Path) -> list[Path]:
     def scores(*values: float | None) -> dict[str, float | None]:
         return dict(zip(SITES, values, strict=True))
 
-    fedbn = summary_of("fedbn", "FedBN", scores(0.9, 0.85, 0.8))
-    fedbn["sites"]["hospital-c"] |= {
-        "contributed": 1,
-        "missed": {"2": "lost: no answer within 600 s"},
-        "validation": [0.5, 0.6, None],
-    }
+    missed = {"contributed": 1, "missed": {2: "lost: no answer within 600 s"}, "validation": [0.5, 0.6, None]}
+    fedbn = summary_of("fedbn", "FedBN", scores(0.9, 0.85, 0.8), {"hospital-c": missed})
     names = list(SITES)
     lost = round_line(2, names, answered=names[:2], lost={"hospital-c": "no answer within 600 s"})
     failed = summary_of("adafed", "AdaFed", scores(None, None, None), status="failed", reason="hospital-b went away")
@@ -217,11 +241,13 @@ def test_gain_over_training_alone(folders: list[Path]) -> None:
 
 
 def test_all_figures_are_shown_and_what_is_withheld_is_called_so(tmp_path: Path) -> None:
-    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.75, "c": None}, pooled={"accuracy": 0.6, "auroc": 0.875})
-    summary["sites"]["a"] |= {"figures": {"accuracy": 0.5, "auroc": 0.8125}, "withheld": []}
-    summary["sites"]["b"] |= {"figures": {"accuracy": 0.75}, "withheld": ["chances", "confusion"]}
-    untold = {"accuracy": None, "loss": None, "cases": 3}
-    summary["sites"]["c"] |= {"test": untold, "figures": {}, "withheld": ["accuracy"]}
+    told = {
+        "a": {"figures": {"accuracy": 0.5, "auroc": 0.8125}},
+        "b": {"figures": {"accuracy": 0.75}, "withheld": ["chances", "confusion"]},
+        "c": {"test": {"accuracy": None, "loss": None, "cases": 3}, "withheld": ["accuracy"]},
+    }
+    pooled = {"accuracy": 0.6, "auroc": 0.875}
+    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.75, "c": None}, told, pooled=pooled)
     parsed = rendered([save(tmp_path, summary)])[1]
     assert parsed.row("FedAvg")[3:] == ["0.500", "0.750", "withheld"]
     first = next(number for number, row in enumerate(parsed.rows) if row[0] == "Test cases of")
@@ -268,8 +294,8 @@ def test_costs_are_per_contribution_and_relative_to_fedavg(folders: list[Path]) 
 def test_text_from_other_machines_is_escaped_everywhere(tmp_path: Path) -> None:
     attack = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u0000\ud800"
     site = f"site {attack}"
-    summary = summary_of("fedavg", f"FedAvg {attack}", {site: 0.5}, status="failed", reason=attack, task_title=attack)
-    summary["sites"][site]["missed"] = {"1": attack}
+    changes = {"status": "failed", "reason": attack, "task_title": attack}
+    summary = summary_of("fedavg", f"FedAvg {attack}", {site: 0.5}, {site: {"missed": {1: attack}}}, **changes)
     lines = [round_line(1, [site], answered=[], refused={site: attack}), round_line(2, [site])]
     folder = save(tmp_path, summary, lines)
     (folder / "plan.yaml").write_text("</pre><script>alert(3)</script>")
@@ -281,13 +307,14 @@ def test_text_from_other_machines_is_escaped_everywhere(tmp_path: Path) -> None:
 
 
 def test_missing_values_are_dashes_and_never_zero(tmp_path: Path) -> None:
-    summary = summary_of("fedavg", "FedAvg", {"a": None, "b": None})
-    for key in ("seconds", "parameters", "plan_hash", "network", "started", "study", "protocol", "task"):
-        summary[key] = None
-    for site in summary["sites"].values():
-        site |= {"validation": [None, None, None], "bytes_up": None, "bytes_down": None, "seconds": None}
-        site |= {"contributed": None, "cases": {"train": None, "validation": None, "test": None}}
-    summary["selected"]["rounds"] = {"a": None}
+    missing = dict.fromkeys(("seconds", "parameters", "plan_hash", "network", "started", "study", "protocol", "task"))
+    nothing = {"validation": [None, None, None], "bytes_up": None, "bytes_down": None, "seconds": None}
+    by_site = {
+        "a": {**nothing, "contributed": None, "cases": {"train": None, "validation": None, "test": None}},
+        "b": {**nothing, "contributed": None, "cases": None},
+    }
+    selected = Selection(by="mean", rounds={"a": None})
+    summary = summary_of("fedavg", "FedAvg", {"a": None, "b": None}, by_site, selected=selected, **missing)
     text, parsed = rendered([save(tmp_path, summary)])
     assert parsed.row("FedAvg")[1:] == ["–"] * 4
     assert "There are no validation values." in text
@@ -296,9 +323,9 @@ def test_missing_values_are_dashes_and_never_zero(tmp_path: Path) -> None:
 
 
 def test_not_a_number_counts_as_missing(tmp_path: Path) -> None:
-    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.6})
-    summary["sites"]["a"]["validation"][1] = float("nan")
-    assert read(save(tmp_path, summary)).site("a").validation == [0.5, None, 0.75]
+    folder = save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.6}))
+    spoil(folder, "sites", "a", "validation", value=[0.5, float("nan"), 0.75])
+    assert read(folder).site("a").validation == [0.5, None, 0.75]
 
 
 def test_one_run_one_site(tmp_path: Path) -> None:
@@ -309,10 +336,10 @@ def test_one_run_one_site(tmp_path: Path) -> None:
 
 def test_a_failed_run_alone_is_no_answer(tmp_path: Path) -> None:
     summary = summary_of(
-        "fedavg", "FedAvg", {"a": None}, status="failed", reason="no disk", rounds={"planned": 2, "done": 0}
+        "fedavg", "FedAvg", {"a": None}, status="failed", reason="no disk", rounds=RoundCount(planned=2, done=0)
     )
     folder = save(tmp_path, summary)
-    (folder / "rounds.jsonl").unlink()
+    assert not (folder / "rounds.jsonl").exists()
     _, parsed = rendered([folder])
     assert "nothing to rank" in parsed.header_text and "FedAvg: no disk" in parsed.header_text
 
@@ -338,8 +365,7 @@ def test_unlike_runs_are_not_ranked(tmp_path: Path, change: dict[str, Any], name
 
 
 def test_other_test_sets_and_other_metrics_are_not_ranked(tmp_path: Path) -> None:
-    other = summary_of("fedbn", "FedBN", {"a": 0.6}, metric="dice")
-    other["sites"]["a"]["test"] = {"dice": 0.6, "cases": 7}
+    other = summary_of("fedbn", "FedBN", {"a": 0.6}, {"a": {"test": {"dice": 0.6, "cases": 7}}}, metric="dice")
     runs = read_all([save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5})), save(tmp_path, other)])
     assert findings.incomparable(runs) == ["metric", "the number of test cases"]
     assert "curve-mean" not in page.render(runs, "Two metrics")
@@ -352,7 +378,7 @@ def test_a_mean_over_fewer_sites_is_not_ranked(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_with_fewer_rounds_is_named(tmp_path: Path) -> None:
-    folder = save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5}, rounds={"planned": 9, "done": 2}))
+    folder = save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5}, rounds=RoundCount(planned=9, done=2)))
     assert "FedAvg finished with 2 of 9 planned rounds." in rendered([folder])[1].header_text
 
 
@@ -406,7 +432,7 @@ def test_text_table_keeps_control_characters_from_the_terminal(tmp_path: Path) -
 @pytest.mark.parametrize("file", ["summary.json", "plan.yaml", "provenance.json", "rounds.jsonl"])
 def test_a_missing_file_is_named(folders: list[Path], file: str) -> None:
     (folders[1] / file).unlink()
-    with pytest.raises(MedsiloError, match=rf"Run 'fedavg-seed0' has no {file}: .*repeat the run") as caught:
+    with pytest.raises(MedsiloError, match=rf"RunResult 'fedavg-seed0' has no {file}: .*repeat the run") as caught:
         read(folders[1])
     assert str(folders[1].parent) not in str(caught.value)
 
@@ -435,16 +461,20 @@ def test_a_damaged_file_is_named(folders: list[Path], file: str, content: str, m
         (("status",), "done", "status: "),
         (("sites", "hospital-a", "test", "accuracy"), "good", "sites.hospital-a.test.accuracy: "),
         (("metric",), "dice", "sites.hospital-a.test has no 'dice'"),
+        (("sites", "hospital-a", "test", "accuracy"), 7.5, "sites.hospital-a.test.accuracy is 7.5"),
+        (("sites", "hospital-a", "test", "cases"), -5, "test.cases is -5"),
+        (("sites", "hospital-a", "cases", "train"), -5, "sites.hospital-a.cases.train: "),
+        (("sites", "hospital-a", "cases", "train"), True, "sites.hospital-a.cases.train: "),
+        (("sites", "hospital-a", "bytes_up"), 10**400, "sites.hospital-a.bytes_up: "),
+        (("mean_test",), 1.5, "mean_test: "),
+        (("seconds",), -1.0, "seconds: "),
     ],
 )
 def test_a_wrong_value_is_named(tmp_path: Path, path: tuple[str, ...], value: Any, message: str) -> None:
-    summary = summary_of("fedavg", "FedAvg", {"hospital-a": 0.5})
-    part = summary = deepcopy(summary)
-    for key in path[:-1]:
-        part = part[key]
-    part[path[-1]] = value
-    with pytest.raises(MedsiloError, match=re.escape(message)):
-        read(save(tmp_path, summary))
+    folder = spoil(save(tmp_path, summary_of("fedavg", "FedAvg", {"hospital-a": 0.5})), *path, value=value)
+    with pytest.raises(MedsiloError, match=re.escape(message)) as caught:
+        read(folder)
+    assert "\n" not in str(caught.value)
 
 
 def test_no_folder_and_no_runs(tmp_path: Path) -> None:
@@ -460,8 +490,8 @@ def test_equal_titles_are_told_apart_by_seed(tmp_path: Path) -> None:
 
 
 def test_absences_come_from_both_files_and_once(tmp_path: Path) -> None:
-    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.5, "c": 0.5})
-    summary["sites"]["a"]["missed"] = {"1": "lost: asleep", "2": "left"}
+    missed = {"a": {"missed": {1: "lost: asleep", 2: "left"}}}
+    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": 0.5, "c": 0.5}, missed)
     names = ["a", "b", "c"]
     lines = [
         round_line(1, names, answered=["b"], lost={"a": "lost: asleep"}),
@@ -477,8 +507,7 @@ def test_absences_come_from_both_files_and_once(tmp_path: Path) -> None:
 
 
 def test_sites_keep_the_order_of_the_plan(tmp_path: Path) -> None:
-    summary = summary_of("fedavg", "FedAvg", {"b": 0.5, "a": 0.5})
-    summary["agreed"]["sites"] = ["z", "b"]
+    summary = summary_of("fedavg", "FedAvg", {"b": 0.5, "a": 0.5}, agreed=Agreement(sites=["z", "b"]))
     assert all_sites([read(save(tmp_path, summary))]) == ["z", "b", "a"]
 
 

@@ -8,15 +8,15 @@ import pytest
 from medsilo.core.errors import MedsiloError
 from medsilo.report import page, pictures
 from medsilo.report.read import read_all
-from tests.unit.test_report import save, summary_of
+from medsilo.runs.schema import Details, Similarity
+from tests.unit.test_report import save, spoil, summary_of
 
 SCORES = {"hospital-a": 0.5, "hospital-b": 0.75, "hospital-c": None}
 WEIGHTS = [[0.5, 0.3, 0.2], [0.1, 0.5, 0.4], [0.25, 0.25, 0.5]]
 
 
 def details(**changes: object) -> dict:
-    found = {"similarity": {"sites": list(SCORES), "weights": WEIGHTS, "noise": 0.0}}
-    return {"details": {**found, **changes}}
+    return {"details": Details(similarity=Similarity(sites=list(SCORES), weights=WEIGHTS, noise=0.0), **changes)}
 
 
 def test_the_matrix_names_its_sites_and_numbers() -> None:
@@ -71,7 +71,7 @@ def test_the_page_shows_matrix_source_and_bars(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weights", [[[1.0]], [[1, 0], [0, 1], [0, 0]], "none"])
 def test_a_damaged_matrix_is_named(weights: object, tmp_path: Path) -> None:
-    found = {"details": {"similarity": {"sites": list(SCORES), "weights": weights}}}
-    run = save(tmp_path, summary_of("adafed", "AdaFed", SCORES, **found))
+    run = save(tmp_path, summary_of("adafed", "AdaFed", SCORES, **details()))
+    spoil(run, "details", "similarity", "weights", value=weights)
     with pytest.raises(MedsiloError, match=r"details\.similarity"):
         read_all([run])

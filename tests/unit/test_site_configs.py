@@ -21,7 +21,7 @@ from medsilo import cli
 from medsilo.core.errors import Refused
 from medsilo.flare.filters import OnlyTheseGroups
 from medsilo.flare.wire import refusal, to_parcel, to_shareable
-from medsilo.methods.base import Parcel
+from medsilo.runs.messages import Parcel
 from medsilo.site.settings import read_settings
 
 EXAMPLES = ["strict-hospital", "teaching-hospital"]

@@ -1,7 +1,6 @@
 """The study's page shows what its methods found: every number is the mean of the runs' own, and no seed is hidden."""
 
 import base64
-import json
 import re
 import shutil
 from pathlib import Path
@@ -14,6 +13,9 @@ from medsilo.report import page, panels
 from medsilo.report.panels import Subject
 from medsilo.report.read import read, read_all
 from medsilo.report.study_page import write_study
+from medsilo.runs.reading import read_summary
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Details, Similarity, SiteResult
 from medsilo.study.cells import Cell
 from medsilo.study.compare import Study
 from tests.conftest import SITES
@@ -44,17 +46,17 @@ def folder_of(study: Study, title: str, seed: int) -> Path:
     return next(cell.folder for cell in study.cells if (cell.row.title, cell.seed) == (title, seed))
 
 
-def details_of(study: Study, title: str) -> list[dict[str, Any]]:
-    return [json.loads((folder_of(study, title, seed) / "summary.json").read_text())["details"] for seed in (0, 1)]
+def details_of(study: Study, title: str) -> list[Details]:
+    return [read_summary(folder_of(study, title, seed)).details for seed in (0, 1)]
 
 
 def tell(study: Study, title: str, key: str, *changes: dict[str, Any]) -> None:
     """Let the two seeds of a row have found this."""
     for seed, change in enumerate(changes):
-        path = folder_of(study, title, seed) / "summary.json"
-        summary = json.loads(path.read_text())
-        summary["details"][key] |= change
-        path.write_text(json.dumps(summary))
+        folder = folder_of(study, title, seed)
+        summary = read_summary(folder)
+        found = getattr(summary.details, key).changed(**change)
+        Record(folder).write_summary(summary.changed(details=summary.details.model_copy(update={key: found})))
 
 
 def section(study: Study, name: str) -> tuple[str, Page]:
@@ -81,7 +83,7 @@ def by_hand(values: list[float], form: str = "{:.3f}") -> str:
 def test_weights_are_the_mean_over_seeds_with_its_spread(as_it_was: bool, copy: Study) -> None:
     if not as_it_was:
         tell(copy, "adafed", "similarity", {"weights": W[0]}, {"weights": W[1]})
-    found = np.array([details["similarity"]["weights"] for details in details_of(copy, "adafed")])
+    found = np.array([details.similarity.weights for details in details_of(copy, "adafed")])
     text, parsed = section(copy, "similarity")
     drawn = re.findall(r'<text [^>]*text-anchor="middle"[^>]*>(\.\d\d)</text>', text)
     assert drawn == [f"{weight:.2f}"[1:] for weight in found.mean(0).ravel()]
@@ -117,7 +119,7 @@ def test_frequencies_and_thresholds_are_those_of_every_seed(copy: Study) -> None
 
 def test_the_validation_cases_are_told_as_they_were_chosen(panels_study: Study) -> None:
     parsed = section(panels_study, "super-models")[1]
-    told = [details["super_model"]["validated"] for details in details_of(panels_study, FEDSM)]
+    told = [details.super_model.validated for details in details_of(panels_study, FEDSM)]
     for line, site in zip(parsed.rows[1:4], SITES, strict=True):
         shares = [[own[site].get(name, 0) / sum(own[site].values()) for own in told] for name in ["global", *SITES]]
         assert line == [site, *(by_hand(share, "{:.0%}") for share in shares)]
@@ -200,7 +202,7 @@ def test_a_missing_seed_is_named_and_the_numbers_are_the_other_s(copy: Study) ->
     for title in ("adafed", FEDSM, "harmofl"):
         (folder_of(copy, title, 0) / "summary.json").unlink()
     copy.conclude([])
-    weights = details_of_one(copy, "adafed")["similarity"]["weights"]
+    weights = details_of_one(copy, "adafed").similarity.weights
     text, _ = section(copy, "similarity")
     assert '<span class="tag bad">seed 0 missing</span>' in text and "Mean over" not in text
     assert f"{A} takes {weights[0][1]:.3f} from {B}" in text
@@ -210,8 +212,8 @@ def test_a_missing_seed_is_named_and_the_numbers_are_the_other_s(copy: Study) ->
     assert "adafedseed 1" in [row[0] for row in section(copy, "overlays")[1].rows]
 
 
-def details_of_one(study: Study, title: str) -> dict[str, Any]:
-    return json.loads((folder_of(study, title, 1) / "summary.json").read_text())["details"]
+def details_of_one(study: Study, title: str) -> Details:
+    return read_summary(folder_of(study, title, 1)).details
 
 
 def test_all_seeds_missing_is_no_panel(copy: Study) -> None:
@@ -224,10 +226,9 @@ def test_all_seeds_missing_is_no_panel(copy: Study) -> None:
 
 def test_hospitals_that_did_not_train_have_their_scores(copy: Study) -> None:
     for seed, score in enumerate((0.5, 0.875)):
-        path = folder_of(copy, FEDSM, seed) / "summary.json"
-        told = json.loads(path.read_text())
-        told["unseen"] = {"elsewhere": {"test": {"dice": score, "cases": 9}}, "nowhere": {"test": None}}
-        path.write_text(json.dumps(told))
+        folder = folder_of(copy, FEDSM, seed)
+        unseen = {"elsewhere": SiteResult(test={"dice": score, "cases": 9}), "nowhere": SiteResult()}
+        Record(folder).write_summary(read_summary(folder).changed(unseen=unseen))
     assert section(copy, "unseen")[1].rows == [["Method", "elsewhere", "nowhere"], [FEDSM, "0.6880.500–0.875", "–"]]
 
 
@@ -246,7 +247,7 @@ def test_the_page_stays_one_file_and_its_ids_are_unique(panels_study: Study) -> 
 def test_several_runs_on_one_page_keep_a_panel_each(tmp_path: Path) -> None:
     runs = []
     for seed, weights in enumerate(W):
-        details = {"similarity": {"sites": SITES, "weights": weights}}
+        details = Details(similarity=Similarity(sites=SITES, weights=weights))
         runs.append(save(tmp_path, summary_of("adafed", "AdaFed", SCORES, seed=seed, details=details)))
     text = page.render(read_all(runs), "Title")
     assert text.count('id="similarity-0-title"') == text.count('id="similarity-1-title"') == 1

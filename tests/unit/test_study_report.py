@@ -1,9 +1,7 @@
 """The page and the table of a whole study: their numbers are those of the runs, and nobody wins by chance."""
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +10,11 @@ from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.report import study_page
 from medsilo.report.study_page import write_study
+from medsilo.runs.reading import read_summary, read_verdict
+from medsilo.runs.schema import PairedDifference, Summary, Verdict
 from medsilo.study.cells import Cell, Row, cells_of, parse_sweep, swept_rows
 from medsilo.study.compare import Study
-from medsilo.study.verdict import Verdict
+from medsilo.study.verdict import Statistics
 from tests.conftest import make_plan, make_study
 from tests.unit.test_report import Page
 
@@ -28,53 +28,53 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return make_study(tmp_path_factory.mktemp("study"), plan, "local", "fedavg", "fedbn", "central")
 
 
-def verdict_of(study: Study) -> dict[str, Any]:
-    return json.loads((study.folder / "verdict.json").read_text())
+def verdict_of(study: Study) -> Verdict:
+    return read_verdict(study.folder)
 
 
-def summaries(study: Study, title: str) -> list[dict[str, Any]]:
-    return [json.loads((study.folder / f"{title}-{seed}/summary.json").read_text()) for seed in SEEDS]
+def summaries(study: Study, title: str) -> list[Summary]:
+    return [read_summary(study.folder / f"{title}-{seed}") for seed in SEEDS]
 
 
 def test_scores_are_those_of_the_summaries(study: Study) -> None:
-    for row in verdict_of(study)["rows"]:
-        runs = summaries(study, row["title"])
-        assert row["score"]["by_seed"] == pytest.approx([run["mean_test"] for run in runs])
-        assert row["pooled"]["by_seed"] == pytest.approx([run["pooled_test"] for run in runs])
-        assert row["score"]["sd"] == pytest.approx(np.std([run["mean_test"] for run in runs], ddof=1))
-        for site, found in row["sites"].items():
-            assert found["mean"] == pytest.approx(np.mean([run["sites"][site]["test"]["accuracy"] for run in runs]))
-            assert 0 <= found["low"] <= found["mean"] <= found["high"] <= 1
+    for row in verdict_of(study).rows:
+        runs = summaries(study, row.title)
+        assert row.score.by_seed == pytest.approx([run.mean_test for run in runs])
+        assert row.pooled.by_seed == pytest.approx([run.pooled_test for run in runs])
+        assert row.score.sd == pytest.approx(np.std([run.mean_test for run in runs], ddof=1))
+        for site, found in row.sites.items():
+            assert found.mean == pytest.approx(np.mean([run.score(site) for run in runs]))
+            assert 0 <= found.low <= found.mean <= found.high <= 1
 
 
 def test_differences_are_those_of_the_summaries(study: Study) -> None:
-    found = {row["title"]: row for row in verdict_of(study)["rows"]}
-    assert found["fedavg"]["against"] is None
+    found = {row.title: row for row in verdict_of(study).rows}
+    assert found["fedavg"].against is None
     for title in ("local", "fedbn", "central"):
         pairs = list(zip(summaries(study, title), summaries(study, "fedavg"), strict=True))
-        expected = np.mean([mine["mean_test"] - theirs["mean_test"] for mine, theirs in pairs])
-        assert found[title]["difference"]["mean"]["mean"] == pytest.approx(expected)
-        expected = np.mean([mine["pooled_test"] - theirs["pooled_test"] for mine, theirs in pairs])
-        assert found[title]["difference"]["pooled"]["mean"] == pytest.approx(expected)
+        expected = np.mean([mine.mean_test - theirs.mean_test for mine, theirs in pairs])
+        assert found[title].difference.mean.mean == pytest.approx(expected)
+        expected = np.mean([mine.pooled_test - theirs.pooled_test for mine, theirs in pairs])
+        assert found[title].difference.pooled.mean == pytest.approx(expected)
     pairs = list(zip(summaries(study, "fedbn"), summaries(study, "local"), strict=True))
-    for site, own in found["fedbn"]["joining"].items():
-        scores = [[run["sites"][site]["test"]["accuracy"] for run in pair] for pair in pairs]
-        assert own["mean"] == pytest.approx(np.mean([mine - theirs for mine, theirs in scores]))
-    assert not any(found["local"]["joining"].values()) and not any(found["central"]["joining"].values())
+    for site, own in found["fedbn"].joining.items():
+        scores = [[run.score(site) for run in pair] for pair in pairs]
+        assert own.mean == pytest.approx(np.mean([mine - theirs for mine, theirs in scores]))
+    assert not any(found["local"].joining.values()) and not any(found["central"].joining.values())
 
 
 def test_the_page_shows_the_verdict(study: Study) -> None:
     verdict = verdict_of(study)
     parsed = Page(write_study(study.folder).read_text())
-    assert verdict["headline"] in parsed.header_text and "Does joining pay?" in parsed.header_text
-    for row in verdict["rows"]:
-        cells = [row["score"], row["pooled"], *row["sites"].values()]
-        shown = [f"{one['mean']:.3f} ± {one['sd']:.3f}{one['low']:.3f}–{one['high']:.3f}" for one in cells]
-        assert parsed.row(row["title"])[1:] == shown
+    assert verdict.headline in parsed.header_text and "Does joining pay?" in parsed.header_text
+    for row in verdict.rows:
+        cells = [row.score, row.pooled, *row.sites.values()]
+        shown = [f"{one.mean:.3f} ± {one.sd:.3f}{one.low:.3f}–{one.high:.3f}" for one in cells]
+        assert parsed.row(row.title)[1:] == shown
     runs = summaries(study, "fedbn")
-    assert all(run["plan_hash"][:12] in (study.folder / "report.html").read_text() for run in runs)
+    assert all(run.plan_hash[:12] in (study.folder / "report.html").read_text() for run in runs)
     text = (study.folder / "table.md").read_text()
-    assert "## Against fedavg" in text and "## Does joining pay?" in text and verdict["headline"] in text
+    assert "## Against fedavg" in text and "## Does joining pay?" in text and verdict.headline in text
 
 
 def test_a_site_that_keeps_its_scores_counts_by_its_means_and_the_page_says_so(study: Study, tmp_path: Path) -> None:
@@ -84,23 +84,25 @@ def test_a_site_that_keeps_its_scores_counts_by_its_means_and_the_page_says_so(s
     cells = [Cell(cell.row, cell.seed, cell.plan, tmp_path / "kept" / cell.folder.name) for cell in study.cells]
     kept = Study(tmp_path / "kept", study.about, study.plan, cells)
     before, after = verdict_of(study), kept.conclude([])
-    for mine, theirs in zip(before["rows"], after["rows"], strict=True):
-        assert theirs["means_only"] == ["hospital-b"] and mine["means_only"] == []
+    for mine, theirs in zip(before.rows, after.rows, strict=True):
+        assert theirs.means_only == ["hospital-b"] and mine.means_only == []
         for part in ("score", "pooled"):
-            assert theirs[part]["mean"] == pytest.approx(mine[part]["mean"])
+            assert getattr(theirs, part).mean == pytest.approx(getattr(mine, part).mean)
     assert "hospital-b keep their cases' scores" in Page(write_study(kept.folder).read_text()).header_text
     assert "Only means are known of hospital-b" in (kept.folder / "table.md").read_text()
 
 
 def test_one_seed_names_nobody(study: Study) -> None:
-    alone = Verdict([cell for cell in study.cells if cell.seed == 0], None).table()
-    assert "One seed says nothing" in alone["headline"] and alone["winner"] is None
-    assert not any(row["difference"]["mean"]["sure"] for row in alone["rows"] if row["against"])
+    alone = Statistics([cell for cell in study.cells if cell.seed == 0], None).verdict(study.about, [])
+    assert "One seed says nothing" in alone.headline and alone.winner is None
+    assert not any(row.difference.mean.sure for row in alone.rows if row.against)
 
 
 def test_what_is_surely_worse_does_not_look_like_a_gain() -> None:
     looks = [
-        study_page._difference({"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "sure": sure})["look"]
+        study_page._difference(
+            PairedDifference(mean=mean, low=mean - 0.1, high=mean + 0.1, p=0.01, adjusted=0.01, seeds=2, sure=sure)
+        )["look"]
         for mean, sure in ((0.3, True), (-0.3, True), (0.3, False))
     ]
     assert looks == ["higher", "lower", ""]
@@ -116,7 +118,7 @@ def test_the_baseline_is_the_row_with_the_same_values_of_the_sweep(tmp_path: Pat
         "fedavg training.rounds=2",
     ]
     assert len(rows) == 2 + 4 + 2
-    verdict = Verdict(cells_of(make_plan("fedavg", *SMALL), rows, [0], [], tmp_path), None)
+    verdict = Statistics(cells_of(make_plan("fedavg", *SMALL), rows, [0], [], tmp_path), None)
     base = {row.title: own and own.title for row, own in verdict.base.items()}
     assert base["local training.rounds=2"] == "fedavg training.rounds=2"
     assert base["fedavg training.rounds=1"] is None

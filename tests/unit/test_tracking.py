@@ -1,6 +1,5 @@
 """What TensorBoard and MLflow are shown: the numbers of the rounds, of the server and each site, and nothing else."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -14,6 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
 from medsilo.flare.analytics import WHOSE, origin
+from medsilo.runs.reading import read_summary
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 
@@ -39,16 +41,16 @@ def curves_of(run: Path) -> Curves:
 def test_event_files_hold_the_rounds(tmp_path: Path) -> None:
     inprocess.run(make_plan("fedavg", *SMALL), folder=tmp_path / "run")
     found = curves_of(tmp_path / "run")
-    rounds = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    rounds = Record(tmp_path / "run").rounds()
+    summary = read_summary(tmp_path / "run")
     assert sorted(found) == [*SITES, "server"]
     for site in SITES:
         assert set(found[site]) == {"train_loss", "validation", "validation_loss", "test", "test_loss"}
-        losses = [(line["round"], pytest.approx(line["sites"][site]["train_loss"])) for line in rounds]
+        losses = [(line.round, pytest.approx(line.sites[site].train_loss)) for line in rounds]
         assert found[site]["train_loss"] == losses
-        scores = list(enumerate(map(pytest.approx, summary["sites"][site]["validation"])))
+        scores = list(enumerate(map(pytest.approx, summary.sites[site].validation)))
         assert found[site]["validation"] == scores
-        score = summary["sites"][site]["test"]["accuracy"]
+        score = summary.sites[site].test["accuracy"]
         assert [value for _, value in found[site]["test"]] == [pytest.approx(score)]
     assert [step for step, _ in found["server"]["bytes_up"]] == [1, 2]
     assert found["server"]["sites"] == [(1, 3.0), (2, 3.0)]
@@ -94,8 +96,8 @@ def test_a_run_that_goes_on_is_tracked_as_if_it_had_not_stopped(tmp_path: Path) 
     plan = make_plan("fedbn", *SMALL, "training.rounds=3")
     inprocess.run(plan, folder=tmp_path / "whole")
 
-    def stop(line: dict) -> None:
-        if line["round"] == 2:
+    def stop(line: Round) -> None:
+        if line.round == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -48,15 +48,15 @@ def run(root: Path, plan: Plan, sizes: dict[str, dict[str, int]], settings: Site
 def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
     summary = run(tmp_path / "run", plan, {A: {"test": 3}})
-    site = summary["sites"][A]
-    assert site["test"] == {"accuracy": None, "loss": None, "cases": 3}
-    assert site["figures"] == {} and site["withheld"] == sorted(plan.task.layout)
-    others = [summary["sites"][site]["test"] for site in (B, C)]
-    assert summary["mean_test"] == pytest.approx(sum(other["accuracy"] for other in others) / 2)
+    site = summary.sites[A]
+    assert site.test == {"accuracy": None, "loss": None, "cases": 3}
+    assert site.figures == {} and site.withheld == sorted(plan.task.layout)
+    others = [summary.sites[site].test for site in (B, C)]
+    assert summary.mean_test == pytest.approx(sum(other["accuracy"] for other in others) / 2)
     cases = sum(other["cases"] for other in others)
     hits = sum(other["accuracy"] * other["cases"] for other in others)
-    assert summary["pooled_test"] == pytest.approx(hits / cases)
-    assert summary["pooled"]["accuracy"] == pytest.approx(hits / cases)
+    assert summary.pooled_test == pytest.approx(hits / cases)
+    assert summary.pooled["accuracy"] == pytest.approx(hits / cases)
     measures, patients = read_measures(tmp_path / "run/sites" / A)  # the hospital itself has all of it
     assert len(measures["accuracy"]) == 3 and len(patients) == 3
     shown = read_all([tmp_path / "run"])
@@ -69,8 +69,8 @@ def test_a_score_over_too_few_test_cases_is_withheld_and_never_zero(tmp_path: Pa
 def test_a_synthetic_hospital_tells_of_single_cases_unless_it_says_otherwise(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
     summary = run(tmp_path / "run", plan, {A: {"test": 1, "validation": 1}}, SiteSettings(device="cpu"))
-    assert all(site["withheld"] == [] for site in summary["sites"].values())
-    assert summary["sites"][A]["test"]["accuracy"] in (0.0, 1.0)
+    assert all(site.withheld == [] for site in summary.sites.values())
+    assert summary.sites[A].test["accuracy"] in (0.0, 1.0)
 
 
 def test_pooled_figures_are_of_those_that_tell(tmp_path: Path) -> None:
@@ -78,26 +78,26 @@ def test_pooled_figures_are_of_those_that_tell(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL, "task.windows=12")
     assert [int(data_of(plan, site, {}).test.targets.bincount().sub(1).eq(0).sum()) for site in (B, C)] == [1, 0]
     summary = run(tmp_path / "run", plan, {A: {"test": 1}}, SiteSettings(device="cpu", smallest_metric=2))
-    withheld = {site: summary["sites"][site]["withheld"] for site in SITES}
+    withheld = {site: summary.sites[site].withheld for site in SITES}
     assert withheld == {A: sorted(plan.task.layout), B: ["chances", "confusion"], C: []}
-    assert summary["sites"][B]["figures"].keys() == {"accuracy", "accuracy_by_patient"}
+    assert summary.sites[B].figures.keys() == {"accuracy", "accuracy_by_patient"}
     of_b, of_c = (read_measures(tmp_path / "run/sites" / site)[0] for site in (B, C))
     hits = torch.cat([of_b["accuracy"], of_c["accuracy"]])
-    assert summary["pooled"]["accuracy"] == pytest.approx(float(hits.mean()))
+    assert summary.pooled["accuracy"] == pytest.approx(float(hits.mean()))
     label, found = of_c["label"], of_c["found"]
     shares = [float((found[label == one] == one).double().mean()) for one in label.unique()]
-    assert summary["pooled"]["balanced_accuracy"] == pytest.approx(sum(shares) / len(shares))
+    assert summary.pooled["balanced_accuracy"] == pytest.approx(sum(shares) / len(shares))
 
 
 def test_the_best_round_is_chosen_by_the_others(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL, "training.rounds=3")
     few = {A: {"validation": 3}}
     summary = run(tmp_path / "run", plan, few)
-    a, b, c = (summary["sites"][site]["validation"] for site in SITES)
+    a, b, c = (summary.sites[site].validation for site in SITES)
     assert a == [None] * 4 and None not in b and None not in c
     means = [(one + other) / 2 for one, other in zip(b, c, strict=True)]
-    assert summary["selected"]["rounds"] == dict.fromkeys(SITES, means.index(max(means)))
-    assert summary["sites"][A]["withheld"] == []
+    assert summary.selected.rounds == dict.fromkeys(SITES, means.index(max(means)))
+    assert summary.sites[A].withheld == []
     rows = (tmp_path / "run/sites" / A / "metrics.csv").read_text().splitlines()
     assert all(row.split(",")[5] for row in rows[1:])  # the hospital's own file has the scores
 
@@ -107,24 +107,24 @@ def test_a_site_alone_with_too_few_still_chooses_its_own_model(tmp_path: Path) -
     summary = run(tmp_path / "run", plan, {A: {"validation": 3}})
     rows = [row.split(",") for row in (tmp_path / "run/sites" / A / "metrics.csv").read_text().splitlines()[1:]]
     scores = [float(row[5]) for row in rows]
-    assert summary["sites"][A]["validation"] == [None] * 4
-    assert summary["selected"]["rounds"][A] == scores.index(max(scores))
+    assert summary.sites[A].validation == [None] * 4
+    assert summary.selected.rounds[A] == scores.index(max(scores))
 
 
 def test_when_nobody_tells_the_last_round_is_taken_and_nothing_is_averaged(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
     summary = run(tmp_path / "run", plan, {site: {"validation": 2, "test": 2} for site in SITES})
-    assert summary["status"] == "finished"
-    assert summary["selected"]["rounds"] == dict.fromkeys(SITES, 2)
-    assert summary["mean_test"] is None and summary["pooled_test"] is None and summary["pooled"] == {}
+    assert summary.status == "finished"
+    assert summary.selected.rounds == dict.fromkeys(SITES, 2)
+    assert summary.mean_test is None and summary.pooled_test is None and summary.pooled == {}
 
 
 def test_central_training_withholds_alike() -> None:
     plan = make_plan("central", *SMALL, "task.windows=2")
     settings = SiteSettings(device="cpu", smallest_metric=100_000)
     summary = inprocess.run(plan, settings=settings).summary
-    assert summary["mean_test"] is None and summary["pooled_test"] is None
-    assert all(site["test"]["accuracy"] is None for site in summary["sites"].values())
+    assert summary.mean_test is None and summary.pooled_test is None
+    assert all(site.test["accuracy"] is None for site in summary.sites.values())
 
 
 def test_a_comparison_says_when_no_site_tells_a_score(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import time
 
 import torch
 
-from medsilo.federation.participant import Participant, Stop
+from medsilo.federation.participant import Participant
+from medsilo.learning.loop import Stop
 
 WHEN = 2  # the round in which it happens
 

@@ -18,7 +18,10 @@ from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Compute, batches, evaluate
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, load_plan
+from medsilo.runs import paths
+from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
+from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import SiteData
 
@@ -55,11 +58,11 @@ class FinishedRun:
     folder: Path
     label: str  # unique among the runs shown together
     plan: Plan
-    summary: dict[str, Any]
+    summary: Summary
 
     @property
     def sites(self) -> list[str]:
-        return sorted(self.summary["agreed"]["sites"])
+        return sorted(self.summary.agreed.sites)
 
     def data(self, site: str, settings: SiteSettings) -> SiteData:
         """The site's data, as it trained and was tested on them; of images of any size, pieces."""
@@ -70,8 +73,9 @@ class FinishedRun:
 
     def model(self, site: str, device: torch.device) -> nn.Module:
         """The model that the site tested, in evaluation mode: its own file, the pool's, or the one all share."""
-        folders = [self.folder / "sites" / site, self.folder / "sites" / POOL, self.folder / "global"]
-        files = [folder / "best.safetensors" for folder in folders]
+        own, pool = (site_folder(self.folder, name) for name in (site, POOL))
+        folders = [own, pool, self.folder / paths.GLOBAL]
+        files = [folder / paths.BEST for folder in folders]
         path = next((file for file in files if file.exists()), files[0])
         model = self.plan.algorithm.whole(self.plan.build_networks())
         model.load_state_dict(load_tensors(path)[0])
@@ -82,13 +86,13 @@ class FinishedRun:
         networks = self.plan.build_networks()
         if name not in networks:
             raise MedsiloError(f"--network {name}: choose one of the method's networks: {', '.join(networks)}")
-        networks[name].load_state_dict(load_tensors(self.folder / "supermodel" / f"{name}.safetensors")[0])
+        networks[name].load_state_dict(load_tensors(self.folder / paths.SUPER_MODEL / f"{name}.safetensors")[0])
         return networks[name].eval()
 
     def facts(self) -> dict[str, Any]:
         """What tells this run from others, for the data beside a figure."""
-        keys = ("method", "title", "task", "synthetic", "network", "seed", "protocol", "plan_hash", "package", "rounds")
-        return {"label": self.label, "run": self.folder.name} | {key: self.summary[key] for key in keys}
+        keys = {"method", "title", "task", "synthetic", "network", "seed", "protocol", "plan_hash", "package", "rounds"}
+        return {"label": self.label, "run": self.folder.name} | self.summary.model_dump(mode="json", include=keys)
 
 
 def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
@@ -96,9 +100,9 @@ def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
     runs = []
     for folder in folders:
         summary = Record(folder).summary()
-        if summary.get("status") != "finished":
+        if summary is None or not summary.finished:
             raise MedsiloError(f"{folder.name}: there is no finished run; give a folder that medsilo run has written")
-        runs.append(FinishedRun(folder, summary["title"], load_plan(folder / "plan.yaml"), summary))
+        runs.append(FinishedRun(folder, summary.title, load_plan(folder / paths.PLAN), summary))
     titles = Counter(run.label for run in runs)
     if len({run.folder.resolve() for run in runs}) < len(runs):
         raise MedsiloError("a run is given twice; give each once")

@@ -14,17 +14,16 @@ from medsilo.runs.record import Record
 
 def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     """The sites' mean validation score after each round, and the bytes that all sites sent and got until then."""
-    metrics = {run.summary["metric"] for run in runs}
+    metrics = {run.summary.metric for run in runs}
     if len(metrics) > 1:
         raise MedsiloError(f"these runs measure {' and '.join(sorted(metrics))}; compare runs of one metric")
     found: list[dict[str, Any]] = []
     lines = []
     for run in runs:
-        sites = run.summary["sites"].values()
-        scores = [_mean(column) for column in zip(*(site["validation"] for site in sites), strict=True)]
+        sites = run.summary.sites.values()
+        scores = [_mean(column) for column in zip(*(site.validation for site in sites), strict=True)]
         rounds = [
-            sum(site["bytes_up"] + site["bytes_down"] for site in line["sites"].values())
-            for line in Record(run.folder).rounds()
+            sum(site.bytes_up + site.bytes_down for site in line.sites.values()) for line in Record(run.folder).rounds()
         ]
         sent = [0, *accumulate(rounds)]
         found.append({"run": run.label, "score": scores, "bytes": sent})

@@ -26,7 +26,9 @@ from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
+from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
+from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
 
 
@@ -68,11 +70,11 @@ class WatchedParticipant(Participant):
 
 def replay(
     plan: Plan, sites: Sequence[str], settings: SiteSettings, network: str
-) -> tuple[list[WatchedParticipant], dict]:
+) -> tuple[list[WatchedParticipant], Summary]:
     """Run the plan again in this process with watched sites; returns them and the summary."""
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = Path(place) / "replay"
-        watched = [WatchedParticipant(plan, site, sites, settings, root / "sites" / site, network) for site in sites]
+        watched = [WatchedParticipant(plan, site, sites, settings, site_folder(root, site), network) for site in sites]
         transport = Loop({participant.site: participant for participant in watched})
         return watched, Coordinator(plan, sites, transport, Record(root), "in-process", settings=settings).run()
 
@@ -85,9 +87,8 @@ def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
         network = _travelling(run.plan, asked.network)
         watched, summary = replay(run.plan, run.sites, asked.settings, network)
         same = all(
-            summary["sites"][site][key] == run.summary["sites"][site][key]
-            for site in run.sites
-            for key in ("validation", "test")
+            (mine.validation, mine.test) == (theirs.validation, theirs.test)
+            for mine, theirs in ((summary.sites[site], run.summary.sites[site]) for site in run.sites)
         )
         rounds = [
             {

@@ -12,13 +12,18 @@ from medsilo.site.owner import ALL_MINE
 
 if TYPE_CHECKING:
     from medsilo.check.visit import Visit
+from medsilo.runs import paths
+
+if TYPE_CHECKING:
+    from medsilo.check.visit import Visit
+    from medsilo.runs.schema import Progress, Round
     from medsilo.site.settings import SiteSettings
 
 NO_SETTINGS = "there is no such folder of settings; give the folder that holds medsilo.yaml"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0 only when everything it promised happened."""
+    """RunResult one command; 0 only when everything it promised happened."""
     parser = _parser()
     options = parser.parse_args(arguments)
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -63,7 +68,7 @@ def _demo(options: argparse.Namespace) -> int:
     runs, failures = run_demo(options.out, options.rounds, options.seed, _say)
     if runs:
         _say("\n" + text_table(read_all(runs)))
-        page = write(runs, runs[0].parent / "report.html", "Demo: three synthetic hospitals")
+        page = write(runs, runs[0].parent / paths.REPORT, "Demo: three synthetic hospitals")
         _say(f"\nreport: {page}")
     for failure in failures:
         _warn(failure)
@@ -85,9 +90,9 @@ def _run(options: argparse.Namespace) -> int:
     for line in plan.algorithm.cautions(plan.participation.sites):
         _say(f"caution: {line}")
 
-    def on_round(record: dict) -> None:
-        for line in round_lines(record, plan.rounds, plan.task.metric):
-            _say(line)
+    def on_round(line: "Round") -> None:
+        for text in round_lines(line, plan.rounds, plan.task.metric):
+            _say(text)
 
     if options.engine == "simulator":
         from medsilo.flare import simulator
@@ -104,16 +109,16 @@ def _compare(options: argparse.Namespace) -> int:
     import os
 
     from medsilo.report.study_page import write_study
+    from medsilo.runs.schema import About
     from medsilo.study.asked import asked
     from medsilo.study.compare import Study, most_at_once, shown
-    from medsilo.study.tables import About
 
     plan, cells = asked(options)
     machine = options.machine or f"{os.cpu_count()} CPU cores"
-    about = About(options.title, options.notes, shown(options.arguments), machine)
+    about = About(title=options.title, notes=options.notes, command=shown(options.arguments), machine=machine)
     study = Study(options.out, about, plan, cells, options.against)
     failures = study.run(options.engine, _settings(options, **ALL_MINE), options.at_once or most_at_once(), _say)
-    _say(f"\ntable: {options.out / 'table.md'}\nreport: {write_study(options.out)}")
+    _say(f"\ntable: {options.out / paths.TABLE}\nreport: {write_study(options.out)}")
     for failure in failures:
         _warn(failure)
     return 1 if failures else 0
@@ -130,18 +135,18 @@ def _resume(options: argparse.Namespace) -> int:
     from medsilo.study.progress import round_lines
 
     run = Path(options.run)
-    if not (run / "plan.yaml").is_file():
+    if not (run / paths.PLAN).is_file():
         raise MedsiloError(
             f"{run} is no run's folder; give one under runs/, or --kit with the id of a consortium's job"
         )
-    plan = load_plan(run / "plan.yaml")
+    plan = load_plan(run / paths.PLAN)
 
-    def on_round(record: dict) -> None:
-        for line in round_lines(record, plan.rounds, plan.task.metric):
-            _say(line)
+    def on_round(line: "Round") -> None:
+        for text in round_lines(line, plan.rounds, plan.task.metric):
+            _say(text)
 
     settings = _settings(options, run_settings(run), **ALL_MINE)
-    if (run / "job").is_dir():
+    if (run / paths.JOB).is_dir():
         from medsilo.flare import simulator
 
         simulator.resume(run, settings, options.threads, on_round)
@@ -225,9 +230,9 @@ def _watch(options: argparse.Namespace) -> int:
     from medsilo.consortium.lead import watch
     from medsilo.study.progress import round_lines
 
-    def on_round(record: dict, study: dict) -> None:
-        for line in round_lines(record, study["planned"], study["metric"]):
-            _say(line)
+    def on_round(line: "Round", study: "Progress") -> None:
+        for text in round_lines(line, study.planned, study.metric):
+            _say(text)
 
     try:
         ended = watch(options.id, options.kit, on_round, _say)
@@ -257,7 +262,7 @@ def _fetch(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from medsilo.report.page import write
 
-    page = options.out or options.runs[0] / "report.html"
+    page = options.out or options.runs[0] / paths.REPORT
     _say(f"report: {write(options.runs, page, page.parent.resolve().name)}")
     return 0
 

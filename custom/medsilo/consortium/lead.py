@@ -21,18 +21,21 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.files import is_safe_name, write_json
-from medsilo.flare.jobs import check_components, pack, plan_of, write_job
-from medsilo.runs.record import JOBS, Record
+from medsilo.flare.jobs import META, check_components, pack, plan_of, write_job
+from medsilo.flare.wire import STATISTICS
+from medsilo.runs import paths
+from medsilo.runs.reading import read_progress
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Progress, Round, Summary
 
 CONNECT = 10.0  # seconds NVFlare has to reach the server
 POLL = 1.0  # seconds between looks at a running job
 STARTING = 120.0  # seconds that submitting waits for a job to start
 PATIENCE = 600.0  # seconds that watching goes on without a connection
-STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the controller tells its rounds
 NOT_CLONED = ("scope", "launcher_spec")  # what NVFlare 2.9 leaves out of a clone of a job
 SILENT = logging.NullHandler()  # what NVFlare says of a connection, our own line says
 Say = Callable[[str], None]
-OnRound = Callable[[dict[str, Any], dict[str, Any]], None]  # a round, and the study that it is of
+OnRound = Callable[[Round, Progress], None]  # a round, and the study that it is of
 
 
 @contextmanager
@@ -110,7 +113,7 @@ def submit(
 
 def _address(job: Path, sites: Collection[str], **meta: Any) -> None:
     """Have a job go to these sites only."""
-    path = job / "meta.json"
+    path = job / META
     deploy_map = {"app": ["server", *sites]}
     write_json(path, {**json.loads(path.read_text()), "deploy_map": deploy_map, **meta})
 
@@ -135,16 +138,16 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
             summary, rounds = _left(session, job_id)
             if (rounds and packed) or job["status"] == "FINISHED:COMPLETED":
                 return
-            why = [job["status"], *([summary["reason"]] if summary else _obstacles(job))]
+            why = [job["status"], *([summary.reason or "it failed"] if summary else _obstacles(job))]
             if job["status"] != "FINISHED:ABORTED" and (len(why) == 1 or "was aborted" in why[1]):  # by NVFlare itself
                 unable = ", ".join(_unable(session, packed, sites) if packed else []) or "a hospital"
                 why.append(
                     f"{unable} can't run medsilo {__version__}: it is not installed there, or the policies forbid it"
                 )
             raise MedsiloError(f"{'not started' if packed else f'job {job_id} has ended'}: {'; '.join(why)}")
-        absent = _so_far(session, job_id).get("absent") if job["status"] == "RUNNING" else None
-        if absent is not None:
-            for site, reason in absent.items():
+        told = _so_far(session, job_id) if job["status"] == "RUNNING" else None
+        if told is not None and told.absent is not None:
+            for site, reason in told.absent.items():
                 say(f"goes on without {site}: {reason}")
             return
         if time.monotonic() > deadline:
@@ -183,7 +186,7 @@ def resume(run: str, kit: Path, say: Say) -> str:
 
     The new job is a clone of the old one, and the server knows by that which study's checkpoint to take.
     """
-    job_id = Path(run, JOBS).read_text().split()[-1] if Path(run, JOBS).exists() else run
+    job_id = Path(run, paths.JOBS).read_text().split()[-1] if Path(run, paths.JOBS).exists() else run
     with connected(kit) as session:
         job = session.get_job_meta(job_id)
         if job["status"] == "FINISHED:COMPLETED":
@@ -282,52 +285,54 @@ class _Watching:
         if self.last != self.planned:  # the last rounds were too quick to be told, or there are none
             study = _ended(session, self.job_id)
             self._tell(study)
-            if study.get("reason"):
-                self.say(study["reason"])
+            if study and study.reason:
+                self.say(study.reason)
         return status
 
-    def _tell(self, study: dict[str, Any]) -> None:
-        self.planned = study.get("planned", self.planned)
-        for record in study.get("rounds", []):
-            number = record["round"]
-            if number <= self.last:
+    def _tell(self, study: Progress | None) -> None:
+        if study is None:
+            return
+        self.planned = study.planned
+        for line in study.rounds:
+            if line.round <= self.last:
                 continue
-            if number > self.last + 1:
-                self.say(f"rounds {self.last + 1} to {number - 1} are over; 'medsilo fetch' brings what they gave")
-            self.on_round(record, study)
-            self.last = number
+            if line.round > self.last + 1:
+                self.say(f"rounds {self.last + 1} to {line.round - 1} are over; 'medsilo fetch' brings what they gave")
+            self.on_round(line, study)
+            self.last = line.round
 
 
 def _is_over(status: str) -> bool:
     return status.startswith("FINISHED")
 
 
-def _so_far(session: Session, job_id: str) -> dict[str, Any]:
+def _so_far(session: Session, job_id: str) -> Progress | None:
     """What the controller tells while it runs; nothing when the job is starting or just ends."""
     try:
         told = session.show_stats(job_id, api_spec.TargetType.SERVER)
     except (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError):
-        return {}
-    return told.get("server", {}).get(STATISTICS, {})
+        return None
+    found = told.get("server", {}).get(STATISTICS)
+    return read_progress(found) if found else None
 
 
-def _ended(session: Session, job_id: str) -> dict[str, Any]:
+def _ended(session: Session, job_id: str) -> Progress | None:
     """The same from what a job left; nothing for those who may look on but not download."""
     try:
         summary, rounds = _left(session, job_id)
     except api_spec.AuthorizationError:
-        return {}
-    if not summary:
-        return {}
-    told = {"planned": summary["rounds"]["planned"], "metric": summary["metric"], "rounds": rounds}
-    return {**told, "reason": summary["reason"]}
+        return None
+    if summary is None:
+        return None
+    planned, metric = summary.rounds.planned, summary.metric
+    return Progress(study=summary.study, planned=planned, metric=metric, rounds=rounds, reason=summary.reason)
 
 
-def _left(session: Session, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _left(session: Session, job_id: str) -> tuple[Summary | None, list[Round]]:
     """The summary and the rounds of a job that is over, as far as there are any."""
     with tempfile.TemporaryDirectory() as folder:
         run = _download(session, job_id, Path(folder))
-        return (Record(run).summary(), Record(run).rounds()) if run else ({}, [])
+        return (Record(run).summary(), Record(run).rounds()) if run else (None, [])
 
 
 def _download(session: Session, job_id: str, folder: Path) -> Path | None:
@@ -345,7 +350,7 @@ def fetch(job_id: str, kit: Path, out: Path) -> Path:
         if not _is_over(status):
             raise MedsiloError(f"job {job_id} is {status}; 'medsilo watch' waits for its end")
         run = _download(session, job_id, Path(folder))
-        if run is None or not (run / "summary.json").exists():
+        if run is None or not (run / paths.SUMMARY).exists():
             raise MedsiloError(
                 f"job {job_id} ({status}) left no results: it ended before its study did; "
                 "'nvflare job logs' shows the server's log to a project_admin"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -71,8 +71,16 @@ class Algorithm(Section):
 
     name: str
     # HarmoFL's two halves, which a plan may add to any method: an input layer, and a perturbed step.
-    amplitude: Annotated[SerializeAsAny[InputLayer] | None, _half_of_harmofl("Amplitude")] = None
-    perturbation: Annotated[SerializeAsAny[LearningStep] | None, _half_of_harmofl("Perturbation")] = None
+    amplitude: Annotated[SerializeAsAny[InputLayer] | None, _half_of_harmofl("Amplitude")] = Field(
+        None,
+        description="all images take one amplitude spectrum ([harmofl.md](harmofl.md)). `{}` switches it on with its "
+        "defaults; HarmoFL has it on",
+    )
+    perturbation: Annotated[SerializeAsAny[LearningStep] | None, _half_of_harmofl("Perturbation")] = Field(
+        None,
+        description="gradients are taken at perturbed weights. `{}` switches it on; HarmoFL has it on. Per-FedAvg, "
+        "whose step is its own, refuses it",
+    )
 
     @model_validator(mode="after")
     def _step_is_free(self) -> Self:

@@ -11,10 +11,10 @@ from medsilo.core.files import is_safe_name, load_tensors
 from medsilo.deploy.origin import Spacing
 from medsilo.deploy.supermodel import MANIFEST, SuperModel
 from medsilo.plan import Plan, load_plan
+from medsilo.runs import paths
 
 SINGLE = "model"  # the expert's name where there is only one
-OWN_MODEL = "best.safetensors"
-GLOBAL_MODEL = "global/best.safetensors"  # of a run whose hospitals share one model
+GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"  # of a run whose hospitals share one model
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Source:
 def open_source(folder: Path, site: str = "") -> Source:
     """The super model in a folder or in a run's folder; with a site, or where there is none, the run's single model."""
     if not site:
-        for place in (folder, folder / "supermodel"):
+        for place in (folder, folder / paths.SUPER_MODEL):
             if (place / MANIFEST).is_file():
                 return _super(SuperModel.load(place))
-    if not (folder / "plan.yaml").is_file():
+    if not (folder / paths.PLAN).is_file():
         raise MedsiloError("no super model and no run there; give a folder with supermodel.json or plan.yaml")
-    plan = load_plan(folder / "plan.yaml")
+    plan = load_plan(folder / paths.PLAN)
     name = _single(folder, site)
     tensors, facts = load_tensors(folder / name)
     if facts.get("plan_hash") != plan.hash:
@@ -63,13 +63,13 @@ def _super(model: SuperModel) -> Source:
 
 def _single(folder: Path, site: str) -> str:
     """The file of a run's model: the one that all share, a site's own, or the one in a hospital's own folder."""
-    for shared in (GLOBAL_MODEL, OWN_MODEL):
+    for shared in (GLOBAL_MODEL, paths.BEST):
         if not site and (folder / shared).is_file():
             return shared
-    own = sorted(path.parent.name for path in folder.glob("sites/*/best.safetensors"))
+    own = sorted(path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.BEST}"))
     if not site:
         raise MedsiloError(f"every hospital of this run has a model of its own; choose with --site: {', '.join(own)}")
     if not is_safe_name(site) or site not in own:
         there = f"choose one of: {', '.join(own)}" if own else "it has none of one hospital alone; leave --site out"
         raise MedsiloError(f"--site {site}: no model of it is here; {there}")
-    return f"sites/{site}/best.safetensors"
+    return f"{paths.SITES}/{site}/{paths.BEST}"

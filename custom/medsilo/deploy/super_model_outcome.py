@@ -21,8 +21,8 @@ from medsilo.deploy.origin import Origin, Spacing
 from medsilo.deploy.supermodel import SuperModel, assemble
 from medsilo.deploy.tuning import THRESHOLDS, Tuning, tune
 from medsilo.models.network import Network
+from medsilo.runs import paths
 
-FOLDER = "supermodel"
 DETAILS = "super_model"  # the key in the summary's details
 Ends = Annotated[tuple[float, float], Field(strict=False)]
 
@@ -104,7 +104,7 @@ class SuperModelOutcome(Outcome):
         personal = {site: expert.state_dict() for site, expert in models if site in shown}
         common, selector = (end.modules[name].state_dict() for name in ("global", "selector"))
         model = self._assemble(end.plan, end.modules, common, personal, selector)
-        model.save(end.folder / FOLDER)
+        model.save(end.folder / paths.SUPER_MODEL)
         answer = self._score(model.to(end.compute.device), end)
         if "validation" in end.withheld:
             answer = {"chosen": {}, "sums": [0.0] * len(answer["sums"])}
@@ -113,7 +113,7 @@ class SuperModelOutcome(Outcome):
     def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
         """Return the site's super model with the threshold that all sites' validation cases speak for."""
         found = Told.model_validate(told)
-        settled = settle(end.folder / FOLDER, found)
+        settled = settle(end.folder / paths.SUPER_MODEL, found)
         return Counting(settled).to(end.compute.device)
 
     def after_test(self, end: SiteEnd, model: nn.Module) -> Facts:
@@ -176,7 +176,7 @@ class SuperModelOutcome(Outcome):
             if site in sharing
         }
         model = self._assemble(end.plan, end.layout, common, personal, selector, tuning, spacing)
-        model.save(end.folder / FOLDER)
+        model.save(end.folder / paths.SUPER_MODEL)
         curve = [list(point) for point in tuning.curve] if tuning else []
         details = {
             "rule": model.rule,

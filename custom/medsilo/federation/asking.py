@@ -24,6 +24,11 @@ class Missing:
     reason: str
     passing: bool = False  # a refusal that asking again may heal
 
+    @property
+    def text(self) -> str:
+        """How it is absent, and why."""
+        return f"{self.kind}: {self.reason}"
+
     @classmethod
     def refused(cls, error: MedsiloError) -> "Missing":
         """Return the refusal that an error is."""
@@ -110,7 +115,7 @@ class Asking:
             return None
         causes: dict[str, list[str]] = {}
         for site, gone in sorted(exchange.missing.items()):
-            causes.setdefault(f"{gone.kind}: {gone.reason}", []).append(site)
+            causes.setdefault(gone.text, []).append(site)
         reasons = "; ".join(f"{', '.join(sites)} {cause}" for cause, sites in causes.items())
         answered = f"{replies} of {len(needed)} sites answered"
         return f"{where}: {answered}, the plan needs {required}: {reasons}"

@@ -16,8 +16,10 @@ from medsilo.federation.server_state import ServerState
 from medsilo.federation.summary import Account, summarise
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
+from medsilo.runs import paths
 from medsilo.runs.messages import Delivered, Joined, Parcel, Request, Tested, Trained
 from medsilo.runs.record import Record, now
+from medsilo.runs.schema import Round, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
 
 Task = Literal["join", "round", "deliver", "test"]
@@ -33,7 +35,7 @@ class Coordinator:
         messenger: Messenger,
         record: Record,
         engine: str,
-        on_round: Callable[[dict[str, Any]], None] = lambda record: None,
+        on_round: Callable[[Round], None] = lambda line: None,
         settings: SiteSettings | None = None,
     ) -> None:
         self.plan, self.course, self.outcome, self.record = plan, plan.course, plan.algorithm.outcome, record
@@ -45,7 +47,7 @@ class Coordinator:
         self.settings = settings or SiteSettings(device="cpu")  # the server's own
         self.asking = Asking(messenger, plan.participation, self.sites, self.required)
         self.acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
-        self.rounds: list[dict[str, Any]] = []
+        self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.absent: dict[str, str] | None = None  # who did not join a study that has begun, and why
         self.outcome_told: dict[str, Any] = {}  # to sites before the test
@@ -68,10 +70,10 @@ class Coordinator:
             self.state.details["cautions"] = cautions
 
     def _contributors(self) -> set[str]:
-        return {site for record in self.rounds for site in record["answered"]}
+        return {site for line in self.rounds for site in line.answered}
 
     # ------------------------------------------------------------------ the course of a study
-    def run(self, resume: bool = False) -> dict[str, Any]:
+    def run(self, resume: bool = False) -> Summary:
         """Lead the study to its end; returns the summary, which is also written when the study fails."""
         started, clock = now(), time.monotonic()
         self._go_on() if resume else self.record.begin(self.plan)
@@ -121,20 +123,20 @@ class Coordinator:
         if breach is None:
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
-        record = {
-            "round": number,
-            "phase": phase.name,
-            "seconds": round(time.monotonic() - started, 3),
-            "asked": self.sites,
-            "answered": sorted(exchange.replies),
-            "refused": exchange.by_kind("refused"),
-            "lost": exchange.by_kind("lost"),
-            "warnings": exchange.warnings(),
-            "sites": {site: _line(exchange, site) for site in sorted(exchange.replies)},
-        }
-        self.rounds.append(record)
-        self.record.add_round(record)
-        self.on_round(record)
+        line = Round(
+            round=number,
+            phase=phase.name,
+            seconds=round(time.monotonic() - started, 3),
+            asked=self.sites,
+            answered=sorted(exchange.replies),
+            refused=exchange.by_kind("refused"),
+            lost=exchange.by_kind("lost"),
+            warnings=exchange.warnings(),
+            sites={site: _line(exchange, site) for site in sorted(exchange.replies)},
+        )
+        self.rounds.append(line)
+        self.record.add_round(line)
+        self.on_round(line)
         if breach:
             raise ParticipationError(breach)
         self.state.save()
@@ -149,11 +151,11 @@ class Coordinator:
         self._consider_best(delivered, number)
         chosen = self.state.best["round"] if self.state.best else number
         if self.outcome.common:
-            self.state.save_common("last", number)
+            self.state.save_common(paths.LAST, number)
         if chosen != number:
             self.state.go_back_to(chosen)
         if not self.outcome.personal:
-            self.state.save_common("best", chosen)
+            self.state.save_common(paths.BEST, chosen)
         conclusion = self.outcome.conclude(end, self._told(delivered))
         if conclusion:
             self.state.details |= conclusion.details
@@ -200,7 +202,7 @@ class Coordinator:
                 selected=selected,
                 package=self.plan.code,
                 train_cases=smallest,
-                last=max((record["round"] for record in self.rounds if site in record["answered"]), default=0),
+                last=max((line.round for line in self.rounds if site in line.answered), default=0),
                 outcome=self._outcome_for(site, task),
             )
             parcel = request.parcel(groups)
@@ -255,24 +257,25 @@ class Coordinator:
             self.everyone,
             self.required,
             self.parameters,
-            self.rounds,
             self.state.done,
-            self.ends,
+            self.rounds,
+            {task: end.replies for task, end in self.ends.items()},
+            {task: {site: gone.text for site, gone in end.missing.items()} for task, end in self.ends.items()},
             self.state.found(),
         )
 
 
-def _line(exchange: Exchange, site: str) -> dict[str, Any]:
+def _line(exchange: Exchange, site: str) -> SiteRound:
     """Return a site's part in a round's record."""
     reply = exchange.replies[site]
     assert isinstance(reply, Trained)
-    return {
-        "train_loss": reply.train_loss,
-        "validation": reply.validation,
-        "validation_loss": reply.validation_loss,
-        "samples": reply.samples,
-        "seconds": round(reply.seconds, 3),
-        "memory": int(reply.memory),
-        "bytes_up": exchange.bytes_up[site],
-        "bytes_down": exchange.bytes_down[site],
-    }
+    return SiteRound(
+        train_loss=reply.train_loss,
+        validation=reply.validation,
+        validation_loss=reply.validation_loss,
+        samples=reply.samples,
+        seconds=round(reply.seconds, 3),
+        memory=int(reply.memory),
+        bytes_up=exchange.bytes_up[site],
+        bytes_down=exchange.bytes_down[site],
+    )

@@ -10,7 +10,6 @@ from medsilo.core.files import write_bytes
 from medsilo.core.png import png
 from medsilo.learning.amplitude import AmplitudeNorm
 
-FOLDER = "pictures"
 SMALLEST = 192  # pixels of an overlay's shorter side, so that its lines stay thin beside the image
 THERE, FOUND = (0, 114, 178), (230, 159, 0)  # Okabe and Ito's blue and orange
 DASH = 5

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import DataError
-from medsilo.federation.drawing import FOLDER, draw_found, draw_images
+from medsilo.federation.drawing import draw_found, draw_images
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
+from medsilo.runs import paths
 from medsilo.runs.messages import PARTS, Counted
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.metrics import Measures
@@ -103,7 +104,7 @@ class Evaluation:
             return
         cases = self.pieces(self.data.train, "pictures")
         images = torch.stack([cases[case][0] for case in range(min(PICTURES, self.cases["train"]))])
-        draw_images(layer, images.to(self.compute.device), folder / FOLDER)
+        draw_images(layer, images.to(self.compute.device), folder / paths.PICTURES)
 
     @torch.no_grad()
     def draw_found(self, model: nn.Module, judged: nn.Module, measures: Measures, folder: Path) -> None:
@@ -126,7 +127,7 @@ class Evaluation:
                     output = task.infer(model.eval(), inputs)
                 found, right = (task.masks(labels) for labels in (output.float().argmax(1), targets))
                 for which, n in here.items():
-                    draw_found(inputs[n], found[n], right[n], folder / FOLDER / f"test-{which}.png")
+                    draw_found(inputs[n], found[n], right[n], folder / paths.PICTURES / f"test-{which}.png")
             first += len(inputs)
 
 

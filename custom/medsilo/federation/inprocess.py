@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -18,10 +17,13 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
 from medsilo.federation.pool import POOL, Pool, spread_over_hospitals
 from medsilo.plan import Plan, load_plan
+from medsilo.runs import paths
+from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record, new_study
+from medsilo.runs.schema import Round, Summary
 from medsilo.site.settings import SiteSettings
 
-OnRound = Callable[[dict[str, Any]], None]
+OnRound = Callable[[Round], None]
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class StudyResult:
     """A finished study: every site's model after the last round, the rounds, the summary."""
 
     models: dict[str, nn.Module]
-    history: list[dict[str, Any]]
-    summary: dict[str, Any]
+    history: list[Round]
+    summary: Summary
 
 
 class Loop:
@@ -59,7 +61,7 @@ def run(
     folder: Path | None = None,
     resume: bool = False,
     settings: SiteSettings | None = None,
-    on_round: OnRound = lambda record: None,
+    on_round: OnRound = lambda line: None,
 ) -> StudyResult:
     """Run a plan over its sites, or over these.
 
@@ -80,9 +82,9 @@ def run(
                 for points, tracker in product(course, trackers):
                     tracker.write(points)
 
-            def follow(record: dict[str, Any]) -> None:
-                track(course.of_round(record))
-                on_round(record)
+            def follow(line: Round) -> None:
+                track(course.of_round(line))
+                on_round(line)
 
             run = work(plan, root, resume, settings or SiteSettings(), follow)
             track(course.of_end(run.summary))
@@ -91,11 +93,11 @@ def run(
 
 def _run_federated(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> StudyResult:
     names = plan.participation.everyone
-    participants = {site: Participant(plan, site, names, settings, root / "sites" / site) for site in names}
+    participants = {site: Participant(plan, site, names, settings, site_folder(root, site)) for site in names}
     transport, sites = Loop(participants), plan.participation.sites
     coordinator = Coordinator(plan, sites, transport, Record(root), "in-process", on_round, settings)
     summary = coordinator.run(resume)
-    models = {site: _last_model(plan, root / "sites" / site) for site in names}
+    models = {site: _last_model(plan, site_folder(root, site)) for site in names}
     return StudyResult(models, coordinator.rounds, summary)
 
 
@@ -103,18 +105,18 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
     if resume:
         raise MedsiloError("central training can't be resumed; run it again in a new folder")
     names = plan.participation.sites
-    hospitals = {site: Participant(plan, site, names, settings, root / "sites" / site) for site in names}
-    pool = Pool(plan, hospitals, settings, root / "sites" / POOL)
+    hospitals = {site: Participant(plan, site, names, settings, site_folder(root, site)) for site in names}
+    pool = Pool(plan, hospitals, settings, site_folder(root, POOL))
     record = Record(root)
     alone = plan.with_changes([f"participation.sites=[{POOL}]", "participation.minimum=null"])
     coordinator = Coordinator(alone, [POOL], Loop({POOL: pool}), record, "in-process", on_round)
     summary = spread_over_hospitals(pool, coordinator.run(), plan)
     record.write_summary(summary)
-    model = _last_model(plan, root / "sites" / POOL)
+    model = _last_model(plan, site_folder(root, POOL))
     return StudyResult(dict.fromkeys(names, model), coordinator.rounds, summary)
 
 
 def _last_model(plan: Plan, folder: Path) -> nn.Module:
     model = plan.algorithm.whole(plan.build_networks())
-    model.load_state_dict(load_tensors(folder / "last.safetensors")[0])
+    model.load_state_dict(load_tensors(folder / paths.LAST)[0])
     return model

@@ -31,6 +31,7 @@ from medsilo.federation.site_state import SiteState
 from medsilo.learning.loop import DrawnCases, Lesson, Stop, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
+from medsilo.runs import paths
 from medsilo.runs.messages import ANSWERS, Parcel, Request
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.metrics import Measures
@@ -90,7 +91,7 @@ class Participant:
     # ------------------------------------------------------------------ the four kinds of work
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         if self.data.survey:
-            write_json(self.folder / "data.json", asdict(self.data.survey))  # names files: it stays at the site
+            write_json(self.folder / paths.DATA, asdict(self.data.survey))  # names files: it stays at the site
         shares = self.settings.shares(self.plan.task.synthetic)
         return {"shares": shares, "classes": self.evaluation.classes()}, {}
 
@@ -121,7 +122,7 @@ class Participant:
         self.state.write_row(number + 1, "deliver", self._samples(), metrics, 0.0)
         layer = self.plan.algorithm.input_layer(self.state.modules)
         self.evaluation.draw_inputs(layer, self.folder)
-        self.state.save_model("last", number)
+        self.state.save_model(paths.LAST, number)
         told = self.outcome.take(self._end(stop), asked.outcome)
         return {**self._may_be_told(metrics), "outcome": told}, {}
 
@@ -130,13 +131,13 @@ class Participant:
         selected = asked.round
         self.state.done = -1  # what lies in memory from here on is the model under test
         if self.chooses:
-            selected = self.state.load_model("best")["round"]
+            selected = self.state.load_model(paths.BEST)["round"]
         else:
-            self.state.load_model("last")
+            self.state.load_model(paths.LAST)
             if groups and asked.selected is not None:
                 selected = asked.selected
                 self._receive(groups, self.plan.course.last)
-        self.state.save_model("best", selected)
+        self.state.save_model(paths.BEST, selected)
         end = self._end(stop)
         model = self.outcome.tested(end, self.state.model, asked.outcome)
         outcome = self.evaluate(self.data.test, stop, model, self.plan.task.measures)
@@ -302,7 +303,7 @@ class Participant:
         usable = self.chooses and self.plan.course.used_as_scored(rounds)
         if usable and (self.state.best is None or rank > self.state.best):
             self.state.best = rank
-            self.state.save_model("best", rounds)
+            self.state.save_model(paths.BEST, rounds)
         return {"validation": _number(score), "validation_loss": _number(loss)}
 
     def evaluate(

@@ -1,7 +1,6 @@
 """Central training: one model on all hospitals' pooled training data, tested at every hospital."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -9,9 +8,10 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from medsilo.federation.evaluation import Measure
 from medsilo.federation.participant import Participant, Told
-from medsilo.federation.summary import tested_as
+from medsilo.federation.summary import means, tested_as
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
+from medsilo.runs.schema import Selection, SiteResult, Summary
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.metrics import Measures, added
 from medsilo.tasks.task import Cases, SiteData
@@ -48,32 +48,27 @@ def _together(parts: list[Dataset]) -> Dataset:
     return ConcatDataset(parts)
 
 
-def spread_over_hospitals(pool: Pool, summary: dict[str, Any], plan: Plan) -> dict[str, Any]:
+def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
     """The pool's summary as the hospitals see it: their own cases, curves and test scores."""
-    inner = summary["sites"][POOL]
-    selected = summary["selected"]["rounds"][POOL]
-    sites: dict[str, Any] = {}
+    inner, selected = summary.sites[POOL], summary.selected.rounds[POOL]
+    assert selected is not None
+    sites: dict[str, SiteResult] = {}
     tested: dict[str, Told] = {}
     for site, hospital in pool.hospitals.items():
         *curve, test = pool.scores[site]
         tested[site] = hospital.tested(selected, *test)
         validation = [score for _, score, _ in curve]
-        sites[site] = {
-            **inner,
-            "cases": hospital.cases,
-            "classes": hospital.evaluation.classes(),
-            "validation": validation,
+        sites[site] = inner.changed(
+            cases=hospital.cases,
+            classes=hospital.evaluation.classes(),
+            validation=validation,
             **tested_as(plan.task, *(tested[site][key] for key in ("test", "test_loss", "test_cases", "counts"))),
-        }
-    scored = [facts["test"] for facts in sites.values() if facts["test"][plan.task.metric] is not None]
-    total = sum(test["cases"] for test in scored)
-    pooled = sum(test[plan.task.metric] * test["cases"] for test in scored)
-    return {
-        **summary,
-        "plan_hash": plan.hash,
-        "agreed": {**summary["agreed"], "sites": list(sites), "minimum": len(sites)},
-        "selected": {"by": "mean", "rounds": dict.fromkeys(sites, selected)},
-        "sites": sites,
-        "pooled_test": pooled / total if total else None,
-        "pooled": plan.task.figures(added(told["counts"] for told in tested.values())),
-    }
+        )
+    return summary.changed(
+        plan_hash=plan.hash,
+        agreed=summary.agreed.changed(sites=list(sites), minimum=len(sites)),
+        selected=Selection(by="mean", rounds=dict.fromkeys(sites, selected)),
+        sites=sites,
+        pooled_test=means(plan.task, sites)["pooled_test"],
+        pooled=plan.task.figures(added(told["counts"] for told in tested.values())),
+    )

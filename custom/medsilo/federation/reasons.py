@@ -6,6 +6,7 @@ from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import ROOT
+from medsilo.runs.paths import ERRORS
 
 
 def public_reason(error: Exception) -> str:
@@ -18,7 +19,7 @@ def public_reason(error: Exception) -> str:
         return "out of memory at this site; lower training.batch_size, or allow more (memory_limit in its medsilo.yaml)"
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(ROOT)]
     place = f" in {Path(ours[-1].filename).relative_to(ROOT)}:{ours[-1].lineno}" if ours else ""
-    return f"{type(error).__name__}{place}; errors.log in the site's own results has the details"
+    return f"{type(error).__name__}{place}; {ERRORS} in the site's own results has the details"
 
 
 def is_out_of_memory(error: Exception) -> bool:

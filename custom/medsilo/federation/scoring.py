@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from medsilo.core.files import write_text
+from medsilo.runs.paths import CASES
 from medsilo.tasks.metrics import Measures
 
-FILE = "test.csv"
 CASE, PATIENT = "case", "patient"
 
 
@@ -23,12 +23,12 @@ def write_measures(folder: Path, measures: Measures, patients: Sequence[str]) ->
     columns = [values.tolist() for values in measures.values()]
     for case, (patient, *row) in enumerate(zip(patients, *columns, strict=True)):
         writer.writerow([case, numbers[patient], *("" if value != value else value for value in row)])
-    write_text(folder / FILE, text.getvalue())
+    write_text(folder / CASES, text.getvalue())
 
 
 def read_measures(folder: Path) -> tuple[Measures, list[int]]:
     """What `write_measures` wrote, and the patient's number of every case."""
-    with (folder / FILE).open(newline="", encoding="utf-8") as file:
+    with (folder / CASES).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     names = [name for name in rows[0] if name not in (CASE, PATIENT)]
     measures = {name: torch.tensor([float(row[name] or "nan") for row in rows], dtype=torch.float64) for name in names}

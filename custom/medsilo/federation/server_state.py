@@ -16,7 +16,8 @@ from medsilo.course.server_side import ServerSide
 from medsilo.federation.drawing import draw_amplitude
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
-from medsilo.runs.record import AMPLITUDE, Record
+from medsilo.runs import paths
+from medsilo.runs.record import Record
 
 
 class ServerState:
@@ -138,7 +139,7 @@ class ServerState:
         """Hold the model of the round that was kept as the best."""
         self._take_over(*self.record.load_best(rounds), self.expected(self.course.last))
 
-    def save_common(self, which: str, rounds: int) -> None:
+    def save_common(self, file: str, rounds: int) -> None:
         """Write the model that all sites share for the lead."""
         networks, last = self.plan.build_networks(), self.course.last
         given = views(last.given, networks)
@@ -151,8 +152,8 @@ class ServerState:
         algorithm = self.plan.algorithm
         assert algorithm.outcome.common is not None
         facts = {"round": rounds, "method": algorithm.name, "plan_hash": self.plan.hash}
-        self.record.save_global(which, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
-        draw_amplitude(algorithm.input_layer(networks), self.record.folder / AMPLITUDE)
+        self.record.save_global(file, algorithm.whole(networks, algorithm.outcome.common).state_dict(), facts)
+        draw_amplitude(algorithm.input_layer(networks), self.record.folder / paths.FIGURES / paths.AMPLITUDE)
 
     def found(self) -> dict[str, Any]:
         """Return the details for the summary, with what was found out about the sites."""

@@ -15,6 +15,7 @@ from medsilo.core.tensors import Modules
 from medsilo.course.group import places_of, views
 from medsilo.learning.loop import Compute, is_finite
 from medsilo.plan import Plan
+from medsilo.runs import paths
 
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
 KEPT = 2  # states before the last: a server that dies inside a round may ask for the round before, too
@@ -82,10 +83,10 @@ class SiteState:
         )
 
     def _saved_rounds(self) -> list[int]:
-        return [int(path.stem.removeprefix("state-")) for path in self.folder.glob("state-*.safetensors")]
+        return [int(path.stem.removeprefix("state-")) for path in self.folder.glob(paths.STATE_FILES)]
 
     def _path(self, number: int) -> Path:
-        return self.folder / f"state-{number}.safetensors"
+        return self.folder / paths.STATE_FILES.replace("*", str(number))
 
     def save(self) -> None:
         """Keep what the server won't send again: private tensors and optimizers."""
@@ -117,15 +118,15 @@ class SiteState:
         self.done = number
 
     # ------------------------------------------------------------------ for the hospital
-    def save_model(self, which: str, rounds: int) -> None:
+    def save_model(self, file: str, rounds: int) -> None:
         """Keep the model as it is, and the plan beside it, so that the hospital can use it by itself."""
         facts = {"round": rounds, "method": self.algorithm.name, "site": self.site, "plan_hash": self.plan.hash}
-        save_tensors(self.folder / f"{which}.safetensors", self.model.state_dict(), facts)
-        write_text(self.folder / "plan.yaml", self.plan.to_yaml())
+        save_tensors(self.folder / file, self.model.state_dict(), facts)
+        write_text(self.folder / paths.PLAN, self.plan.to_yaml())
 
-    def load_model(self, which: str) -> dict[str, Any]:
+    def load_model(self, file: str) -> dict[str, Any]:
         """Take a model that was kept; returns the facts beside it."""
-        tensors, facts = load_tensors(self.folder / f"{which}.safetensors")
+        tensors, facts = load_tensors(self.folder / file)
         self.model.load_state_dict(tensors)
         return facts
 
@@ -133,7 +134,7 @@ class SiteState:
         self, number: int, phase: str, samples: int, metrics: dict[str, float | None], seconds: float
     ) -> None:
         """Write one line a round into metrics.csv; a round that is repeated replaces its line."""
-        path = self.folder / "metrics.csv"
+        path = self.folder / paths.METRICS
         rows = list(csv.DictReader(io.StringIO(path.read_text()))) if path.exists() else []
         rows = [row for row in rows if int(row["round"]) < number]
         row = {"round": number, "phase": phase, "samples": samples, "validated_round": number - 1}

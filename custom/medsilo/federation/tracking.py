@@ -8,36 +8,42 @@ from typing import Any, Protocol
 
 from medsilo.core.errors import MedsiloError
 from medsilo.plan import Plan
+from medsilo.runs.paths import MLFLOW, MLFLOW_FILES, TENSORBOARD
 from medsilo.runs.record import Record
+from medsilo.runs.schema import Round, Summary
 
 SERVER = "server"
-TENSORBOARD, MLFLOW, MLFLOW_FILES = "tensorboard", "mlflow.db", "mlflow"  # in the run's folder
 OF_ROUNDS = ("train_loss", "validation", "validation_loss", "seconds")
 Point = tuple[str, float, int]  # name, value, rounds that the model has gone through
 Points = dict[str, list[Point]]  # of the server and of each site
 
 
-def of_round(record: dict[str, Any]) -> Points:
-    """A round as points; what a site withholds is none."""
-    number, sites = record["round"], record["sites"]
+def of_round(line: Round) -> Points:
+    """Return a round as points; a number that a site withholds is none."""
+    number, sites = line.round, line.sites
     # What is validated in a round is the model as it arrived.
     steps = {"validation": number - 1, "validation_loss": number - 1}
     found = {
-        site: [(name, float(line[name]), steps.get(name, number)) for name in OF_ROUNDS if line[name] is not None]
-        for site, line in sites.items()
+        site: [
+            (name, float(value), steps.get(name, number))
+            for name in OF_ROUNDS
+            if (value := getattr(own, name)) is not None
+        ]
+        for site, own in sites.items()
     }
-    own = [("seconds", float(record["seconds"]), number), ("sites", float(len(sites)), number)]
-    own += [(name, float(sum(line[name] for line in sites.values())), number) for name in ("bytes_up", "bytes_down")]
+    own = [("seconds", float(line.seconds or 0.0), number), ("sites", float(len(sites)), number)]
+    own.append(("bytes_up", float(sum(site.bytes_up for site in sites.values())), number))
+    own.append(("bytes_down", float(sum(site.bytes_down for site in sites.values())), number))
     return {SERVER: own, **found}
 
 
-def of_end(summary: dict[str, Any]) -> Points:
-    """What is known when all rounds are over: the last validation, and the test of the selected model."""
-    done, metric, found = summary["rounds"]["done"], summary["metric"], {}
-    for site, facts in summary["sites"].items():
-        test, selected = facts["test"] or {}, summary["selected"]["rounds"].get(site, done)
-        last = facts["validation"][done] if len(facts["validation"]) > done else None
-        values = [("validation", last, done), ("test", test.get(metric), selected)]
+def of_end(summary: Summary) -> Points:
+    """Return what is known when all rounds are over: the last validation, and the test of the selected model."""
+    done, found = summary.rounds.done, {}
+    for site, result in summary.sites.items():
+        test, selected = result.test or {}, summary.selected.rounds.get(site) or 0
+        last = result.validation[done] if len(result.validation) > done else None
+        values = [("validation", last, done), ("test", summary.score(site), selected)]
         values.append(("test_loss", test.get("loss"), selected))
         found[site] = [(name, float(value), step) for name, value, step in values if value is not None]
     return found
@@ -54,19 +60,19 @@ class PointStream:
         shutil.rmtree(record.folder / TENSORBOARD, ignore_errors=True)
         (record.folder / MLFLOW).unlink(missing_ok=True)
 
-    def of_round(self, line: dict[str, Any]) -> Iterator[Points]:
+    def of_round(self, line: Round) -> Iterator[Points]:
         """A round that is over."""
-        yield from self._before(line["round"])
+        yield from self._before(line.round)
         yield of_round(line)
 
-    def of_end(self, summary: dict[str, Any]) -> Iterator[Points]:
+    def of_end(self, summary: Summary) -> Iterator[Points]:
         """What is known at the end."""
-        yield from self._before(summary["rounds"]["done"] + 1)
+        yield from self._before(summary.rounds.done + 1)
         yield of_end(summary)
 
     def _before(self, number: int) -> Iterator[Points]:
         if not self.begun:
-            yield from (of_round(line) for line in self.record.rounds() if line["round"] < number)
+            yield from (of_round(line) for line in self.record.rounds() if line.round < number)
         self.begun = True
 
 

@@ -15,8 +15,9 @@ from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 
-from medsilo.federation.tracking import MLFLOW_FILES, SERVER, TENSORBOARD, Points, address, check_mlflow
+from medsilo.federation.tracking import SERVER, Points, address, check_mlflow
 from medsilo.plan import Plan
+from medsilo.runs.paths import MLFLOW_FILES, TENSORBOARD
 
 WHOSE = "medsilo.whose"
 

@@ -17,10 +17,11 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.tracking import PointStream
 from medsilo.flare.analytics import receivers, send
 from medsilo.flare.transport import FlareTransport
-from medsilo.flare.wire import PRESENT, let_tensors_travel
+from medsilo.flare.wire import PRESENT, STATISTICS, let_tensors_travel
 from medsilo.flare.workspace import cloned_from, output_folder, plan_of_job, publish, settings_of_site
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record, new_study
+from medsilo.runs.schema import Progress, Round, Summary
 
 ROLL_CALL = 120.0  # seconds that sites have to say that they are there
 TOLD = 64_000  # bytes of rounds in an answer: some eighty rounds of three sites; one round if it alone has more
@@ -53,14 +54,15 @@ class MedsiloController(Controller):
             tracker.handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self.running:
             plan = self.running.plan
-            facts = {
-                "study": self.running.study,
-                "planned": plan.rounds,
-                "metric": plan.task.metric,
-                "absent": self.running.absent,
-                "rounds": self.running.record.last_rounds(TOLD),
-            }
-            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info("medsilo", facts)
+            progress = Progress(
+                study=self.running.study,
+                planned=plan.rounds,
+                metric=plan.task.metric,
+                absent=self.running.absent,
+                rounds=self.running.record.last_rounds(TOLD),
+            )
+            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+            collector.set_info(STATISTICS, progress.as_json())
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
@@ -68,7 +70,7 @@ class MedsiloController(Controller):
                 self._call(abort_signal, fl_ctx)
                 return
             summary = self._lead(abort_signal, fl_ctx)
-            self.log_info(fl_ctx, f"medsilo finished: {summary['study']}")
+            self.log_info(fl_ctx, f"medsilo finished: {summary.study}")
         except Aborted as error:
             self.log_warning(fl_ctx, str(error))
         except MedsiloError as error:
@@ -82,7 +84,7 @@ class MedsiloController(Controller):
         if missing:
             raise MedsiloError(f"no answer of {', '.join(sorted(missing))}")
 
-    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> dict:
+    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> Summary:
         plan = plan_of_job(fl_ctx)
         if plan.algorithm.pooled:
             raise MedsiloError(f"{plan.algorithm.name} pools all data and never runs on NVFlare; use 'medsilo compare'")
@@ -114,13 +116,13 @@ class MedsiloController(Controller):
             if self.engine == "nvflare":
                 publish(record.folder, fl_ctx)
 
-    def _tell(self, course: PointStream, fl_ctx: FLContext) -> Callable[[dict], None]:
-        def on_round(record: dict) -> None:
-            send(self, course.of_round(record), fl_ctx)
-            missing = {**record["refused"], **record["lost"]}
+    def _tell(self, course: PointStream, fl_ctx: FLContext) -> Callable[[Round], None]:
+        def on_round(line: Round) -> None:
+            send(self, course.of_round(line), fl_ctx)
+            missing = {**line.refused, **line.lost}
             self.log_info(
                 fl_ctx,
-                f"round {record['round']}: {len(record['answered'])} sites answered, missing: {missing or 'none'}",
+                f"round {line.round}: {len(line.answered)} sites answered, missing: {missing or 'none'}",
             )
 
         return on_round

@@ -24,6 +24,7 @@ from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.reasons import details, public_reason
 from medsilo.flare.wire import PRESENT, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import output_folder, plan_of_job, settings_of_site
+from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
 
 ABORT_POLL = 0.2  # seconds until an abort is seen, however long a batch takes
@@ -82,7 +83,7 @@ class MedsiloExecutor(Executor):
             check_packages(plan.code, parcel.facts["package"])
             if not is_safe_name(study):
                 raise Refused("the study's name has odd characters")
-            self.folder = output_folder(fl_ctx, settings) / study / "sites" / site
+            self.folder = paths.site_folder(output_folder(fl_ctx, settings) / study, site)
             if plan.hash != parcel.facts["plan"]:
                 raise Refused("the job's plan at this site differs from the server's; submit the job again")
             sites, kind = parcel.facts["sites"], self.participant_class
@@ -97,7 +98,7 @@ class MedsiloExecutor(Executor):
         try:
             folder = self.folder or output_folder(fl_ctx, settings_of_site(fl_ctx))
             folder.mkdir(parents=True, exist_ok=True)
-            with (folder / "errors.log").open("a") as file:
+            with (folder / paths.ERRORS).open("a") as file:
                 file.write(details(error) + "\n")
         except Exception as second:
             self.log_error(fl_ctx, f"the error's details could not be kept: {type(second).__name__}")

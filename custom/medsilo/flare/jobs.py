@@ -13,10 +13,12 @@ from medsilo.core.files import write_json, write_text
 from medsilo.core.package import ROOT, package_facts, package_files
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import ANY
+from medsilo.runs import paths
 
 META = "meta.json"
 CONFIG = Path("app/config")
-PLAN = CONFIG / "plan.yaml"
+SERVER, CLIENT = "config_fed_server.json", "config_fed_client.json"
+PLAN = CONFIG / paths.PLAN
 CUSTOM = Path("app/custom")
 CONTROLLER = "medsilo.flare.controller.MedsiloController"
 EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
@@ -39,8 +41,8 @@ def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
             "resource_spec": {},
             "deploy_map": {"app": ["@ALL"]},
         },
-        CONFIG / "config_fed_server.json": {**common, **server},
-        CONFIG / "config_fed_client.json": {**common, **client},
+        CONFIG / SERVER: {**common, **server},
+        CONFIG / CLIENT: {**common, **client},
     }
 
 
@@ -52,7 +54,7 @@ def find_job(job: str | Path) -> Path:
     if folder.is_file():
         raise MedsiloError(f"{folder} is no job but a file; give the job's folder, and a plan with --plan")
     around = folder.parent if folder.parent.is_dir() else Path("jobs")
-    known = sorted(path.parents[2].name for path in around.glob("*/app/config/plan.yaml"))
+    known = sorted(path.parents[2].name for path in around.glob(f"*/{PLAN}"))
     jobs = ", ".join(known) or "none"
     raise MedsiloError(f"no job at {folder}: it needs {PLAN}; jobs in {around}: {jobs}")
 
@@ -121,7 +123,7 @@ def check_components(job: Path) -> None:
     """Import every class that the job names: NVFlare's simulator hangs on a missing one."""
     if (job / CUSTOM).is_dir():
         sys.path.append(str(job / CUSTOM))
-    for name in ("config_fed_server.json", "config_fed_client.json"):
+    for name in (SERVER, CLIENT):
         for path in _component_paths(json.loads((job / CONFIG / name).read_text())):
             module, _, attribute = path.rpartition(".")
             try:

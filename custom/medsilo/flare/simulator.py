@@ -8,20 +8,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
-from medsilo.flare.jobs import check_components, write_job
+from medsilo.flare.jobs import CONFIG, SERVER, check_components, write_job
 from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.runs import paths
 from medsilo.runs.record import Record
+from medsilo.runs.schema import Round
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
 START_LIMIT = 120.0  # seconds NVFlare has until our controller has begun
 END_LIMIT = 2.0  # seconds it has to end after the study has; left alone its farewell takes five
-OnRound = Callable[[dict[str, Any]], None]
+OnRound = Callable[[Round], None]
 
 
 def run(
@@ -30,7 +31,7 @@ def run(
     settings: SiteSettings,
     job: Path | None = None,
     threads: int | None = None,
-    on_round: OnRound = lambda record: None,
+    on_round: OnRound = lambda line: None,
 ) -> Record:
     """Run a plan over its sites, as the canonical job or as `job` has it; returns the record of a run that finished."""
     if plan.algorithm.pooled:
@@ -40,37 +41,37 @@ def run(
     record = Record(folder.resolve())
     if record.folder.exists():
         raise MedsiloError(f"run folder {folder} exists; choose another --name, or use 'medsilo resume {folder}'")
-    write_job(record.folder / "job", plan, job, study=record.folder.name, engine="simulator")
+    write_job(record.folder / paths.JOB, plan, job, study=record.folder.name, engine="simulator")
     return _simulate(record, plan, settings, threads, on_round)
 
 
 def resume(
-    folder: Path, settings: SiteSettings, threads: int | None = None, on_round: OnRound = lambda record: None
+    folder: Path, settings: SiteSettings, threads: int | None = None, on_round: OnRound = lambda line: None
 ) -> Record:
     """Go on with a run that stopped, from its last finished round."""
     record = Record(folder.resolve())
-    if not (folder / "job").is_dir() or not record.checkpoints.is_dir():
+    if not (folder / paths.JOB).is_dir() or not record.checkpoints.is_dir():
         raise MedsiloError(f"{folder} is no run that can be resumed: it has no job or no checkpoint")
     record.check_unfinished()
-    plan = load_plan(folder / "plan.yaml")
-    path = folder / "job/app/config/config_fed_server.json"
+    plan = load_plan(folder / paths.PLAN)
+    path = folder / paths.JOB / CONFIG / SERVER
     config = json.loads(path.read_text())
     config["workflows"][0]["args"]["resume"] = True
     write_json(path, config)
-    (folder / "summary.json").unlink(missing_ok=True)
+    (folder / paths.SUMMARY).unlink(missing_ok=True)
     return _simulate(record, plan, settings, threads, on_round)
 
 
 def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int | None, on_round: OnRound) -> Record:
     settings.compute()  # a device that is not there ends the run before anything starts,
     parse_plan(plan.resolved(), allowed=settings.packages)  # and so does a package that the sites would refuse
-    check_components(record.folder / "job")
+    check_components(record.folder / paths.JOB)
     workspace = _prepare_workspace(record, settings)
     sites = ",".join(plan.participation.everyone)
-    command = [sys.executable, "-m", __name__, str(record.folder / "job"), str(workspace), sites]
+    command = [sys.executable, "-m", __name__, str(record.folder / paths.JOB), str(workspace), sites]
     command.append(str(threads or len(plan.participation.everyone)))
-    seen = len(record.rounds()) if (record.folder / "rounds.jsonl").exists() else 0
-    log_path = record.folder / "nvflare.log"
+    seen = len(record.rounds())
+    log_path = record.folder / paths.NVFLARE_LOG
     # Few memory arenas: freed models go back to the system instead of staying with one of many threads.
     environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
     with log_path.open("a") as log:
@@ -82,16 +83,16 @@ def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int |
     finally:
         _end(process)
     summary = record.summary()
-    if not summary:
+    if summary is None:
         raise MedsiloError(f"NVFlare ended without a result: {_last_error(log_path)} (all of it: {log_path})")
-    if summary["status"] != "finished":
-        raise MedsiloError(summary["reason"])
+    if not summary.finished:
+        raise MedsiloError(summary.reason or "the study failed")
     return record
 
 
 def _prepare_workspace(record: Record, settings: SiteSettings) -> Path:
     """The simulator's workspace with the policy a hospital would have: our classes on the allow-list, no others."""
-    workspace = record.folder / "nvflare"
+    workspace = record.folder / paths.NVFLARE
     one_machine = {"isolation": False, "memory_limit": None}  # its sites are processes of a run that one person started
     local = {**settings.model_dump(mode="json"), **one_machine, "output": str(record.folder.parent)}
     write_text(workspace / "local" / FILE_NAME, yaml.safe_dump(local))

@@ -20,6 +20,7 @@ from medsilo.runs.messages import Parcel
 META = "medsilo"
 REFUSAL, DIED = "medsilo.refusal", "medsilo.died"
 PRESENT = {"task": "present"}  # the facts of a parcel that asks for nothing but an answer
+STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the rounds are told
 
 
 def let_tensors_travel() -> None:

@@ -9,10 +9,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
 from medsilo.plan import Plan, load_plan
+from medsilo.runs import paths
 from medsilo.site.settings import SiteSettings, read_settings
-
-SHARED = ("global", "supermodel", "figures")  # the super model has personal models of hospitals that agreed, no others
-PUBLISHED = ("plan.yaml", "provenance.json", "jobs.txt", "rounds.jsonl", "summary.json", *SHARED)
 
 
 def _workspace(fl_ctx: FLContext) -> Workspace:
@@ -22,7 +20,7 @@ def _workspace(fl_ctx: FLContext) -> Workspace:
 def plan_of_job(fl_ctx: FLContext) -> Plan:
     """The plan.yaml beside the job's configuration; refused where it uses a package that this party doesn't allow."""
     allowed = settings_of_site(fl_ctx).packages
-    return load_plan(Path(_workspace(fl_ctx).get_app_config_dir(fl_ctx.get_job_id())) / "plan.yaml", allowed=allowed)
+    return load_plan(Path(_workspace(fl_ctx).get_app_config_dir(fl_ctx.get_job_id())) / paths.PLAN, allowed=allowed)
 
 
 def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
@@ -47,7 +45,7 @@ def publish(run: Path, fl_ctx: FLContext) -> None:
     The server's checkpoints stay behind: they may hold hospitals' personal models.
     """
     destination = Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / "medsilo" / run.name
-    for name in PUBLISHED:
+    for name in paths.PUBLISHED:
         if (run / name).is_dir():
             shutil.copytree(run / name, destination / name)
         elif (run / name).exists():

@@ -12,18 +12,27 @@ from medsilo.core.section import Section
 class Training(Section):
     """The plan's `training`: the same at every site."""
 
-    rounds: int = Field(10, ge=1, le=100_000)
-    local_epochs: int = Field(1, ge=1, le=10_000)
-    batch_size: int = Field(16, ge=1, le=65_536)
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    learning_rate: float = Field(0.01, gt=0, le=1000)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(0.0, ge=0, le=1)
-    # Every site trains on as many cases as the smallest one has (HarmoFL's released code); which ones, the seed says.
-    truncate: bool = False
-    # What the papers' codes do with momentum when the server overwrites the weights: keep it, or start afresh.
-    optimizer_state: Literal["keep", "reset"] = "keep"
+    rounds: int = Field(10, ge=1, le=100_000, description="rounds of the study")
+    local_epochs: int = Field(1, ge=1, le=10_000, description="passes over a site's training data per round")
+    batch_size: int = Field(
+        16,
+        ge=1,
+        le=65_536,
+        description="cases per step; a last batch of one case is left out because batch norm can't use it",
+    )
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="the optimizer at the sites")
+    learning_rate: float = Field(0.01, gt=0, le=1000, description="its learning rate")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `sgd`")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="decay rates of `adam`")
+    weight_decay: float = Field(0.0, ge=0, le=1, description="weight decay of either")
+    truncate: bool = Field(
+        False,
+        description="every site trains on as many cases as the smallest site has, as in HarmoFL's released code; the "
+        "seed decides which",
+    )
+    optimizer_state: Literal["keep", "reset"] = Field(
+        "keep", description="what happens to momentum when new weights arrive: keep it, or start afresh"
+    )
 
     @model_validator(mode="after")
     def _numbers_that_do_nothing(self) -> Self:

@@ -45,14 +45,30 @@ class StatisticsMixture(Algorithm):
     paper = "Chen et al. 2022"
     layers: ClassVar[Layers] = "all"  # whose statistics are measured
 
-    self_weight: float = Field(0.5, ge=0, le=1)  # λ of Eq. 8
-    weights: Literal["similarity", "uniform"] = "similarity"  # uniform: the control, (1 − λ) / (N − 1) off the diagonal
-    refresh: int | None = Field(None, ge=1)  # measure again after every so many weighted rounds; by default never
-    # Batch norm: stays at the site; or its tensors are mixed by W like the others; or averaged over all (ablation SBN)
-    bn_share: Literal["local", "weighted", "mean"] = "local"
-    # Who misses a round keeps its model; its last contribution counts for the others, or not
-    absent: Literal["leave-out", "last"] = "leave-out"
-    noise: float = Field(0.0, ge=0, le=1e6)  # standard deviation of what is added to each statistic; see with_noise
+    self_weight: float = Field(0.5, ge=0, le=1, description="λ of Eq. 8: a site's own weight in its mixture")
+    weights: Literal["similarity", "uniform"] = Field(
+        "similarity", description="`uniform` is the control: the same λ, and equal weights for all other sites"
+    )
+    refresh: int | None = Field(
+        None,
+        ge=1,
+        description="measure the sites again after so many weighted rounds, with each site's own model; `null`: never",
+    )
+    bn_share: Literal["local", "weighted", "mean"] = Field(
+        "local",
+        description="batch norm stays at the site, is mixed by W like other weights, or is averaged over all sites",
+    )
+    absent: Literal["leave-out", "last"] = Field(
+        "leave-out",
+        description="if a site misses a round: leave it out of the others' average, or use its last contribution",
+    )
+    noise: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        description="standard deviation of Gaussian noise on each statistic; this is not differential privacy "
+        "([adafed.md](adafed.md))",
+    )
 
     @property
     def outcome(self) -> Outcome:
@@ -174,8 +190,10 @@ class AdaFed(StatisticsMixture):
     made_anew = frozenset({"pretrained", "statistics"})
 
     name: Literal["adafed"] = "adafed"
-    pretraining: Pretraining = Pretraining()
-    init_from_pretrained: bool = False  # start the models from f, too (the paper leaves it open; its code does not)
+    pretraining: Pretraining = Field(Pretraining(), description="how the network f that measures the sites is made")
+    init_from_pretrained: bool = Field(
+        False, description="the models start from f, too; the paper leaves it open, its code does not do it"
+    )
 
     @property
     def measures(self) -> bool:

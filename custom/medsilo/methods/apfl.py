@@ -35,8 +35,12 @@ class APFL(SharedAndOwn):
     made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
 
     name: Literal["apfl"] = "apfl"
-    alpha: float = Field(0.5, ge=0, le=1)  # 0 is FedAvg's w, 1 is training alone
-    adaptive: bool = False  # each site moves its α once a round, with the plan's learning rate
+    alpha: float = Field(
+        0.5, ge=0, le=1, description="the site's own model's share in the mixture; 0 is FedAvg, 1 is training alone"
+    )
+    adaptive: bool = Field(
+        False, description="each site adjusts its own share once a round, with the plan's learning rate"
+    )
 
     def networks(self, build: Blueprint) -> Modules:
         modules = super().networks(build)

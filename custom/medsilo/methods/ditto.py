@@ -20,7 +20,12 @@ class Ditto(SharedAndOwn):
     paper = "Li et al. 2021 (Ditto)"
 
     name: Literal["ditto"] = "ditto"
-    pull: float = Field(0.1, ge=0, le=1000)  # λ: 0 is training alone
+    pull: float = Field(
+        0.1,
+        ge=0,
+        le=1000,
+        description="λ: how strongly a site's own model is held near the shared one; 0 is training alone",
+    )
 
     @contextmanager
     def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:

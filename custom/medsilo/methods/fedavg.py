@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import Algorithm, without
 from medsilo.course.group import Group
@@ -18,8 +20,9 @@ from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 class Averaging(Algorithm):
     """Methods whose server takes a mean over the sites."""
 
-    # p_k = n_k / n, or 1 / K as HarmoFL's and AdaFed's released codes have it for all methods
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Literal["samples", "uniform"] = Field(
+        "samples", description="weight of a site in the average: by its number of training cases, or equal"
+    )
 
     def mean(self, server: ServerSide) -> Mixer:
         """Return the mixer w ← Σ p_k w_k."""
@@ -33,8 +36,11 @@ class FedAvg(Averaging):
     paper = "McMahan et al. 2017"
 
     name: Literal["fedavg"] = "fedavg"
-    # Running statistics of batch norm: averaged like weights, or left at the site. Counters are never averaged.
-    batch_norm_buffers: Literal["average", "local"] = "average"
+    batch_norm_buffers: Literal["average", "local"] = Field(
+        "average",
+        description="running statistics of batch norm: averaged like weights, or kept at the site. Counters are never "
+        "averaged; the first site's are taken",
+    )
 
     @property
     def outcome(self) -> Outcome:

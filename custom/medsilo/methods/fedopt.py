@@ -17,8 +17,8 @@ class FedAvgM(ServerStep):
     paper = "Hsu et al. 2019"
 
     name: Literal["fedavgm"] = "fedavgm"
-    server_lr: float = Field(1.0, gt=0, le=1000)  # η
-    server_momentum: float = Field(0.9, ge=0, lt=1)  # β
+    server_lr: float = Field(1.0, gt=0, le=1000, description="the server's step along the sites' mean change (η)")
+    server_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the server's step (β)")
 
     def step(self, server: ServerSide) -> steps.FedAvgM:
         return steps.FedAvgM(self.server_lr, self.server_momentum, self.weighting == "uniform")
@@ -31,11 +31,14 @@ class FedAdam(ServerStep):
     paper = "Reddi et al. 2021"
 
     name: Literal["fedadam"] = "fedadam"
-    server_lr: float = Field(0.01, gt=0, le=1000)  # η
-    server_betas: tuple[float, float] = (0.9, 0.99)  # β₁, β₂
-    tau: float = Field(1e-3, gt=0, le=1)
-    # reddi: the paper, v starts at τ² and nothing is corrected. torch: D is fed to torch's Adam, as NVFlare does.
-    variant: Literal["reddi", "torch"] = "reddi"
+    server_lr: float = Field(0.01, gt=0, le=1000, description="the server's step along the sites' mean change (η)")
+    server_betas: tuple[float, float] = Field((0.9, 0.99), description="decay rates of the server's moments (β₁, β₂)")
+    tau: float = Field(1e-3, gt=0, le=1, description="τ: the smaller, the more adaptive")
+    variant: Literal["reddi", "torch"] = Field(
+        "reddi",
+        description="`reddi`: the paper, where v starts at τ² and the first steps are not corrected. `torch`: torch's "
+        "Adam at the server, as NVFlare does it",
+    )
 
     @field_validator("server_betas")
     @classmethod

@@ -19,10 +19,14 @@ class FedProx(FedAvg):
     paper = "Li et al. 2020"
 
     name: Literal["fedprox"] = "fedprox"  # type: ignore[assignment]
-    mu: float = Field(0.01, ge=0, le=1000)
-    # Sec. 5.2: in each round a site is a straggler with this probability. Its work is partial: the first steps of the
-    # round, a share of them that is drawn anew; it is merged all the same.
-    partial: float = Field(0.0, ge=0, le=1)
+    mu: float = Field(0.01, ge=0, le=1000, description="strength of μ/2 ‖w − w_server‖²")
+    partial: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="probability that a site is slow in a round and runs only the first steps, a share that is drawn "
+        "anew; its result counts all the same (Sec. 5.2)",
+    )
 
     def suits(self, training: Training) -> None:
         if self.partial and self.amplitude:

@@ -71,16 +71,33 @@ class ModelsAndSelector(Algorithm):
     }
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": literal}
 
-    pull: float = Field(0.7, gt=0, le=1)  # λ of Eq. 11: how much of its own model a hospital keeps
-    selector: Literal["compact", "vgg11"] = "compact"  # compact: a small network with group norm
-    # Weights of selectors that saw one label each are hardly worth averaging by themselves.
-    # server-adam: SGD at the sites, and the server takes Adam's steps along their mean change. adam-moments: Adam's
-    # memory is averaged with the weights. none: Alg. 1.
-    selector_sync: Literal["server-adam", "adam-moments", "none"] = "server-adam"
-    selector_step: Literal["batch", "full-batch"] = "batch"  # full-batch: one step a round with the sum of gradients
-    # η_s: of SGD under server-adam, where null is 0.02; else of Adam, where it is 0.001
-    selector_learning_rate: float | None = Field(None, gt=0, le=10)
-    selector_server_lr: float = Field(0.003, gt=0, le=10)  # of the server's Adam
+    pull: float = Field(
+        0.7,
+        gt=0,
+        le=1,
+        description="λ of Eq. 11: how much of its own personal model a site keeps; below 1/K the plan gets a caution",
+    )
+    selector: Literal["compact", "vgg11"] = Field(
+        "compact",
+        description="the selector's network: a small one with group norm, or the paper's with 129 million weights",
+    )
+    selector_sync: Literal["server-adam", "adam-moments", "none"] = Field(
+        "server-adam",
+        description="how selectors are averaged. `server-adam`: SGD at the sites, and the server takes Adam's steps "
+        "along their mean change. `adam-moments`: Adam's moments are averaged with the weights. `none`: the weights "
+        "alone, as in the paper's text ([it hardly learns](fedsm.md))",
+    )
+    selector_step: Literal["batch", "full-batch"] = Field(
+        "batch", description="a step per batch, or one per round with the sum of all batches' gradients"
+    )
+    selector_learning_rate: float | None = Field(
+        None,
+        gt=0,
+        le=10,
+        description="learning rate of the selector's optimizer at the sites; `null`: 0.02 with `server-adam`, else "
+        "0.001",
+    )
+    selector_server_lr: float = Field(0.003, gt=0, le=10, description="learning rate of the server's Adam")
 
     @model_validator(mode="after")
     def _has_no_input_layer(self) -> Self:
@@ -210,8 +227,11 @@ class FedSM(ModelsAndSelector):
     }
 
     name: Literal["fedsm"] = "fedsm"
-    # Table 6: another method makes the personal models, which then travel once, in a last round of their own, "collect"
-    personal_method: PersonalMethod | None = None
+    personal_method: PersonalMethod | None = Field(
+        None,
+        description="the method that makes the personal models in place of SoftPull, with its own numbers; the models "
+        "then travel once, in a last round (Table 6)",
+    )
 
     def phases(self, training: Training) -> Sequence[Phase]:
         selector = self.selector_groups()  # lines 7, 10 and 15

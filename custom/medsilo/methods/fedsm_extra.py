@@ -26,7 +26,12 @@ class SelectorAfterwards(ModelsAndSelector):
 
     protocols: ClassVar[dict[str, Any]] = {"paper": ModelsAndSelector.literal}
 
-    selector_rounds: int | None = Field(None, ge=1)  # of training.rounds; by default a third, as in the paper
+    selector_rounds: int | None = Field(
+        None,
+        ge=1,
+        description="how many of `training.rounds` train the selector, after the models; `null`: a third, as in the "
+        "paper",
+    )
 
     def phases(self, training: Training) -> Sequence[Phase]:
         last = self.selector_rounds or max(1, training.rounds // 3)

@@ -20,7 +20,9 @@ class FineTuning(SharedAndOwn):
     made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
 
     name: Literal["fine-tuning"] = "fine-tuning"
-    epochs: int = Field(1, ge=0, le=10_000)  # 0 is FedAvg
+    epochs: int = Field(
+        1, ge=0, le=10_000, description="passes over a site's training data before each evaluation; 0 is FedAvg"
+    )
 
     def personalise(self, bench: Workbench) -> None:
         copy_into(bench.modules["model"], bench.modules["global"])

@@ -32,10 +32,19 @@ HARMONISE, AMPLITUDE = "harmonise", "amplitude"
 class Amplitude(InputLayer):
     """Ψ of Eqs. 2 to 4: images keep their phase and take the amplitude spectrum that all sites share."""
 
-    decay: float = Field(0.1, ge=0, le=1)  # v of Eq. 3
-    # Frequencies that take the shared amplitude: null all, 0.0 the mean alone, up to 0.5 the square of low ones.
-    band: float | None = Field(None, ge=0, le=0.5)
-    start: Literal["batch", "zero"] = "batch"
+    decay: float = Field(
+        0.1, ge=0, le=1, description="weight of a new batch in the amplitude's running average (v of Eq. 3)"
+    )
+    band: float | None = Field(
+        None,
+        ge=0,
+        le=0.5,
+        description="which frequencies take the shared amplitude. `null`: all; 0: the mean alone; up to 0.5: a square "
+        "of low frequencies",
+    )
+    start: Literal["batch", "zero"] = Field(
+        "batch", description="the running average starts from the first batch, or from zero"
+    )
 
     def layer(self, shape: Sequence[int]) -> AmplitudeNorm:
         return AmplitudeNorm(shape, self.decay, self.band, self.start)
@@ -91,7 +100,7 @@ def fix(modules: Modules, came: bool) -> None:
 class Perturbation(LearningStep):
     """δ of Eqs. 6 and 7: gradients are taken where the loss is worst nearby, in two passes over each batch."""
 
-    alpha: float = Field(0.05, gt=0, le=100)  # length of the perturbation
+    alpha: float = Field(0.05, gt=0, le=100, description="length of the perturbation")
 
     def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
         """Lines 9 to 12 of Alg. 1; the optimizer steps from the unperturbed weights."""
@@ -133,8 +142,10 @@ class HarmoFL(Averaging):
     name: Literal["harmofl"] = "harmofl"
     amplitude: Amplitude | None = Amplitude()
     perturbation: Perturbation | None = Perturbation()
-    weighting: Literal["samples", "uniform"] = "uniform"
-    server_lr: float = Field(1.0, gt=0, le=10)  # η_g
+    weighting: Literal["samples", "uniform"] = Field(
+        "uniform", description="weight of a site in the average: by its number of training cases, or equal"
+    )
+    server_lr: float = Field(1.0, gt=0, le=10, description="the server's step along the sites' mean change (η)")
 
     def phases(self, training: Training) -> Sequence[Phase]:
         """One model, averaged every round (line 16); the plan's input layer adds its amplitude (`harmonised`)."""

@@ -25,8 +25,8 @@ class Moon(FedAvg):
     paper = "Li et al. 2021"
 
     name: Literal["moon"] = "moon"  # type: ignore[assignment]
-    mu: float = Field(1.0, ge=0, le=1000)
-    temperature: float = Field(0.5, gt=0, le=100)  # τ
+    mu: float = Field(1.0, ge=0, le=1000, description="weight of the contrast")
+    temperature: float = Field(0.5, gt=0, le=100, description="τ of the contrast")
 
     def networks(self, build: Blueprint) -> Modules:
         modules = super().networks(build)

@@ -26,8 +26,11 @@ class PerFedAvg(SharedAndOwn):
     made_anew: ClassVar[frozenset[str]] = frozenset({"model"})
 
     name: Literal["per-fedavg"] = "per-fedavg"
-    inner_lr: float = Field(0.01, ge=0, le=1000)  # a; b is the plan's learning rate
-    variant: Literal["first-order", "hessian-free"] = "first-order"  # H = 0, or H g from a difference of gradients
+    inner_lr: float = Field(0.01, ge=0, le=1000, description="a: the step of adaptation; the plan's learning rate is b")
+    variant: Literal["first-order", "hessian-free"] = Field(
+        "first-order",
+        description="the derivative of the adaptation: left out, or followed by a difference of gradients",
+    )
 
     def personalise(self, bench: Workbench) -> None:
         model = bench.modules["model"]

@@ -25,10 +25,14 @@ class PFedMe(SharedAndOwn):
     paper = "Dinh et al. 2020"
 
     name: Literal["pfedme"] = "pfedme"
-    pull: float = Field(15.0, gt=0, le=1000)  # λ
-    steps: int = Field(5, ge=1, le=1000)  # K, with the plan's optimizer
-    outer_lr: float = Field(0.01, gt=0, le=1)  # η
-    server_lr: float = Field(1.0, gt=0, le=10)  # β
+    pull: float = Field(
+        15.0, gt=0, le=1000, description="λ: how strongly a site's own model is held near the shared one"
+    )
+    steps: int = Field(5, ge=1, le=1000, description="K: steps with the plan's optimizer for each batch")
+    outer_lr: float = Field(
+        0.01, gt=0, le=1, description="η: the step of the shared model; `outer_lr` times `pull` is at most 1"
+    )
+    server_lr: float = Field(1.0, gt=0, le=10, description="β: the server's share of the new average")
 
     @model_validator(mode="after")
     def _stays_between(self) -> Self:

@@ -28,13 +28,18 @@ REMEDY = (
 class Pretraining(Section):
     """Where f comes from. Its optimizer and batch size are those of the plan's training."""
 
-    # share: `share` of every site's training cases is declared public and read at the server. With synthetic tasks the
-    # server draws it; with others it must lie, laid out as at the sites, in the server's own data folder.
-    # file: a .safetensors file with the network's state in the server's own data folder.
-    source: Literal["share", "file"] = "share"
-    share: float = Field(0.2, gt=0, le=1)
-    epochs: int = Field(15, ge=1, le=10_000)
-    file: str = Field("pretrained.safetensors", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    source: Literal["share", "file"] = Field(
+        "share",
+        description="where f comes from. `share`: it is trained on a share of every site's training cases, **which "
+        "the site thereby releases to the server**. With synthetic tasks the server draws these cases; with others "
+        "they have to lie in the server's own data folder, laid out as at the sites. `file`: a `.safetensors` file in "
+        "that folder",
+    )
+    share: float = Field(0.2, gt=0, le=1, description="the share of the training cases")
+    epochs: int = Field(15, ge=1, le=10_000, description="passes over these cases")
+    file: str = Field(
+        "pretrained.safetensors", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="the file's name"
+    )
 
     def obtain(self, model: nn.Module, at: ServerSide) -> dict[str, Any]:
         """Give the model f's weights; returns what the summary says about them."""

@@ -33,10 +33,16 @@ class Scaffold(ServerStep):
 
     name: Literal["scaffold"] = "scaffold"
     weighting: Literal["uniform"] = "uniform"
-    server_lr: float = Field(1.0, gt=0, le=10)  # η_g
-    option: Literal["I", "II"] = "II"
-    # The method is made for SGD. any: gradients are corrected before whatever the optimizer makes of them.
-    optimizer: Literal["sgd", "any"] = "sgd"
+    server_lr: float = Field(1.0, gt=0, le=10, description="the server's step along the sites' mean change (η)")
+    option: Literal["I", "II"] = Field(
+        "II",
+        description="control variates are renewed by one more pass over all data (`I`), or from the gradients of "
+        "training (`II`)",
+    )
+    optimizer: Literal["sgd", "any"] = Field(
+        "sgd",
+        description="SCAFFOLD is made for `sgd`. `any`: gradients are corrected before another optimizer uses them",
+    )
 
     def suits(self, training: Training) -> None:
         if training.optimizer != "sgd" and self.optimizer == "sgd":

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import nn
 
 from medsilo.models.blocks import Norm, block
-from medsilo.models.network import Network
+from medsilo.models.network import NORM, Network
 
 
 class ActivityCnn(Network):
@@ -19,7 +19,10 @@ class ActivityCnn(Network):
 
     name: Literal["activity-cnn"] = "activity-cnn"
     hidden: int = Field(default=64, ge=1, le=4096, description="features of the fully connected layer before the head")
-    norm: Norm = "batch"
+    norm: Norm = Field(
+        "batch",
+        description=NORM,
+    )
 
     def build(self, channels: int, classes: int) -> nn.Module:
         return nn.Sequential(

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import nn
 
 from medsilo.models.blocks import Norm, norm_layer
-from medsilo.models.network import Network
+from medsilo.models.network import NORM, Network
 
 # Features, kernel, stride, padding of each convolution, and whether pooling follows.
 CONVOLUTIONS = ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False))
@@ -24,7 +24,10 @@ class AlexNet(Network):
     name: Literal["alexnet"] = "alexnet"
     size: int = Field(default=224, ge=63, le=1024, description="height and width of the images")
     width: int = Field(default=4096, ge=1, le=8192, description="features of the two fully connected layers")
-    norm: Norm = "batch"
+    norm: Norm = Field(
+        "batch",
+        description=NORM,
+    )
 
     def build(self, channels: int, classes: int) -> nn.Module:
         layers: list[nn.Module] = []

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.models.network import Dimensions, Network
+from medsilo.models.network import NORM, Dimensions, Network
 from medsilo.models.unet import MONAI_NORMS
 
 
@@ -20,7 +20,10 @@ class BasicUNet(Network):
         default=(32, 64, 128, 256, 512), min_length=5, max_length=5, description="features of each level, finest first"
     )
     dimensions: Dimensions = 2
-    norm: Literal["batch", "batch-statistics", "instance"] = "batch"
+    norm: Literal["batch", "batch-statistics", "instance"] = Field(
+        "batch",
+        description=NORM,
+    )
 
     def build(self, channels: int, classes: int) -> nn.Module:
         from monai.networks.nets import BasicUNet as MonaiBasicUNet  # here, because importing MONAI takes seconds

@@ -2,10 +2,11 @@
 
 from typing import Literal
 
+from pydantic import Field
 from torch import nn
 
 from medsilo.models.blocks import use_batch_statistics
-from medsilo.models.network import Dimensions, Network
+from medsilo.models.network import NORM, Dimensions, Network
 
 
 class DenseNet121(Network):
@@ -17,7 +18,7 @@ class DenseNet121(Network):
 
     name: Literal["densenet121"] = "densenet121"
     dimensions: Dimensions = 2
-    norm: Literal["batch", "batch-statistics"] = "batch"
+    norm: Literal["batch", "batch-statistics"] = Field("batch", description=NORM)
 
     def build(self, channels: int, classes: int) -> nn.Module:
         from monai.networks.nets import DenseNet121 as MonaiDenseNet121  # here, because importing MONAI takes seconds

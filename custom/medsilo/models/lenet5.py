@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import nn
 
 from medsilo.models.blocks import Norm, norm_layer
-from medsilo.models.network import Network
+from medsilo.models.network import NORM, Network
 
 
 class LeNet5(Network):
@@ -17,7 +17,10 @@ class LeNet5(Network):
 
     name: Literal["lenet5"] = "lenet5"
     size: int = Field(default=28, ge=16, le=1024, description="height and width of the images")
-    norm: Norm = "batch"
+    norm: Norm = Field(
+        "batch",
+        description=NORM,
+    )
 
     def build(self, channels: int, classes: int) -> nn.Module:
         side = ((self.size - 4) // 2 - 4) // 2

@@ -1,13 +1,18 @@
 """What a network of the plan is."""
 
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from torch import nn
 
 from medsilo.core.section import Section
 
-Dimensions = Literal[2, 3]  # slices and flat images, or volumes
+Dimensions = Annotated[Literal[2, 3], Field(description="2: flat images and slices; 3: volumes")]
+NORM = (
+    "normalisation layers; `batch-statistics` is batch norm without weights that takes each batch's own statistics, "
+    "also in tests"
+)
 
 
 class Network(Section):

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import nn
 
 from medsilo.models.blocks import MEANS, Norm, block
-from medsilo.models.network import Dimensions, Network
+from medsilo.models.network import NORM, Dimensions, Network
 
 
 class SmallCnn(Network):
@@ -18,7 +18,10 @@ class SmallCnn(Network):
     name: Literal["small-cnn"] = "small-cnn"
     width: int = Field(default=16, ge=1, le=512, description="features of the first convolution; doubled by each next")
     dimensions: Dimensions = 2
-    norm: Norm = "batch"
+    norm: Norm = Field(
+        "batch",
+        description=NORM,
+    )
 
     def build(self, channels: int, classes: int) -> nn.Module:
         return nn.Sequential(

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.models.network import Dimensions, Network
+from medsilo.models.network import NORM, Dimensions, Network
 
 # MONAI's instance norm has no weights by default; with them it can be compared with batch norm.
 MONAI_NORMS: dict[str, Any] = {
@@ -28,7 +28,10 @@ class UNet(Network):
     )
     dimensions: Dimensions = 2
     residual_units: int = Field(default=0, ge=0, le=4, description="residual convolutions per level; 0: one plain one")
-    norm: Literal["batch", "batch-statistics", "instance", "none"] = "batch"
+    norm: Literal["batch", "batch-statistics", "instance", "none"] = Field(
+        "batch",
+        description=NORM,
+    )
 
     def build(self, channels: int, classes: int) -> nn.Module:
         from monai.networks.nets import UNet as MonaiUNet  # here, because importing MONAI takes seconds

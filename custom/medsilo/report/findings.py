@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from medsilo.report.read import Run, all_sites, spans
+from medsilo.report.read import RunResult, all_sites, spans
 from medsilo.report.table import number
 
 MOST_ABSENCE_NOTICES = 6
@@ -56,22 +56,22 @@ class Cost:
     memory: int | None  # the most that a process held
 
 
-def is_local(run: Run) -> bool:
+def is_local(run: RunResult) -> bool:
     """Every site trained alone."""
     return run.summary.method == "local"
 
 
-def is_central(run: Run) -> bool:
+def is_central(run: RunResult) -> bool:
     """All data lay in one place."""
     return run.summary.method == "central"
 
 
-def is_reference(run: Run) -> bool:
+def is_reference(run: RunResult) -> bool:
     """Runs that no federation makes: they are what federations are held against."""
     return is_local(run) or is_central(run)
 
 
-def answer(runs: Sequence[Run]) -> Answer:
+def answer(runs: Sequence[RunResult]) -> Answer:
     """Which method scores highest on average, said no louder than one run each allows."""
     differences = incomparable(runs)
     if differences:
@@ -85,7 +85,7 @@ def answer(runs: Sequence[Run]) -> Answer:
     return Answer(_headline(ranked, len(all_sites(runs))), remarks)
 
 
-def incomparable(runs: Sequence[Run]) -> list[str]:
+def incomparable(runs: Sequence[RunResult]) -> list[str]:
     """What differs between runs so that their scores must not be ranked."""
     views = {
         "task": lambda run: run.summary.task,
@@ -101,7 +101,7 @@ def incomparable(runs: Sequence[Run]) -> list[str]:
     return differences
 
 
-def notices(runs: Sequence[Run]) -> list[Notice]:
+def notices(runs: Sequence[RunResult]) -> list[Notice]:
     """All that belongs on the first screen beside the answer, the gravest first."""
     reasons = [f"{run.label}: {run.summary.reason or 'no reason given'}" for run in runs if run.failed]
     failed = [Notice("failed", "Failed", reason) for reason in reasons]
@@ -116,7 +116,7 @@ def notices(runs: Sequence[Run]) -> list[Notice]:
     return failed + missing + told + _cautions(runs) + _synthetic(runs)
 
 
-def gains(runs: Sequence[Run]) -> list[Gain]:
+def gains(runs: Sequence[RunResult]) -> list[Gain]:
     """Every method against the local run; empty without one or when the runs cannot be compared."""
     local = _local(runs)
     if local is None or incomparable(runs):
@@ -129,7 +129,7 @@ def gains(runs: Sequence[Run]) -> list[Gain]:
     return found
 
 
-def costs(runs: Sequence[Run]) -> list[Cost]:
+def costs(runs: Sequence[RunResult]) -> list[Cost]:
     """What each run cost, in the runs' order."""
     return [
         Cost(
@@ -144,12 +144,12 @@ def costs(runs: Sequence[Run]) -> list[Cost]:
     ]
 
 
-def cost_baseline(runs: Sequence[Run]) -> Cost | None:
+def cost_baseline(runs: Sequence[RunResult]) -> Cost | None:
     """FedAvg's cost, which the others are held against."""
     return next((cost for run, cost in zip(runs, costs(runs), strict=True) if run.summary.method == "fedavg"), None)
 
 
-def limits(runs: Sequence[Run]) -> list[str]:
+def limits(runs: Sequence[RunResult]) -> list[str]:
     """What no reader may conclude from this page."""
     found = []
     if any(run.summary.synthetic for run in runs):
@@ -172,7 +172,7 @@ def limits(runs: Sequence[Run]) -> list[str]:
     return [*found, CHOSEN]
 
 
-def _headline(ranked: Sequence[Run], sites: int) -> str:
+def _headline(ranked: Sequence[RunResult], sites: int) -> str:
     best, metric = ranked[0], ranked[0].summary.metric
     over = f"over {sites} sites" if sites > 1 else "at the one site"
     score = number(best.summary.mean_test)
@@ -188,7 +188,7 @@ def _headline(ranked: Sequence[Run], sites: int) -> str:
     )
 
 
-def _seed_remark(ranked: Sequence[Run]) -> str:
+def _seed_remark(ranked: Sequence[RunResult]) -> str:
     seed = ranked[0].summary.seed
     which = "one seed" if seed is None else f"one seed ({seed})"
     if len(ranked) == 1:
@@ -196,7 +196,7 @@ def _seed_remark(ranked: Sequence[Run]) -> str:
     return f"Each method was run once, with {which}, and another seed may turn their order: no winner is claimed."
 
 
-def _joining(best: Run, complete: Sequence[Run], sites: Sequence[str]) -> list[str]:
+def _joining(best: RunResult, complete: Sequence[RunResult], sites: Sequence[str]) -> list[str]:
     local = _local(complete)
     if local is None:
         return []
@@ -211,7 +211,7 @@ def _joining(best: Run, complete: Sequence[Run], sites: Sequence[str]) -> list[s
     return [f"{verdict}."]
 
 
-def _references(complete: Sequence[Run]) -> tuple[str, ...]:
+def _references(complete: Sequence[RunResult]) -> tuple[str, ...]:
     known = [f"{run.label} {number(run.summary.mean_test)}" for run in complete if is_reference(run)]
     return (f"For reference, mean over sites: {'; '.join(known)}.",) if known else ()
 
@@ -228,7 +228,7 @@ def _difference(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else round(one - other, 3)
 
 
-def _missing(run: Run) -> list[Notice]:
+def _missing(run: RunResult) -> list[Notice]:
     found, absences = [], run.absences()
     for site in dict.fromkeys(absence.site for absence in absences):
         own = [absence for absence in absences if absence.site == site]
@@ -240,7 +240,7 @@ def _missing(run: Run) -> list[Notice]:
     return found
 
 
-def _cautions(runs: Sequence[Run]) -> list[Notice]:
+def _cautions(runs: Sequence[RunResult]) -> list[Notice]:
     found = []
     for run in runs:
         planned, done = run.summary.rounds.planned, run.summary.rounds.done
@@ -254,27 +254,27 @@ def _cautions(runs: Sequence[Run]) -> list[Notice]:
     return [Notice("caution", "Caution", text) for text in found]
 
 
-def _synthetic(runs: Sequence[Run]) -> list[Notice]:
+def _synthetic(runs: Sequence[RunResult]) -> list[Notice]:
     if not any(run.summary.synthetic for run in runs):
         return []
     text = "No patient's image was used; the scores say nothing about patients."
     return [Notice("synthetic", "Synthetic data", text)]
 
 
-def _local(runs: Sequence[Run]) -> Run | None:
+def _local(runs: Sequence[RunResult]) -> RunResult | None:
     return next((run for run in runs if is_local(run) and not run.failed), None)
 
 
-def _complete(run: Run, sites: Sequence[str]) -> bool:
+def _complete(run: RunResult, sites: Sequence[str]) -> bool:
     """A mean over fewer sites is another quantity and must not be ranked beside a full one."""
     return not run.failed and run.summary.mean_test is not None and all(run.score(site) is not None for site in sites)
 
 
-def _mean(run: Run) -> float:
+def _mean(run: RunResult) -> float:
     return run.summary.mean_test or 0.0
 
 
-def _per_contribution(run: Run, field: str) -> float | None:
+def _per_contribution(run: RunResult, field: str) -> float | None:
     """Total over sites divided by all contributions; one site's missing value makes the average missing too."""
     total, contributions = 0.0, 0
     for site in run.sites:
@@ -285,7 +285,7 @@ def _per_contribution(run: Run, field: str) -> float | None:
     return total / contributions if contributions else None
 
 
-def _smallest_test_set(runs: Sequence[Run]) -> tuple[str, int] | None:
+def _smallest_test_set(runs: Sequence[RunResult]) -> tuple[str, int] | None:
     counts = [(run.test_cases(site), site) for run in runs for site in run.sites]
     known = [(cases, site) for cases, site in counts if cases]
     return min(known)[::-1] if known else None

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from medsilo.report.pictures import NAMES, draw_text, shortened, start_svg, to_markup
-from medsilo.report.read import Run
+from medsilo.report.read import RunResult
 
 PARTS = ("train", "validation", "test")
 CELL, WIDEST, HEAD, FOOT = 34, 640, 22, 4
@@ -25,17 +25,17 @@ class Holding:
     classes: tuple[tuple[int, ...] | None, ...]
 
     @classmethod
-    def of(cls, run: Run) -> "Holding":
+    def of(cls, run: RunResult) -> "Holding":
         told = [run.site(site) for site in run.sites]
         counts = [(site.classes or {}).get("train") for site in told]
         return cls(
             tuple(run.sites),
-            tuple(tuple(site.cases.get(part) for part in PARTS) for site in told),
+            tuple(tuple((site.cases or {}).get(part) for part in PARTS) for site in told),
             tuple(None if one is None else tuple(one) for one in counts),
         )
 
 
-def pictures(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def pictures(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """One entry for all runs whose sites have the same: which runs, and its pictures."""
     groups: dict[Holding, list[str]] = {}
     for run in runs:

@@ -13,9 +13,10 @@ from medsilo.report.formats import between, bytes_text, cell, seconds_text
 from medsilo.report.panels import Subject
 from medsilo.report.pictures import Bars, site_bars
 from medsilo.report.provenance import provenance
-from medsilo.report.read import Absence, Run, SiteResult, all_sites, last_round, read_all, same, spans
+from medsilo.report.read import Absence, RunResult, all_sites, last_round, read_all, same, spans
 from medsilo.report.table import MISSING, WITHHELD, number, score_text
 from medsilo.report.template import fill, save
+from medsilo.runs.schema import SiteResult
 
 HERE = Path(__file__).parent
 LONG_GRID = 20
@@ -27,7 +28,7 @@ def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
     return save(render(read_all(runs), title), destination)
 
 
-def render(runs: Sequence[Run], title: str) -> str:
+def render(runs: Sequence[RunResult], title: str) -> str:
     """The page as text; it depends on nothing but the runs and the title."""
     subjects = [Subject(run.label, [run]) for run in runs]
     return fill(
@@ -58,7 +59,7 @@ def render(runs: Sequence[Run], title: str) -> str:
     )
 
 
-def _context(runs: Sequence[Run]) -> str:
+def _context(runs: Sequence[RunResult]) -> str:
     """Task, network and size of the comparison in one line below the title."""
     count = len(all_sites(runs))
     parts = [
@@ -71,9 +72,9 @@ def _context(runs: Sequence[Run]) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _results(runs: Sequence[Run]) -> dict[str, Any]:
+def _results(runs: Sequence[RunResult]) -> dict[str, Any]:
     sites = all_sites(runs)
-    counts = [(site, same(runs, partial(Run.test_cases, site=site))) for site in sites]
+    counts = [(site, same(runs, partial(RunResult.test_cases, site=site))) for site in sites]
     rows = [
         {
             "label": run.label,
@@ -93,11 +94,11 @@ def _results(runs: Sequence[Run]) -> dict[str, Any]:
     return {"metric": metric, "heads": heads, "rows": rows, "intervals": any(run.intervals for run in runs)}
 
 
-def _score(run: Run, site: str) -> dict[str, Any]:
+def _score(run: RunResult, site: str) -> dict[str, Any]:
     return cell(run.score(site), score_text(run, site), between(run.intervals.get(site)))
 
 
-def _bars(runs: Sequence[Run]) -> dict[str, Any] | None:
+def _bars(runs: Sequence[RunResult]) -> dict[str, Any] | None:
     """Every method's score at every site, with its interval where the cases' scores are in the run's folder."""
     sites, metric = all_sites(runs), same(runs, lambda run: run.summary.metric)
     bars = [
@@ -110,7 +111,7 @@ def _bars(runs: Sequence[Run]) -> dict[str, Any] | None:
     return {"chart": chart, "legend": [{"name": one.name, "swatch": swatch(one.style)} for one in bars]}
 
 
-def _figures(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _figures(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
     """All that was measured of each site's test cases; what a site withholds is called so."""
     tables = []
     for run in runs:
@@ -130,14 +131,14 @@ def _figure(site: SiteResult, name: str) -> dict[str, Any]:
     return cell(None, WITHHELD)
 
 
-def _gains(runs: Sequence[Run]) -> list[Any]:
+def _gains(runs: Sequence[RunResult]) -> list[Any]:
     return [
         (gain.label, [cell(value, findings.signed(value)) for value in gain.differences.values()])
         for gain in findings.gains(runs)
     ]
 
 
-def _crossed(run: Run) -> dict[str, Any]:
+def _crossed(run: RunResult) -> dict[str, Any]:
     """One site's model per row, one site's test data per column."""
     rows = []
     for owner in run.sites:
@@ -148,7 +149,7 @@ def _crossed(run: Run) -> dict[str, Any]:
     return {"label": run.label, "metric": run.summary.metric, "sites": run.sites, "rows": rows}
 
 
-def _curves(runs: Sequence[Run]) -> dict[str, Any]:
+def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
     """One chart of all methods' means, one chart per method with its sites, and the numbers behind them."""
     sites = all_sites(runs)
     alike = same(runs, lambda run: run.summary.metric) is not None
@@ -178,7 +179,7 @@ def _curves(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[Run], width: int = NARROW) -> Markup:
+def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[RunResult], width: int = NARROW) -> Markup:
     values = [value for run in runs for site in run.sites for value in run.site(site).validation if value is not None]
     metric = runs[0].summary.metric
     return line_chart(
@@ -193,14 +194,14 @@ def _chart(key: str, title: str, series: Sequence[Series], runs: Sequence[Run], 
     )
 
 
-def _numbers_row(run: Run, site: str) -> dict[str, Any]:
+def _numbers_row(run: RunResult, site: str) -> dict[str, Any]:
     curve = run.site(site).validation
     padded = [*curve, *[None] * (last_round([run]) + 1 - len(curve))]
     selected = run.summary.selected.rounds.get(site)
     return {"site": site, "cells": [number(value) for value in padded], "selected": selected}
 
 
-def _participation(run: Run) -> dict[str, Any]:
+def _participation(run: RunResult) -> dict[str, Any]:
     """Rounds x sites. The reasons stand in the cells and, for paper and screen readers, in a list."""
     absences = run.absences()
     reasons = {(absence.site, absence.round): absence for absence in absences}
@@ -242,7 +243,7 @@ def _grouped(absences: Sequence[Absence]) -> list[dict[str, str]]:
     ]
 
 
-def _agreed(run: Run) -> str:
+def _agreed(run: RunResult) -> str:
     """What the plan says about taking part."""
     agreed = run.summary.agreed
     if agreed.minimum is None:
@@ -251,7 +252,7 @@ def _agreed(run: Run) -> str:
     return f"Agreed: at least {agreed.minimum} site{'s' if agreed.minimum != 1 else ''}{policy}."
 
 
-def _costs(runs: Sequence[Run]) -> dict[str, Any]:
+def _costs(runs: Sequence[RunResult]) -> dict[str, Any]:
     base = findings.cost_baseline(runs) if len(runs) > 1 else None
     rows = []
     for cost in findings.costs(runs):

@@ -9,8 +9,9 @@ from typing import Any
 from medsilo.report.charts import Series, line_chart, swatch, ticks
 from medsilo.report.formats import cell
 from medsilo.report.pictures import heat_map
-from medsilo.report.read import OVERLAYS, Run, SuperModelFacts, same
+from medsilo.report.read import OVERLAYS, RunResult, same
 from medsilo.report.table import MISSING, number
+from medsilo.runs.schema import SuperModelFacts
 
 MOST_OVERLAYS = 12_000_000  # characters that the overlays of one page may take
 
@@ -20,7 +21,7 @@ class Subject:
     """What a panel is about: one run, or a study's row with the runs of those of its seeds that finished."""
 
     label: str
-    runs: Sequence[Run]
+    runs: Sequence[RunResult]
     seeds: Sequence[int] = ()  # those that the study asked for
 
     @property
@@ -35,7 +36,7 @@ class Subject:
         return len(self.runs) > 1
 
 
-def having(subjects: Sequence[Subject], fact: Callable[[Run], Any]) -> Iterator[Subject]:
+def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Iterator[Subject]:
     """The subjects of which a run tells this, each with those runs."""
     for subject in subjects:
         runs = [run for run in subject.runs if fact(run)]
@@ -160,7 +161,7 @@ def harmonised(subjects: Sequence[Subject], most: int | None = None) -> list[dic
     return list(panels.values())
 
 
-def overlays_of_runs(runs: Sequence[Run]) -> dict[str, Any]:
+def overlays_of_runs(runs: Sequence[RunResult]) -> dict[str, Any]:
     """A table for each run, a line for each site."""
     tables = [
         {"label": run.label, "lines": [(site, "", own) for site, own in run.overlays.items()]}
@@ -202,9 +203,8 @@ def unseen(subjects: Sequence[Subject]) -> dict[str, Any]:
     return {"sites": sites, "rows": rows, "several": any(subject.several for subject in told)}
 
 
-def _score_unseen(run: Run, site: str) -> float | None:
-    test = run.summary.unseen[site].test if site in run.summary.unseen else None
-    return test[run.summary.metric] if test else None
+def _score_unseen(run: RunResult, site: str) -> float | None:
+    return run.summary.score(site) if site in run.summary.unseen else None
 
 
 def _over_seeds(values: Sequence[float], form: Callable[[float], str]) -> dict[str, Any]:

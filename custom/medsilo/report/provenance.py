@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from medsilo.report.formats import moment_of, short, shown
-from medsilo.report.read import Run, same
+from medsilo.report.read import RunResult, same
 
 
-def provenance(runs: Sequence[Run]) -> dict[str, Any]:
+def provenance(runs: Sequence[RunResult]) -> dict[str, Any]:
     """Facts shared by all runs as a list, those that differ as a table."""
-    facts: dict[str, Callable[[Run], str]] = {
+    facts: dict[str, Callable[[RunResult], str]] = {
         "Status": lambda run: run.summary.status,
         "Task": lambda run: shown(run.summary.task),
         "Protocol": lambda run: shown(run.summary.protocol),
@@ -40,7 +40,9 @@ def provenance(runs: Sequence[Run]) -> dict[str, Any]:
                 "label": run.label,
                 "hash": shown(run.summary.plan_hash),
                 "text": run.plan.rstrip(),
-                "record": json.dumps(run.provenance, indent=2, ensure_ascii=False),
+                "record": json.dumps(
+                    run.provenance.model_dump(mode="json", exclude_unset=True), indent=2, ensure_ascii=False
+                ),
             }
             for run in runs
         ],

@@ -1,7 +1,6 @@
 """Run folders as objects: read once, checked once, with one-line errors that name the file and the fix."""
 
 import base64
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,167 +8,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-
 from medsilo.core.errors import MedsiloError
 from medsilo.core.png import SIGNATURE
+from medsilo.runs import paths
+from medsilo.runs.reading import read_cross, read_provenance, read_rounds, read_summary, read_text
+from medsilo.runs.schema import Cross, Provenance, Round, SiteResult, Summary
 
-SCHEMA = 1
-CASES = "test.csv"  # of a site: its test cases' scores
 LARGEST_PICTURE = 2_000_000  # bytes
 Interval = tuple[float, float]
 OVERLAYS = ("best", "median", "worst")
-BROKEN = "the file is damaged or was changed by hand: repeat the run"
-
-
-class Part(BaseModel):
-    """A part of a run's files. Unknown keys pass, so that a newer medsilo may add some within one schema version."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
-
-
-class SiteResult(Part):
-    """What one site gave and got over the whole run. A value that is missing is None, never 0."""
-
-    cases: dict[str, int | None] = {}
-    classes: dict[str, list[int] | None] | None = None  # by part: the cases of each class, where they are told
-    contributed: int | None = None
-    missed: dict[int, str] = {}
-    validation: list[float | None] = []
-    test: dict[str, float | None] | None = None
-    figures: dict[str, float | None] = {}  # all that was measured on the test cases
-    withheld: list[str] = []  # what of it the site does not tell, because it covers too few cases
-    bytes_up: int | None = None
-    bytes_down: int | None = None
-    seconds: float | None = None
-    memory: int | None = None
-
-
-class Package(Part):
-    version: str | None = None
-    hash: str | None = None
-
-
-class RoundCount(Part):
-    planned: int
-    done: int
-
-
-class Agreement(Part):
-    """Who was to take part, and what was to happen when a site is missing."""
-
-    sites: list[str] = []
-    minimum: int | None = None
-    when_missing: str | None = None
-
-
-class Selection(Part):
-    """The round whose model was tested at each site."""
-
-    by: str | None = None
-    rounds: dict[str, int | None] = {}
-
-
-class Similarity(Part):
-    """AdaFed's mixing weights W: row i is what site i takes from each site."""
-
-    sites: list[str]
-    weights: list[list[float]]
-
-    @model_validator(mode="after")
-    def _is_square(self) -> "Similarity":
-        count = len(self.sites)
-        if len(self.weights) != count or any(len(row) != count for row in self.weights):
-            raise ValueError("weights are not one row and one column per site")
-        return self
-
-
-class SuperModelFacts(Part):
-    """FedSM's super model: which threshold was best, and how often each model answered for each site's cases."""
-
-    rule: str
-    sites: list[str]
-    agreed: list[str] = []
-    threshold: float | None = None
-    curve: list[tuple[float, int, float]] = []  # threshold, cases, mean score
-    validated: dict[str, dict[str, int]] = {}
-    tested: dict[str, dict[str, int]] = {}
-
-
-class Details(Part):
-    """What the method found out by itself; the keys depend on the method."""
-
-    similarity: Similarity | None = None
-    pretraining: dict[str, Any] | None = None
-    super_model: SuperModelFacts | None = None
-    cautions: list[str] = []
-
-
-class Summary(Part):
-    """summary.json, schema version 1."""
-
-    status: Literal["finished", "failed"]
-    reason: str | None = None
-    method: str
-    title: str
-    task: str | None = None
-    task_title: str | None = None
-    synthetic: bool = False
-    engine: str | None = None
-    metric: str
-    seed: int | None = None
-    protocol: str | None = None
-    plan_hash: str | None = None
-    package: Package = Package()
-    study: str | None = None
-    network: str | None = None
-    parameters: int | None = None
-    rounds: RoundCount
-    agreed: Agreement = Agreement()
-    selected: Selection = Selection()
-    sites: dict[str, SiteResult]
-    unseen: dict[str, SiteResult] = {}  # tested, but not trained at
-    mean_test: float | None = None
-    pooled_test: float | None = None
-    pooled: dict[str, float | None] = {}  # all figures, over the sites' cases together
-    details: Details = Details()
-    seconds: float | None = None
-    memory: int | None = None  # of the server
-    started: str | None = None
-    ended: str | None = None
-
-    @model_validator(mode="after")
-    def _tested_with_the_metric(self) -> "Summary":
-        for name, site in self.sites.items():
-            if site.test is not None and self.metric not in site.test:
-                raise ValueError(f"sites.{name}.test has no '{self.metric}', which 'metric' names")
-        return self
-
-
-class Sent(Part):
-    """What one site sent and got in one round."""
-
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-
-class Round(Part):
-    """One line of rounds.jsonl: who was asked, who answered, who was refused or lost and why."""
-
-    round: int
-    phase: str | None = None
-    asked: list[str] = []
-    answered: list[str] = []
-    refused: dict[str, str] = {}
-    lost: dict[str, str] = {}
-    sites: dict[str, Sent] = {}
-
-
-class Cross(Part):
-    """cross.json: the score of every site's model on every site's test data, by owner, then by data."""
-
-    metric: str
-    scores: dict[str, dict[str, float | None]]
 
 
 @dataclass(frozen=True)
@@ -204,7 +51,7 @@ class Overlay:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunResult:
     """One run folder. `label` is what people read; `read_all` makes it unique among the runs shown together."""
 
     folder: str
@@ -212,7 +59,7 @@ class Run:
     summary: Summary
     rounds: tuple[Round, ...]
     plan: str
-    provenance: dict[str, Any]
+    provenance: Provenance
     pictures: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by site: (before, after) as data URIs
     amplitude: str | None = None  # the picture of the amplitude that all sites share
     cross: Cross | None = None
@@ -234,17 +81,14 @@ class Run:
 
     def score(self, site: str) -> float | None:
         """The test score of the site's selected model."""
-        test = self.site(site).test
-        return None if test is None else test[self.summary.metric]
+        return self.summary.score(site) if site in self.summary.sites else None
 
     def withholds(self, site: str) -> bool:
         """Whether the site does not tell the score: it has too few test cases."""
         return self.summary.metric in self.site(site).withheld
 
     def test_cases(self, site: str) -> int | None:
-        result = self.site(site)
-        tested = result.test.get("cases") if result.test is not None else None
-        return result.cases.get("test") if tested is None else int(tested)
+        return self.summary.test_cases(site)
 
     @property
     def mean_curve(self) -> list[float | None]:
@@ -292,17 +136,14 @@ def read(folder: Path) -> Run:
     """Read one run folder, or raise a MedsiloError that names the file and what to do."""
     name = Path(folder).resolve().name
     if not Path(folder).is_dir():
-        raise MedsiloError(f"There is no run folder '{name}': give the folder that holds summary.json", str(folder))
-    summary = _summary(folder, name)
-    provenance = _parsed(_text(folder, "provenance.json", name), f"provenance.json of run '{name}'")
-    if not isinstance(provenance, dict):
-        raise MedsiloError(f"provenance.json of run '{name}' holds no object: {BROKEN}")
-    plan = _text(folder, "plan.yaml", name)
-    rounds = _rounds(folder, name, summary)
-    amplitude = _picture(Path(folder) / "figures/amplitude.png")
-    pictures, cross = _pictures(Path(folder)), _cross(folder, name)
-    intervals, ranks = _cases(Path(folder), summary)
-    overlays = _overlays(Path(folder), ranks)
+        raise MedsiloError(f"There is no run folder '{name}': give the folder that holds {paths.SUMMARY}", str(folder))
+    folder = Path(folder)
+    summary, provenance = read_summary(folder), read_provenance(folder)
+    plan, rounds = read_text(folder, paths.PLAN), _rounds(folder, summary)
+    amplitude = _picture(folder / paths.FIGURES / paths.AMPLITUDE)
+    pictures, cross = _pictures(folder), read_cross(folder)
+    intervals, ranks = _cases(folder, summary)
+    overlays = _overlays(folder, ranks)
     run = Run(name, summary.title, summary, rounds, plan, provenance, pictures, amplitude, cross)
     return replace(run, intervals=intervals, overlays=overlays)
 
@@ -345,47 +186,17 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(f"{group[0]}–{group[-1]}" if len(group) > 2 else ", ".join(map(str, group)) for group in groups)
 
 
-def one_line(text: str) -> str:
-    """Text from elsewhere on one line, without control characters that could steer a terminal."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-
-
-def _summary(folder: Path, name: str) -> Summary:
-    content = _parsed(_text(folder, "summary.json", name), f"summary.json of run '{name}'")
-    version = content.get("schema") if isinstance(content, dict) else None
-    if version != SCHEMA:
-        raise MedsiloError(
-            f"summary.json of run '{name}' has schema {version!r}, but this medsilo reads schema {SCHEMA}: "
-            "make the report with the medsilo that made the run"
-        )
-    return _checked(Summary, content, f"summary.json of run '{name}'")
-
-
-def _rounds(folder: Path, name: str, summary: Summary) -> tuple[Round, ...]:
+def _rounds(folder: Path, summary: Summary) -> tuple[Round, ...]:
     # A run that failed before its first round ended has nothing to write there.
-    if summary.status == "failed" and summary.rounds.done == 0 and not (Path(folder) / "rounds.jsonl").exists():
+    if not summary.finished and summary.rounds.done == 0 and not (folder / paths.ROUNDS).exists():
         return ()
-    rounds = []
-    for number, line in enumerate(_text(folder, "rounds.jsonl", name).split("\n"), start=1):
-        if line.strip():
-            where = f"rounds.jsonl of run '{name}', line {number}"
-            rounds.append(_checked(Round, _parsed(line, where), where))
-    return tuple(rounds)
-
-
-def _cross(folder: Path, name: str) -> Cross | None:
-    if not (Path(folder) / "cross.json").exists():
-        return None
-    where = f"cross.json of run '{name}'"
-    return _checked(Cross, _parsed(_text(folder, "cross.json", name), where), where)
+    return tuple(read_rounds(folder))
 
 
 def _cases(folder: Path, summary: Summary) -> tuple[dict[str, Interval], dict[str, dict[str, float]]]:
     """By site, from its test cases' scores where they are here: the interval, and the best, median and worst score."""
-    kept = {path.parent.name for path in folder.glob(f"sites/*/{CASES}")}
-    tests = {site: facts.test for site, facts in summary.sites.items() if site in kept and facts.test}
-    told = {site: (test[summary.metric], int(test.get("cases") or 0)) for site, test in tests.items()}
-    known = {site: (score, cases) for site, (score, cases) in told.items() if score is not None}
+    kept = {path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.CASES}")}
+    known = {site: told for site, told in summary.told().items() if site in kept}
     if not known:
         return {}, {}
     from medsilo.study.evidence import interval
@@ -398,9 +209,9 @@ def _cases(folder: Path, summary: Summary) -> tuple[dict[str, Interval], dict[st
 def _overlays(folder: Path, ranks: dict[str, dict[str, float]]) -> dict[str, list[Overlay]]:
     """Segmentations that sites allowed to be drawn."""
     found: dict[str, list[Overlay]] = {}
-    for site in sorted(path.parent.name for path in folder.glob("sites/*/pictures")):
+    for site in sorted(path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.PICTURES}")):
         for which in OVERLAYS:
-            image = _picture(folder / "sites" / site / "pictures" / f"test-{which}.png")
+            image = _picture(paths.site_folder(folder, site) / paths.PICTURES / f"test-{which}.png")
             if image:
                 found.setdefault(site, []).append(Overlay(which, ranks.get(site, {}).get(which), image))
     return found
@@ -409,7 +220,7 @@ def _overlays(folder: Path, ranks: dict[str, dict[str, float]]) -> dict[str, lis
 def _pictures(folder: Path) -> dict[str, list[tuple[str, str]]]:
     """The pictures that sites allowed to be kept in this run tree."""
     found: dict[str, list[tuple[str, str]]] = {}
-    for before in sorted(folder.glob("sites/*/pictures/before-*.png")):
+    for before in sorted(folder.glob(f"{paths.SITES}/*/{paths.PICTURES}/before-*.png")):
         pair = _picture(before), _picture(before.with_name(before.name.replace("before", "after")))
         if pair[0] and pair[1]:
             found.setdefault(before.parents[1].name, []).append((pair[0], pair[1]))
@@ -423,33 +234,3 @@ def _picture(path: Path) -> str | None:
     except OSError:
         return None
     return f"data:image/png;base64,{base64.b64encode(content).decode()}" if content.startswith(SIGNATURE) else None
-
-
-def _text(folder: Path, file: str, name: str) -> str:
-    try:
-        return (Path(folder) / file).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MedsiloError(
-            f"Run '{name}' has no {file}: give a complete run folder, or repeat the run if it was interrupted",
-            str(folder),
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise MedsiloError(f"{file} of run '{name}' cannot be read: check its permissions", str(error)) from None
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        # NaN and Infinity are no JSON, but programs write them: for a reader such a number is missing.
-        return json.loads(text, parse_constant=lambda constant: None)
-    except ValueError as error:
-        raise MedsiloError(f"{where} is no JSON: {BROKEN}", str(error)) from None
-
-
-def _checked(model: type[Any], content: Any, where: str) -> Any:
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(step) for step in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise MedsiloError(f"{where}: {f'{key}: ' if key else ''}{message}; {BROKEN}", str(error)) from None

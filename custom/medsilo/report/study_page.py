@@ -1,13 +1,11 @@
 """The page about a whole study: methods and seeds, with what may be concluded and what may not."""
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medsilo.core.errors import MedsiloError
 from medsilo.report import findings, panels
 from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
 from medsilo.report.findings import Answer, Notice
@@ -15,47 +13,45 @@ from medsilo.report.formats import between, bytes_text, cell, seconds_text
 from medsilo.report.panels import Subject
 from medsilo.report.pictures import Bars, site_bars
 from medsilo.report.provenance import provenance
-from medsilo.report.read import Run, last_round, read, same
+from medsilo.report.read import RunResult, last_round, read, same
 from medsilo.report.table import number
 from medsilo.report.template import fill, save
+from medsilo.runs import paths
+from medsilo.runs.reading import read_verdict
+from medsilo.runs.schema import Level, PairedDifference, Verdict, VerdictRow
 
-VERDICT = "verdict.json"
 MEGABYTE = 1e6
-Rows = dict[str, list[Run]]  # a row's finished runs, by its title
+Rows = dict[str, list[RunResult]]  # a row's finished runs, by its title
 
 
 def write_study(folder: Path, destination: Path | None = None) -> Path:
     """Read a comparison's folder, write its page and return where it is."""
-    try:
-        verdict = json.loads((folder / VERDICT).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise MedsiloError(f"{folder.name} holds no {VERDICT}: run medsilo compare with --out {folder}") from error
-    found: Rows = {row["title"]: [] for row in verdict["rows"]}
-    for one in verdict["runs"]:
-        label = f"{one['row']}, seed {one['seed']}"
-        found[one["row"]].append(replace(read(folder / one["run"]), label=label))
-    return save(render(verdict, found), destination or folder / "report.html")
+    verdict = read_verdict(folder)
+    found: Rows = {row.title: [] for row in verdict.rows}
+    for one in verdict.runs:
+        found[one.row].append(replace(read(folder / one.run), label=f"{one.row}, seed {one.seed}"))
+    return save(render(verdict, found), destination or folder / paths.REPORT)
 
 
-def render(verdict: dict[str, Any], found: Rows) -> str:
+def render(verdict: Verdict, found: Rows) -> str:
     """The page as text; it depends on nothing but the verdict and the runs."""
     runs = [run for own in found.values() for run in own]
-    about, rows, seeds = verdict["about"], verdict["rows"], verdict["seeds"]
+    about, rows, seeds = verdict.about, verdict.rows, verdict.seeds
     subjects = [Subject(title, own, seeds) for title, own in found.items()]
     return fill(
         "study.html",
-        about["title"],
+        about.title,
         about=about,
         verdict=verdict,
         context=_context(verdict),
-        answer=Answer(verdict["headline"], _joining_in_words(verdict)),
+        answer=Answer(verdict.headline, _joining_in_words(verdict)),
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],
-        tested=[_differences(row, verdict) for row in rows if row["against"]],
-        joining=[_joining(row, verdict["sites"]) for row in rows if any(row["joining"].values())],
+        tested=[_differences(row, verdict) for row in rows if row.against],
+        joining=[_joining(row, verdict.sites) for row in rows if any(row.joining.values())],
         bars=_bars(verdict),
-        legend_entries=[{"name": row["title"], "swatch": swatch(style)} for style, row in enumerate(rows)],
-        curves=_curves(found, verdict["metric"]),
+        legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in enumerate(rows)],
+        curves=_curves(found, verdict.metric),
         figures=_figures(found),
         overlays=panels.overlays_of_study(subjects),
         harmonised=panels.harmonised(subjects, most=1),
@@ -68,98 +64,97 @@ def render(verdict: dict[str, Any], found: Rows) -> str:
     )
 
 
-def _context(verdict: dict[str, Any]) -> str:
-    seeds, sites = verdict["seeds"], verdict["sites"]
+def _context(verdict: Verdict) -> str:
+    seeds, sites = verdict.seeds, verdict.sites
     parts = [
-        verdict["task_title"],
+        verdict.task_title,
         f"{len(sites)} site{'s' if len(sites) != 1 else ''}",
-        f"{len(verdict['rows'])} rows",
+        f"{len(verdict.rows)} rows",
         f"seed{'s' if len(seeds) != 1 else ''} {', '.join(map(str, seeds))}",
-        verdict["network"],
+        verdict.network,
     ]
     return " · ".join(parts)
 
 
-def _joining_in_words(verdict: dict[str, Any]) -> tuple[str, ...]:
+def _joining_in_words(verdict: Verdict) -> tuple[str, ...]:
     """Does joining pay? One sentence for each answer."""
     words = {
         "yes": "at least one federation is surely better than its own model at",
         "no": "every federation is surely worse than its own model at",
         "open": "the intervals leave it open at",
     }
-    by_answer = {answer: [s for s, own in verdict["joining"].items() if own == answer] for answer in words}
+    by_answer = {answer: [s for s, own in verdict.joining.items() if own == answer] for answer in words}
     told = [f"{words[answer]} {', '.join(sites)}" for answer, sites in by_answer.items() if sites]
     text = "; ".join(told)
     return (f"Does joining pay? {text[0].upper()}{text[1:]}.",) if told else ()
 
 
-def _notices(verdict: dict[str, Any], found: Rows) -> list[Notice]:
+def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
     """What belongs on the first screen beside the answer: failed runs, missing sites, cautions, synthetic data."""
     runs = [run for own in found.values() for run in own]
-    notices = [Notice("failed", "Failed", failure) for failure in verdict["about"]["failures"]]
+    notices = [Notice("failed", "Failed", failure) for failure in verdict.about.failures]
     notices += [notice for notice in findings.notices(runs) if notice.kind == "missing"]
     told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.cautions}
     notices += [Notice("caution", "Caution", text) for text in sorted(told)]
-    kept = sorted({site for row in verdict["rows"] for site in row["means_only"]})
+    kept = sorted({site for row in verdict.rows for site in row.means_only})
     if kept:
         text = f"{', '.join(kept)} keep their cases' scores: their intervals rest on the seeds alone."
         notices.append(Notice("caution", "Only means", text))
     return notices + [notice for notice in findings.notices(runs) if notice.kind == "synthetic"]
 
 
-def _score(found: dict[str, Any] | None, look: str = "") -> dict[str, Any]:
+def _score(found: Level | None, look: str = "") -> dict[str, Any]:
     if found is None:
         return cell(None, look=look)
-    spread = "" if found["sd"] is None else f" ± {found['sd']:.3f}"
-    return cell(found["mean"], number(found["mean"]) + spread, between((found["low"], found["high"])), look)
+    spread = "" if found.sd is None else f" ± {found.sd:.3f}"
+    return cell(found.mean, number(found.mean) + spread, between((found.low, found.high)), look)
 
 
-def _scores(row: dict[str, Any], verdict: dict[str, Any]) -> dict[str, Any]:
-    missing = len(verdict["seeds"]) - len(row["seeds"])
+def _scores(row: VerdictRow, verdict: Verdict) -> dict[str, Any]:
+    missing = len(verdict.seeds) - len(row.seeds)
     return {
-        "label": row["title"],
+        "label": row.title,
         "failed": False,
         "bad": f"{missing} seed{'s' if missing > 1 else ''} missing" if missing else "",
-        "reference": row["method"] in ("local", "central"),
-        "cells": [_score(row["score"], "total"), *(_score(found) for found in (row["pooled"], *row["sites"].values()))],
+        "reference": row.method in ("local", "central"),
+        "cells": [_score(row.score, "total"), *(_score(found) for found in (row.pooled, *row.sites.values()))],
     }
 
 
-def _difference(found: dict[str, Any] | None) -> dict[str, Any]:
+def _difference(found: PairedDifference | None) -> dict[str, Any]:
     if found is None:
         return cell(None)
-    interval = f"{findings.signed(found['low'])} to {findings.signed(found['high'])}"
-    look = ("higher" if found["mean"] > 0 else "lower") if found["sure"] else ""
-    return cell(found["mean"], findings.signed(found["mean"]), interval, look)
+    interval = f"{findings.signed(found.low)} to {findings.signed(found.high)}"
+    look = ("higher" if found.mean > 0 else "lower") if found.sure else ""
+    return cell(found.mean, findings.signed(found.mean), interval, look)
 
 
-def _differences(row: dict[str, Any], verdict: dict[str, Any]) -> tuple[tuple[str, str], list[dict[str, Any]]]:
-    found = row["difference"]
-    mean = found["mean"]
-    p = cell(mean["adjusted"], _p(mean["adjusted"])) if mean else cell(None)
-    at_sites = (_difference(found["sites"][site]) for site in verdict["sites"])
-    against = "" if row["against"] == verdict["against"] else f"against {row['against']}"
-    return (row["title"], against), [_difference(mean), p, _difference(found["pooled"]), *at_sites]
+def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], list[dict[str, Any]]]:
+    found = row.difference
+    p = cell(found.mean.adjusted, _p(found.mean.adjusted)) if found.mean else cell(None)
+    at_sites = (_difference(found.sites[site]) for site in verdict.sites)
+    against = "" if row.against == verdict.against else f"against {row.against}"
+    return (row.title, against), [_difference(found.mean), p, _difference(found.pooled), *at_sites]
 
 
-def _joining(row: dict[str, Any], sites: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
-    return row["title"], [_difference(row["joining"][site]) for site in sites]
+def _joining(row: VerdictRow, sites: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
+    return row.title, [_difference(row.joining[site]) for site in sites]
 
 
 def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _bars(verdict: dict[str, Any]) -> Any:
-    sites = verdict["sites"]
+def _bars(verdict: Verdict) -> Any:
+    sites = verdict.sites
     bars = []
-    for style, row in enumerate(verdict["rows"]):
-        scores = [row["sites"][site] for site in sites]
-        intervals = [(own["low"], own["high"]) if own else None for own in scores]
-        bars.append(Bars(row["title"], [own and own["mean"] for own in scores], style, intervals))
+    for style, row in enumerate(verdict.rows):
+        scores = [row.sites[site] for site in sites]
+        intervals = [(own.low, own.high) if own else None for own in scores]
+        bars.append(Bars(row.title, [own.mean if own else None for own in scores], style, intervals))
     if not any(value is not None for one in bars for value in one.values):
         return None
-    return site_bars(sites, bars, key="site-bars", title=f"Test {verdict['metric']} at every site")
+    return site_bars(sites, bars, key="site-bars", title=f"Test {verdict.metric} at every site")
 
 
 def _curves(found: Rows, metric: str) -> list[Any]:
@@ -244,10 +239,10 @@ def _costs(found: Rows) -> list[tuple[str, list[dict[str, Any]]]]:
     return rows
 
 
-def _limits(verdict: dict[str, Any], runs: Sequence[Run]) -> list[str]:
-    seeds = len(verdict["seeds"])
+def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> list[str]:
+    seeds = len(verdict.seeds)
     found = []
-    if verdict["synthetic"]:
+    if verdict.synthetic:
         found.append(findings.SYNTHETIC)
     if seeds > 1:
         found.append(

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from medsilo.report.read import Run, all_sites, one_line, spans
+from medsilo.core.text import one_line
+from medsilo.report.read import RunResult, all_sites, spans
 
 MISSING, WITHHELD = "–", "withheld"
 
@@ -12,12 +13,12 @@ def number(value: float | None) -> str:
     return MISSING if value is None else f"{value:.3f}"
 
 
-def score_text(run: Run, site: str) -> str:
+def score_text(run: RunResult, site: str) -> str:
     """A site's test score; a word where the site does not tell it, so that it isn't taken for a score of nothing."""
     return WITHHELD if run.withholds(site) else number(run.score(site))
 
 
-def text_table(runs: Sequence[Run]) -> str:
+def text_table(runs: Sequence[RunResult]) -> str:
     """Test scores, method x site, with mean over sites and pooled over cases, and below it whatever went missing."""
     sites = all_sites(runs)
     header = [_heading(runs), *map(one_line, sites), "mean", "pooled"]
@@ -34,7 +35,7 @@ def text_table(runs: Sequence[Run]) -> str:
     return "\n".join(lines + _absence_lines(runs))
 
 
-def cross_table(run: Run) -> str:
+def cross_table(run: RunResult) -> str:
     """Every site's model (row) on every site's test data (column)."""
     header = [f"model of, {one_line(run.summary.metric)} at", *map(one_line, run.sites), "mean", "pooled"]
     first = max(map(len, [header[0], *map(one_line, run.sites)]))
@@ -46,12 +47,12 @@ def cross_table(run: Run) -> str:
     return "\n".join(lines)
 
 
-def _heading(runs: Sequence[Run]) -> str:
+def _heading(runs: Sequence[RunResult]) -> str:
     metrics = {run.summary.metric for run in runs}
     return f"test {one_line(metrics.pop())}" if len(metrics) == 1 else "test score (different metrics)"
 
 
-def _row(run: Run, sites: Sequence[str], first: int, widths: Sequence[int]) -> str:
+def _row(run: RunResult, sites: Sequence[str], first: int, widths: Sequence[int]) -> str:
     label = one_line(run.label)
     if run.failed:
         return f"{label:<{first}}  FAILED: {one_line(run.summary.reason or 'no reason given')}"
@@ -64,7 +65,7 @@ def _line(cells: Sequence[str], first: int, widths: Sequence[int]) -> str:
     return f"{cells[0]:<{first}}{numbers}"
 
 
-def _absence_lines(runs: Sequence[Run]) -> list[str]:
+def _absence_lines(runs: Sequence[RunResult]) -> list[str]:
     """A score without its missing rounds would look like a full one, so the table never stands without them."""
     lines = []
     for run in runs:

@@ -20,9 +20,10 @@ from medsilo.core.files import load_tensors, newest, save_tensors, sweep, write_
 from medsilo.core.package import package_facts
 from medsilo.core.spill import Kept
 from medsilo.plan import Plan
+from medsilo.runs import paths
+from medsilo.runs.reading import read_rounds, read_summary
+from medsilo.runs.schema import Package, Provenance, Round, Summary
 
-AMPLITUDE = "figures/amplitude.png"  # of the server, where the method has one
-JOBS = "jobs.txt"  # the ids of the NVFlare jobs that led the study, the last one last
 LET_GO = 60.0  # seconds that a job which is ending has to let go of its study
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
 
@@ -56,27 +57,27 @@ class Record:
 
     def begin(self, plan: Plan) -> None:
         """Write what is known before the first round. A run never writes over another."""
-        if (self.folder / "plan.yaml").exists():
+        if (self.folder / paths.PLAN).exists():
             raise MedsiloError(f"run folder {self.folder.name} exists; choose another name, or resume that run")
-        write_text(self.folder / "plan.yaml", plan.to_yaml())
-        provenance = {
-            "package": package_facts(),
-            "plan_hash": plan.hash,
-            "seed": plan.seed,
-            "protocol": plan.protocol,
-            "started": now(),
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
-        }
-        write_json(self.folder / "provenance.json", provenance)
+        write_text(self.folder / paths.PLAN, plan.to_yaml())
+        provenance = Provenance(
+            package=Package(**package_facts()),
+            plan_hash=plan.hash,
+            seed=plan.seed,
+            protocol=plan.protocol,
+            started=now(),
+            python=platform.python_version(),
+            platform=platform.platform(),
+            versions={name: importlib.metadata.version(name) for name in PACKAGES},
+        )
+        write_json(self.folder / paths.PROVENANCE, provenance.as_json())
 
     # ------------------------------------------------------------------ NVFlare's jobs that led it
     @contextmanager
     def led_by(self, job: str) -> Iterator[None]:
         """While one job leads a study no other may; the system lets go of a dead process's hold."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / JOBS).open("a") as file:
+        with (self.folder / paths.JOBS).open("a") as file:
             deadline = time.monotonic() + LET_GO
             while not _held(file):
                 if time.monotonic() > deadline:
@@ -89,19 +90,17 @@ class Record:
     @staticmethod
     def of_job(studies: Path, job: str) -> "Record | None":
         """The study among these that an NVFlare job led."""
-        found = (path.parent for path in studies.glob(f"*/{JOBS}") if job in path.read_text().split())
+        found = (path.parent for path in studies.glob(f"*/{paths.JOBS}") if job in path.read_text().split())
         return next((Record(folder) for folder in found), None)
 
     # ------------------------------------------------------------------ rounds
-    def rounds(self) -> list[dict[str, Any]]:
-        """The rounds written so far; a line that a crash cut short doesn't count."""
-        path = self.folder / "rounds.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+    def rounds(self) -> list[Round]:
+        """Return the rounds written so far; a line that a crash cut short doesn't count."""
+        return read_rounds(self.folder, growing=True)
 
-    def last_rounds(self, size: int) -> list[dict[str, Any]]:
+    def last_rounds(self, size: int) -> list[Round]:
         """Return as many of the last rounds as lie in the last `size` bytes, and the very last whatever its size."""
-        path = self.folder / "rounds.jsonl"
+        path = self.folder / paths.ROUNDS
         if not path.exists():
             return []
         with path.open("rb") as file:
@@ -113,51 +112,51 @@ class Record:
                 text = text[: text.rfind(b"\n") + 1]  # a line that is being written does not count
                 lines = (text if start == 0 else text.partition(b"\n")[2]).splitlines()
                 if lines or start == 0:
-                    return [json.loads(line) for line in lines]
+                    return [Round.model_validate_json(line) for line in lines]
                 size *= 2
 
-    def add_round(self, record: dict[str, Any]) -> None:
+    def add_round(self, line: Round) -> None:
         """Append one line to rounds.jsonl."""
-        line = json.dumps(record, allow_nan=False)
+        text = _line(line)
         try:
-            with (self.folder / "rounds.jsonl").open("a") as file:
-                file.write(line + "\n")
+            with (self.folder / paths.ROUNDS).open("a") as file:
+                file.write(text)
         except OSError as error:
-            message = "rounds.jsonl could not be written (is the disk full?); free space, then resume"
+            message = f"{paths.ROUNDS} could not be written (is the disk full?); free space, then resume"
             raise MedsiloError(message, private=str(error)) from error
 
-    def forget_after(self, round_number: int) -> list[dict[str, Any]]:
+    def forget_after(self, round_number: int) -> list[Round]:
         """Drop the lines of rounds that will be repeated; returns those that stay."""
-        kept = [record for record in self.rounds() if record["round"] <= round_number]
-        write_text(self.folder / "rounds.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+        kept = [line for line in self.rounds() if line.round <= round_number]
+        write_text(self.folder / paths.ROUNDS, "".join(map(_line, kept)))
         return kept
 
     # ------------------------------------------------------------------ checkpoints
     @property
     def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
+        return self.folder / paths.CHECKPOINTS
 
     def _checkpoint(self, round_number: int) -> Path:
-        return self.checkpoints / f"round-{round_number}.safetensors"
+        return self.checkpoints / paths.ROUND_FILES.replace("*", str(round_number))
 
     def save_checkpoint(self, round_number: int, tensors: dict[str, Kept], facts: dict[str, Any]) -> None:
         """The server's state after a round; the one before goes only when this one is whole."""
         save_tensors(self._checkpoint(round_number), tensors, {**facts, "round": round_number})
-        for path in self.checkpoints.glob("round-*.safetensors"):
+        for path in self.checkpoints.glob(paths.ROUND_FILES):
             if path != self._checkpoint(round_number):
                 path.unlink()
         best = facts["best"] and self._best(facts["best"]["round"])
-        for path in self.checkpoints.glob("best-*.safetensors"):
+        for path in self.checkpoints.glob(paths.BEST_FILES):
             if path != best:
                 path.unlink()
 
     def sweep(self) -> None:
         """Remove what the server left half-written when it was killed. The sites see to their own folders."""
-        sweep(self.folder, *(self.folder / name for name in ("checkpoints", "global", "supermodel", "figures")))
+        sweep(self.folder, *(self.folder / name for name in (paths.CHECKPOINTS, *paths.SHARED_FOLDERS)))
 
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The newest checkpoint."""
-        path = newest(self.checkpoints, "round-*.safetensors", lambda path: int(path.stem.removeprefix("round-")))
+        path = newest(self.checkpoints, paths.ROUND_FILES, lambda path: int(path.stem.removeprefix("round-")))
         if path is None:
             raise MedsiloError(f"run {self.folder.name} has no checkpoint to resume from; start it anew")
         return load_tensors(path)
@@ -175,7 +174,7 @@ class Record:
         temporary.replace(self._best(round_number))
 
     def _best(self, round_number: int) -> Path:
-        return self.checkpoints / f"best-{round_number}.safetensors"
+        return self.checkpoints / paths.BEST_FILES.replace("*", str(round_number))
 
     def load_best(self, round_number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The checkpoint of a round that was kept as the best."""
@@ -183,23 +182,30 @@ class Record:
 
     def check_unfinished(self) -> None:
         """Raises if the study has ended well."""
-        if self.summary().get("status") == "finished":
+        if self._is_finished():
             raise MedsiloError(f"{self.folder.name} is finished; there is nothing to resume")
 
     def can_go_on(self) -> bool:
         """Whether the study has not ended, and there is something to go on from."""
-        return self.summary().get("status") != "finished" and any(self.checkpoints.glob("round-*.safetensors"))
+        return not self._is_finished() and any(self.checkpoints.glob(paths.ROUND_FILES))
+
+    def _is_finished(self) -> bool:
+        summary = self.summary()
+        return summary is not None and summary.finished
 
     # ------------------------------------------------------------------ the end
-    def save_global(self, which: str, model: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """The model that all sites share, where the method has one."""
-        save_tensors(self.folder / "global" / f"{which}.safetensors", model, facts)
+    def save_global(self, file: str, model: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Keep the model that all sites share, where the method has one, as `paths.BEST` or `paths.LAST`."""
+        save_tensors(self.folder / paths.GLOBAL / file, model, facts)
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        """The run's outcome, success or failure."""
-        write_json(self.folder / "summary.json", summary)
+    def write_summary(self, summary: Summary) -> None:
+        """Write the run's outcome, success or failure."""
+        write_json(self.folder / paths.SUMMARY, summary.as_json())
 
-    def summary(self) -> dict[str, Any]:
-        """The run's outcome; an empty dict while there is none."""
-        path = self.folder / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+    def summary(self) -> Summary | None:
+        """Return the run's outcome; None while there is none."""
+        return read_summary(self.folder) if (self.folder / paths.SUMMARY).exists() else None
+
+
+def _line(line: Round) -> str:
+    return json.dumps(line.as_json(), allow_nan=False) + "\n"

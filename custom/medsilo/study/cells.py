@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.plan import Plan
 from medsilo.registry import METHODS
+from medsilo.runs import paths
 from medsilo.runs.record import Record
+from medsilo.runs.schema import CellResult, Summary
 from medsilo.site.settings import SiteSettings
 
 Engine = Literal["simulator", "inprocess"]
@@ -120,11 +122,11 @@ class Cell:
     def name(self) -> str:
         return f"{self.row.title}, seed {self.seed}"
 
-    def summary(self) -> dict[str, Any]:
-        """The finished run's summary, if it is one of this very plan and tells a score; else nothing."""
-        summary = Record(self.folder).summary() if self.folder.is_dir() else {}
-        whole = summary.get("status") == "finished" and summary.get("plan_hash") == self.plan.hash
-        return summary if whole and summary["mean_test"] is not None else {}
+    def summary(self) -> Summary | None:
+        """Return the finished run's summary, if it is one of this very plan and tells a score."""
+        summary = Record(self.folder).summary()
+        whole = summary is not None and summary.finished and summary.plan_hash == self.plan.hash
+        return summary if summary and whole and summary.mean_test is not None else None
 
 
 def cells_of(plan: Plan, rows: Sequence[Row], seeds: Sequence[int], changes: Sequence[str], folder: Path) -> list[Cell]:
@@ -174,8 +176,8 @@ def run_cell(cell: Cell, engine: Engine, settings: SiteSettings) -> str:
         return f"{error} {error.private}".rstrip()
     if not cell.summary():
         return "every site withholds its test score: each has fewer test cases than smallest_metric in its medsilo.yaml"
-    shutil.rmtree(cell.folder / "checkpoints")  # only for going on with a run, and as large as all its models
-    for state in cell.folder.glob("sites/*/state-*.safetensors"):
+    shutil.rmtree(cell.folder / paths.CHECKPOINTS)  # only for going on with a run, and as large as all its models
+    for state in cell.folder.glob(f"{paths.SITES}/*/{paths.STATE_FILES}"):
         state.unlink()
     return ""
 
@@ -184,22 +186,24 @@ def _folder_name(title: str) -> str:
     return "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in title)
 
 
-def facts_of(cell: Cell) -> dict[str, Any]:
-    """What a table needs of a finished cell."""
+def result_of(cell: Cell) -> CellResult | None:
+    """Return what a table needs of a cell, if it is finished."""
     summary = cell.summary()
-    lines = Record(cell.folder).rounds()
-    trained = [line for line in lines if any(site["train_loss"] is not None for site in line["sites"].values())]
-    curves = [site["validation"] for site in summary["sites"].values()]
-    known = [[value for value in column if value is not None] for column in zip(*curves, strict=True)]
-    contributed = sum(site["contributed"] for site in summary["sites"].values())
-    return {
-        "test": summary["mean_test"],
-        "pooled": summary["pooled_test"],
-        "sites": {site: facts["test"] and facts["test"][summary["metric"]] for site, facts in summary["sites"].items()},
-        "validation": [sum(values) / len(values) if values else None for values in known],
-        "measuring": len(lines) - len(trained),  # rounds without training; they come first
-        "seconds": summary["seconds"],
-        "bytes_up": sum(site["bytes_up"] for site in summary["sites"].values()) / max(contributed, 1),
-        "run": cell.folder.name,
-        "details": summary["details"],
-    }
+    if summary is None:
+        return None
+    lines, sites = Record(cell.folder).rounds(), summary.sites.values()
+    trained = [line for line in lines if any(site.train_loss is not None for site in line.sites.values())]
+    columns = zip(*(site.validation for site in sites), strict=True)
+    known = [[value for value in column if value is not None] for column in columns]
+    contributed = sum(site.contributed or 0 for site in sites)
+    return CellResult(
+        test=summary.mean_test,
+        pooled=summary.pooled_test,
+        sites={site: summary.score(site) for site in summary.sites},
+        validation=[sum(values) / len(values) if values else None for values in known],
+        measuring=len(lines) - len(trained),
+        seconds=summary.seconds,
+        bytes_up=sum(site.bytes_up or 0 for site in sites) / max(contributed, 1),
+        run=cell.folder.name,
+        details=summary.details,
+    )

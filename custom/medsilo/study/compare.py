@@ -6,21 +6,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from medsilo.core.files import write_json
 from medsilo.plan import Plan
+from medsilo.runs import paths
+from medsilo.runs.schema import About, RunOfRow, Verdict
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Cell, Engine, fill
-from medsilo.study.tables import About, write_page
-from medsilo.study.verdict import Verdict, chosen_baseline
+from medsilo.study.tables import write_page
+from medsilo.study.verdict import Statistics, chosen_baseline
 
 CELL_MEMORY = 4 << 30  # bytes that a cell may need: a few processes of torch and the sites' models
 BAR = 20
 HERE = {"--data": "DATA", "--site-config": "LOCAL"}  # options that name folders of this machine
-VERDICT = "verdict.json"
 
 
 def most_at_once() -> int:
@@ -52,7 +52,8 @@ class Study:
             finished += 1
             if failure:
                 failures.append(f"{cell.name}: {failure}")
-            result = f"FAILED: {failure}" if failure else f"{cell.plan.task.metric} {cell.summary()['mean_test']:.4f}"
+            summary = None if failure else cell.summary()
+            result = f"{summary.metric} {summary.mean_test:.4f}" if summary else f"FAILED: {failure}"
             left = (time.monotonic() - started) / (finished - before) * (len(self.cells) - finished)
             bar = "#" * (BAR * finished // len(self.cells))
             say(f"[{bar:.<{BAR}}] {finished}/{len(self.cells)}  {cell.name}: {result}  (about {_time(left)} left)")
@@ -62,15 +63,14 @@ class Study:
         self.conclude(failures)
         return failures
 
-    def conclude(self, failures: Sequence[str]) -> dict[str, Any]:
-        """The statistics of what is finished, into verdict.json and the page."""
-        about = {"title": self.about.title, "notes": self.about.notes, "command": self.about.command}
-        facts = {**about, "machine": self.about.machine, "cells": len(self.cells), "failures": list(failures)}
+    def conclude(self, failures: Sequence[str]) -> Verdict:
+        """Write the statistics of what is finished into verdict.json and the page."""
+        about = self.about.changed(cells=len(self.cells), failures=list(failures))
         runs = [
-            {"row": cell.row.title, "seed": cell.seed, "run": cell.folder.name} for cell in self.cells if cell.summary()
+            RunOfRow(row=cell.row.title, seed=cell.seed, run=cell.folder.name) for cell in self.cells if cell.summary()
         ]
-        verdict = {**Verdict(self.cells, self.against).table(), "about": facts, "runs": runs}
-        write_json(self.folder / VERDICT, verdict)
+        verdict = Statistics(self.cells, self.against).verdict(about, runs)
+        write_json(self.folder / paths.VERDICT, verdict.as_json())
         write_page(self.folder, self.about, self.plan, self.cells, failures, verdict)
         return verdict
 

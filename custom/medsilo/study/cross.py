@@ -1,16 +1,16 @@
 """Every site's model on every site's test data, after a run whose sites were all on one machine."""
 
 from pathlib import Path
-from typing import Any
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, write_json
 from medsilo.federation.participant import Participant
 from medsilo.plan import load_plan
+from medsilo.runs import paths
 from medsilo.runs.record import Record
+from medsilo.runs.schema import Cross, Summary
 from medsilo.site.settings import SiteSettings, read_settings
 
-FILE = "cross.json"
 TOLERANCE = 1e-6  # between a site's score in the summary and the same score again
 
 
@@ -20,14 +20,14 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, d
     It is written to the run folder's cross.json. settings: where the data are, by default those of the run itself.
     """
     name = run_folder.resolve().name
-    if not (run_folder / "plan.yaml").is_file():
+    if not (run_folder / paths.PLAN).is_file():
         raise MedsiloError(f"{name} is no run's folder; give one under runs/", str(run_folder))
     summary = Record(run_folder).summary()
-    if summary.get("status") != "finished":
+    if summary is None or not summary.finished:
         raise MedsiloError(
             f"run {name} is not finished, so there is no model to compare; finish it with medsilo resume"
         )
-    plan, sites = load_plan(run_folder / "plan.yaml"), summary["agreed"]["sites"]
+    plan, sites = load_plan(run_folder / paths.PLAN), summary.agreed.sites
     absent = [site for site in sites if not _model_of(run_folder, site).is_file()]
     if absent:
         raise MedsiloError(
@@ -37,29 +37,29 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, d
     settings = settings or run_settings(run_folder)
     scores: dict[str, dict[str, float | None]] = {site: {} for site in sites}
     for site in sites:  # one site's data at a time
-        at = Participant(plan, site, sites, settings, run_folder / "sites" / site)
+        at = Participant(plan, site, sites, settings, paths.site_folder(run_folder, site))
         for owner in sites:
             scores[owner][site] = at.score(load_tensors(_model_of(run_folder, owner))[0])
         _same_as_before(site, scores[site][site], summary)
-    write_json(run_folder / FILE, {"metric": plan.task.metric, "plan_hash": plan.hash, "scores": scores})
+    found = Cross(metric=plan.task.metric, plan_hash=plan.hash, scores=scores)
+    write_json(run_folder / paths.CROSS, found.as_json())
     return scores
 
 
 def run_settings(run_folder: Path) -> SiteSettings:
     """What the run's sites computed with: those of the simulator, which keeps them, or the defaults."""
-    return read_settings(run_folder / "nvflare" / "local")
+    return read_settings(run_folder / paths.NVFLARE / "local")
 
 
 def _model_of(run_folder: Path, site: str) -> Path:
-    return run_folder / "sites" / site / "best.safetensors"
+    return paths.site_folder(run_folder, site) / paths.BEST
 
 
-def _same_as_before(site: str, score: float | None, summary: dict[str, Any]) -> None:
+def _same_as_before(site: str, score: float | None, summary: Summary) -> None:
     """A model's score on its own site's test data is already known, unless the site was lost before the test."""
-    tested = summary["sites"][site]["test"]
-    known = tested[summary["metric"]] if tested else score
+    known = summary.score(site) if summary.sites[site].test else score
     if score != known and (score is None or known is None or abs(score - known) > TOLERANCE):
         raise MedsiloError(
-            f"{site}'s model has {summary['metric']} {score} on its own test data, but {known} in the run's summary: "
+            f"{site}'s model has {summary.metric} {score} on its own test data, but {known} in the run's summary: "
             "the data or medsilo are not those of the run; give the run's data with --data, or run it again"
         )

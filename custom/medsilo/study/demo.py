@@ -10,6 +10,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
+from medsilo.runs.paths import SUMMARY
+from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.study.base_plan import SITES, base_plan
 from medsilo.study.progress import round_lines
@@ -37,7 +39,7 @@ def run_demo(output: Path, rounds: int, seed: int, say: Callable[[str], None]) -
     finally:
         pool.shutdown(cancel_futures=True)  # after an interrupt, nothing new begins
     outcomes += [_run(plan, folder, say) for plan in plans if plan.algorithm.pooled]
-    runs = [folder / plan.algorithm.name for plan in plans if (folder / plan.algorithm.name / "summary.json").exists()]
+    runs = [folder / plan.algorithm.name for plan in plans if (folder / plan.algorithm.name / SUMMARY).exists()]
     return runs, [failure for failure in outcomes if failure]
 
 
@@ -45,9 +47,9 @@ def _run(plan: Plan, folder: Path, say: Callable[[str], None]) -> str | None:
     """Run one method; returns what went wrong."""
     title, run = plan.algorithm.title, folder / plan.algorithm.name
 
-    def on_round(record: dict) -> None:
-        for line in round_lines(record, plan.rounds, plan.task.metric):
-            say(f"{title:<9}{line}")
+    def on_round(line: Round) -> None:
+        for text in round_lines(line, plan.rounds, plan.task.metric):
+            say(f"{title:<9}{text}")
 
     started = time.monotonic()
     try:

@@ -1,27 +1,25 @@
 """What a person sees while a study runs: one line per site and round."""
 
-from typing import Any
+from medsilo.runs.schema import Round, SiteRound
 
 
-def round_lines(record: dict[str, Any], rounds: int, metric: str) -> list[str]:
-    """The lines of one round; a site that is missing says why."""
-    head = f"round {record['round']:>{len(str(rounds))}}/{rounds}"
-    width = max(map(len, record["asked"]), default=0)
+def round_lines(line: Round, rounds: int, metric: str) -> list[str]:
+    """Return the lines of one round; a site that is missing says why."""
+    head = f"round {line.round:>{len(str(rounds))}}/{rounds}"
+    width = max(map(len, line.asked), default=0)
     lines = []
-    for site in record["asked"]:
-        facts = record["sites"].get(site)
-        reason = record["refused"].get(site) or record["lost"].get(site)
-        text = _facts(facts, metric) if facts else f"MISSING: {reason}"
-        lines.append(f"{head}  {site:<{width}}  {text}")
-        lines += [f"{head}  {site:<{width}}  WARNING: {line}" for line in record.get("warnings", {}).get(site, [])]
+    for site in line.asked:
+        own = line.sites.get(site)
+        reason = line.refused.get(site) or line.lost.get(site)
+        lines.append(f"{head}  {site:<{width}}  {_numbers(own, metric) if own else f'MISSING: {reason}'}")
+        lines += [f"{head}  {site:<{width}}  WARNING: {warning}" for warning in line.warnings.get(site, [])]
     return lines
 
 
-def _facts(facts: dict[str, Any], metric: str) -> str:
+def _numbers(own: SiteRound, metric: str) -> str:
     return (
-        f"{metric} before {_value(facts['validation'])}  loss {_value(facts['train_loss'])}  "
-        f"{facts['samples']} cases  {facts['seconds']:.1f} s  "
-        f"up {_bytes(facts['bytes_up'])}  down {_bytes(facts['bytes_down'])}"
+        f"{metric} before {_value(own.validation)}  loss {_value(own.train_loss)}  "
+        f"{own.samples} cases  {own.seconds:.1f} s  up {_bytes(own.bytes_up)}  down {_bytes(own.bytes_down)}"
     )
 
 

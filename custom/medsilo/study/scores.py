@@ -2,28 +2,21 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from medsilo.core.errors import MedsiloError
-from medsilo.federation.scoring import FILE, read_measures
+from medsilo.federation.scoring import read_measures
+from medsilo.runs.paths import CASES, site_folder
 from medsilo.study.evidence import Scores
-
-
-def told(summary: dict[str, Any]) -> dict[str, tuple[float, int]]:
-    """What a run's summary tells of each site's test: score and cases; sites that tell no score are left out."""
-    tests = {site: facts["test"] for site, facts in summary["sites"].items() if facts["test"]}
-    metric = summary["metric"]
-    return {site: (test[metric], int(test["cases"])) for site, test in tests.items() if test[metric] is not None}
 
 
 def scores_in(run: Path, metric: str, tests: Mapping[str, tuple[float, int]]) -> dict[str, Scores]:
     """By site: every test case's score, or only their mean, as told, where the site keeps them."""
     found = {}
     for site, (score, cases) in tests.items():
-        folder = run / "sites" / site
-        if not (folder / FILE).exists():
+        folder = site_folder(run, site)
+        if not (folder / CASES).exists():
             found[site] = Scores(np.array([score]), np.zeros(1, dtype=int), cases)
             continue
         try:
@@ -31,7 +24,7 @@ def scores_in(run: Path, metric: str, tests: Mapping[str, tuple[float, int]]) ->
             found[site] = Scores(measures[metric].numpy(), np.unique(patients, return_inverse=True)[1])
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise MedsiloError(
-                f"{FILE} of {site} in run '{run.resolve().name}' is damaged: repeat the run", str(error)
+                f"{CASES} of {site} in run '{run.resolve().name}' is damaged: repeat the run", str(error)
             ) from error
     return found
 

@@ -4,27 +4,15 @@ import platform
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from medsilo.core.files import write_json, write_text
 from medsilo.plan import Plan
-from medsilo.study.cells import Cell, Row, facts_of
+from medsilo.runs import paths
+from medsilo.runs.schema import About, CellResult, PairedDifference, Verdict
+from medsilo.study.cells import Cell, Row, result_of
 
 MOST_SITES = 8  # with a column each
-
-Facts = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class About:
-    """What a page says beside its numbers."""
-
-    title: str
-    notes: str
-    command: str
-    machine: str
 
 
 def write_page(
@@ -33,17 +21,17 @@ def write_page(
     plan: Plan,
     cells: Sequence[Cell],
     failures: Sequence[str],
-    verdict: dict[str, Any] | None = None,
+    verdict: Verdict | None = None,
 ) -> Path:
     """table.md and table.json: what was run, where, how long, what came out, how sure it is, what failed."""
-    found = {row: _facts(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
+    found = {row: _results(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
     finished = sum(map(len, found.values()))
-    hours = sum(facts["seconds"] for own in found.values() for facts in own.values()) / 3600
+    hours = sum(one.seconds or 0 for own in found.values() for one in own.values()) / 3600
     parts = [
         f"# {about.title}",
         "",
         *([about.notes, ""] if about.notes else []),
-        *([f"**{verdict['headline']}**", ""] if verdict else []),
+        *([f"**{verdict.headline}**", ""] if verdict else []),
         f"{finished} of {len(cells)} runs are finished; {hours:.2f} hours of runs in all. Machine: {about.machine}. "
         f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d', time.gmtime())}.",
         "",
@@ -66,23 +54,23 @@ def write_page(
         *(f"    {line}" for line in plan.to_yaml().rstrip().splitlines()),
     ]
     write_json(
-        folder / "table.json",
+        folder / paths.TABLE_DATA,
         [
-            {"title": row.title, "changes": row.changes, "seeds": {str(seed): facts for seed, facts in own.items()}}
+            {"title": row.title, "changes": row.changes, "seeds": {seed: one.as_json() for seed, one in own.items()}}
             for row, own in found.items()
         ],
     )
-    write_text(folder / "table.md", "\n".join(parts) + "\n")
-    return folder / "table.md"
+    write_text(folder / paths.TABLE, "\n".join(parts) + "\n")
+    return folder / paths.TABLE
 
 
-def _facts(cells: Sequence[Cell], row: Row) -> dict[int, Facts]:
-    return {cell.seed: facts_of(cell) for cell in cells if cell.row == row and cell.summary()}
+def _results(cells: Sequence[Cell], row: Row) -> dict[int, CellResult]:
+    return {cell.seed: result for cell in cells if cell.row == row and (result := result_of(cell))}
 
 
-def table(plan: Plan, found: dict[Row, dict[int, Facts]]) -> list[str]:
+def table(plan: Plan, found: dict[Row, dict[int, CellResult]]) -> list[str]:
     """Per row: the sites' mean test score and its spread over seeds, the worst site, how soon, at what price."""
-    sites = sorted({site for own in found.values() for facts in own.values() for site in facts["sites"]})
+    sites = sorted({site for own in found.values() for result in own.values() for site in result.sites})
     sites = sites if len(sites) <= MOST_SITES else []
     average = next((own for row, own in found.items() if "algorithm.name=fedavg" in row.changes), {})
     heads = ["row", "mean over sites", "lowest, highest seed", "worst site", *sites]
@@ -94,31 +82,33 @@ def table(plan: Plan, found: dict[Row, dict[int, Facts]]) -> list[str]:
         *_lines(heads),
     ]
     for row, own in found.items():
-        facts = list(own.values())
-        means = [100 * fact["test"] for fact in facts]
-        soon = [rounds_to(average[seed]["validation"][-1], fact) for seed, fact in own.items() if seed in average]
+        results = list(own.values())
+        means = [100 * score for score in _known(result.test for result in results)]
+        soon = [rounds_to(average[seed].validation[-1], result) for seed, result in own.items() if seed in average]
+        seconds = _known(result.seconds for result in results)
+        sent = _known(result.bytes_up for result in results)
         values = [
             row.title,
             _spread(means),
             f"{min(means):.1f}, {max(means):.1f}" if means else "–",
-            _spread([100 * min(scores) for fact in facts if (scores := _known(fact["sites"].values()))]),
-            *(_spread([100 * score for score in _known(fact["sites"].get(site) for fact in facts)]) for site in sites),
+            _spread([100 * min(scores) for result in results if (scores := _known(result.sites.values()))]),
+            *(_spread([100 * score for score in _known(one.sites.get(site) for one in results)]) for site in sites),
             ", ".join("never" if number is None else str(number) for number in soon) or "–",
-            f"{statistics.mean(fact['seconds'] for fact in facts):.0f}" if facts else "–",
-            f"{statistics.mean(fact['bytes_up'] for fact in facts) / 1e6:.3g}" if facts else "–",
+            f"{statistics.mean(seconds):.0f}" if seconds else "–",
+            f"{statistics.mean(sent) / 1e6:.3g}" if sent else "–",
         ]
         lines.append(f"| {' | '.join(values)} |")
     return lines
 
 
-def sure(verdict: dict[str, Any]) -> list[str]:
+def sure(verdict: Verdict) -> list[str]:
     """Differences with their intervals: from the row that all are held against, and from what each site has alone."""
-    sites = verdict["sites"] if len(verdict["sites"]) <= MOST_SITES else []
+    sites = verdict.sites if len(verdict.sites) <= MOST_SITES else []
     lines = []
-    held = [row for row in verdict["rows"] if row["against"]]
+    held = [row for row in verdict.rows if row.against]
     if held:
         lines += [
-            f"## Against {verdict['against']}",
+            f"## Against {verdict.against}",
             "",
             "Difference in points, paired by test case, with its 95 % interval for other patients and other seeds "
             "(whole patients are resampled); p after Holm's correction for all rows. "
@@ -127,12 +117,12 @@ def sure(verdict: dict[str, Any]) -> list[str]:
             *_lines(["row", "mean over sites", "p", "pooled over cases", "p", *sites]),
         ]
         for row in held:
-            found = row["difference"]
-            cells = [_difference(found["mean"]), _p(found["mean"]), _difference(found["pooled"]), _p(found["pooled"])]
-            cells += [_difference(found["sites"][site]) for site in sites]
-            lines.append(f"| {' | '.join([row['title'], *cells])} |")
+            found = row.difference
+            cells = [_difference(found.mean), _p(found.mean), _difference(found.pooled), _p(found.pooled)]
+            cells += [_difference(found.sites[site]) for site in sites]
+            lines.append(f"| {' | '.join([row.title, *cells])} |")
         lines.append("")
-    joined = [row for row in verdict["rows"] if any(row["joining"].values())]
+    joined = [row for row in verdict.rows if any(row.joining.values())]
     if joined and sites:
         lines += [
             "## Does joining pay?",
@@ -141,14 +131,11 @@ def sure(verdict: dict[str, Any]) -> list[str]:
             "all methods that the site may choose from.",
             "",
             *_lines(["row", *sites]),
-            *(
-                f"| {' | '.join([row['title'], *(_difference(row['joining'][site]) for site in sites)])} |"
-                for row in joined
-            ),
-            f"| **does it?** | {' | '.join(verdict['joining'][site] for site in sites)} |",
+            *(f"| {' | '.join([row.title, *(_difference(row.joining[site]) for site in sites)])} |" for row in joined),
+            f"| **does it?** | {' | '.join(verdict.joining[site] for site in sites)} |",
             "",
         ]
-    kept = sorted({site for row in verdict["rows"] for site in row["means_only"]})
+    kept = sorted({site for row in verdict.rows for site in row.means_only})
     if kept:
         lines += [
             f"Only means are known of {', '.join(kept)}, which keep their cases' scores: seeds alone count there.",
@@ -161,24 +148,24 @@ def _lines(heads: Sequence[str]) -> list[str]:
     return [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
 
 
-def _difference(found: dict[str, Any] | None) -> str:
+def _difference(found: PairedDifference | None) -> str:
     if found is None:
         return "–"
-    text = f"{100 * found['mean']:+.1f} ({100 * found['low']:+.1f} to {100 * found['high']:+.1f})".replace("-", "−")
-    return f"**{text}**" if found["sure"] else text
+    text = f"{100 * found.mean:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})".replace("-", "−")
+    return f"**{text}**" if found.sure else text
 
 
-def _p(found: dict[str, Any] | None) -> str:
-    return "–" if found is None else "< 0.001" if found["adjusted"] < 0.001 else f"{found['adjusted']:.3f}"
+def _p(found: PairedDifference | None) -> str:
+    return "–" if found is None else "< 0.001" if found.adjusted < 0.001 else f"{found.adjusted:.3f}"
 
 
-def rounds_to(level: float | None, facts: Facts) -> int | None:
+def rounds_to(level: float | None, result: CellResult) -> int | None:
     """The training rounds after which the mean validation score first was this high."""
     if level is None:
         return None
-    reached = (number for number, value in enumerate(facts["validation"]) if value is not None and value >= level)
+    reached = (number for number, value in enumerate(result.validation) if value is not None and value >= level)
     first = next(reached, None)
-    return None if first is None else max(first - facts["measuring"], 0)
+    return None if first is None else max(first - result.measuring, 0)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

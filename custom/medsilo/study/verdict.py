@@ -3,17 +3,15 @@ pays; with intervals, and with a name only where the interval allows one. It is 
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from medsilo.core.errors import MedsiloError
+from medsilo.runs.schema import About, Differences, Level, PairedDifference, RunOfRow, Verdict, VerdictRow
 from medsilo.study.cells import Cell, Row
 from medsilo.study.evidence import DRAWS, LEVEL, Difference, Scores, better, compare, holm, level
-from medsilo.study.scores import scores_in, told
+from medsilo.study.scores import scores_in
 
 DEFAULT = "fedavg"
 ALONE, POOLED = "local", "central"  # what no federation makes; others are held against it
-Table = dict[str, Any]
 Seeds = dict[int, dict[str, Scores]]  # by seed, by site
 
 
@@ -25,7 +23,7 @@ def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
     return against or (DEFAULT if DEFAULT in names else None)
 
 
-class Verdict:
+class Statistics:
     """The statistics of a comparison's finished cells."""
 
     def __init__(self, cells: Sequence[Cell], against: str | None) -> None:
@@ -34,13 +32,13 @@ class Verdict:
         self.found: dict[Row, Seeds] = {row: {} for row in self.rows}
         for cell in cells:
             if summary := cell.summary():
-                self.found[cell.row][cell.seed] = scores_in(cell.folder, summary["metric"], told(summary))
+                self.found[cell.row][cell.seed] = scores_in(cell.folder, summary.metric, summary.told())
         self.against = chosen_baseline(self.rows, against)
         self.base = {row: self._kin(row, lambda other: other.name == self.against) for row in self.rows}
         self.alone = {row: self._kin(row, lambda other: other.method == ALONE) for row in self.rows}
 
-    def table(self) -> Table:
-        """All of it, as verdict.json has it."""
+    def verdict(self, about: About, runs: Sequence[RunOfRow]) -> Verdict:
+        """Return all of it, as verdict.json has it."""
         sites = sorted({site for seeds in self.found.values() for scores in seeds.values() for site in scores})
         plan = next(iter(self.cells.values())).plan
         differences = {part: self._against(pooled=part == "pooled") for part in ("mean", "pooled")}
@@ -49,42 +47,43 @@ class Verdict:
         headline, named = self.sentence(differences["mean"])
         rows = []
         for row in self.rows:
-            entry: Table = {
-                "title": row.title,
-                "method": row.method or plan.algorithm.name,
-                "changes": list(row.changes),
-                "seeds": sorted(self.found[row]),
-                "score": self._score(row),
-                "pooled": self._score(row, pooled=True),
-                "sites": {site: self._score(row, [site]) for site in sites},
-                "against": base.title if (base := self.base[row]) else None,
-                "difference": {
-                    **{part: differences[part].get(row) for part in differences},
-                    "sites": {site: at_site[site].get(row) for site in sites},
-                },
-                "joining": {site: joining[site].get(row) for site in sites},
-                "means_only": sorted(
-                    {s for own in self.found[row].values() for s in own if own[s].summed_up is not None}
+            means_only = {s for own in self.found[row].values() for s in own if own[s].summed_up is not None}
+            entry = VerdictRow(
+                title=row.title,
+                method=row.method or plan.algorithm.name,
+                changes=list(row.changes),
+                seeds=sorted(self.found[row]),
+                score=self._score(row),
+                pooled=self._score(row, pooled=True),
+                sites={site: self._score(row, [site]) for site in sites},
+                against=base.title if (base := self.base[row]) else None,
+                difference=Differences(
+                    mean=differences["mean"].get(row),
+                    pooled=differences["pooled"].get(row),
+                    sites={site: at_site[site].get(row) for site in sites},
                 ),
-            }
+                joining={site: joining[site].get(row) for site in sites},
+                means_only=sorted(means_only),
+            )
             rows.append(entry)
-        return {
-            "schema": 1,
-            "task": plan.task.name,
-            "task_title": plan.task.title,
-            "synthetic": plan.task.synthetic,
-            "metric": plan.task.metric,
-            "network": plan.network.name,
-            "seeds": sorted({seed for _, seed in self.cells}),
-            "sites": sites,
-            "level": LEVEL,
-            "draws": DRAWS,
-            "against": self.against,
-            "headline": headline,
-            "winner": named,
-            "joining": {site: self._pays(joining[site]) for site in sites},
-            "rows": rows,
-        }
+        return Verdict(
+            task=plan.task.name,
+            task_title=plan.task.title,
+            synthetic=plan.task.synthetic,
+            metric=plan.task.metric,
+            network=plan.network.name,
+            seeds=sorted({seed for _, seed in self.cells}),
+            sites=sites,
+            level=LEVEL,
+            draws=DRAWS,
+            against=self.against,
+            headline=headline,
+            winner=named,
+            joining={site: self._pays(joining[site]) for site in sites},
+            rows=rows,
+            about=about,
+            runs=list(runs),
+        )
 
     # ------------------------------------------------------------------ what is held against what
     def _kin(self, row: Row, is_base: Callable[[Row], bool]) -> Row | None:
@@ -109,7 +108,7 @@ class Verdict:
         whole = bool(seeds) and all(set(names) <= own.keys() for own in [*mine, *theirs])
         return compare(mine, theirs, names, pooled=pooled) if whole else None
 
-    def _score(self, row: Row, sites: Sequence[str] | None = None, pooled: bool = False) -> Table | None:
+    def _score(self, row: Row, sites: Sequence[str] | None = None, pooled: bool = False) -> Level | None:
         """The mean over seeds, its standard deviation, and the interval; no score lies beyond 0 and 1."""
         seeds = list(self.found[row].values())
         names = sites or sorted({site for own in seeds for site in own})
@@ -118,27 +117,21 @@ class Verdict:
         found = level(seeds, names, pooled=pooled)
         each = [level([own], names, pooled=pooled).mean for own in seeds]
         spread = statistics.stdev(each) if len(each) > 1 else None
-        return {
-            "mean": found.mean,
-            "sd": spread,
-            "low": max(found.low, 0.0),
-            "high": min(found.high, 1.0),
-            "by_seed": each,
-        }
+        return Level(mean=found.mean, sd=spread, low=max(found.low, 0.0), high=min(found.high, 1.0), by_seed=each)
 
-    def _against(self, sites: Sequence[str] | None = None, pooled: bool = False) -> dict[Row, Table]:
+    def _against(self, sites: Sequence[str] | None = None, pooled: bool = False) -> dict[Row, PairedDifference]:
         pairs = {row: base for row, base in self.base.items() if base}
         found = {row: self._difference(row, base, sites, pooled) for row, base in pairs.items()}
         return _tested({row: difference for row, difference in found.items() if difference})
 
-    def _joining(self, site: str) -> dict[Row, Table]:
+    def _joining(self, site: str) -> dict[Row, PairedDifference]:
         """Every federation against what the site reaches alone."""
         pairs = {row: own for row, own in self.alone.items() if own and row.method not in (ALONE, POOLED)}
         found = {row: self._difference(row, own, [site]) for row, own in pairs.items()}
         return _tested({row: difference for row, difference in found.items() if difference})
 
     # ------------------------------------------------------------------ in words
-    def sentence(self, differences: Mapping[Row, Table]) -> tuple[str, str | None]:
+    def sentence(self, differences: Mapping[Row, PairedDifference]) -> tuple[str, str | None]:
         """The answer, and the method it names if it names one."""
         metric = next(iter(self.cells.values())).plan.task.metric
         held = {row: found for row, found in differences.items() if row.method not in (ALONE, POOLED)}
@@ -150,13 +143,13 @@ class Verdict:
                 "cases.",
                 None,
             )
-        if all(found["seeds"] == 1 for found in held.values()):
+        if all(found.seeds == 1 for found in held.values()):
             return (
                 "One seed says nothing about the luck of training, so no winner is named; repeat with --seeds 0,1,2.",
                 None,
             )
-        ahead = [row for row, found in held.items() if found["sure"] and found["mean"] > 0]
-        ahead.sort(key=lambda row: -held[row]["mean"])
+        ahead = [row for row, found in held.items() if found.sure and found.mean > 0]
+        ahead.sort(key=lambda row: -held[row].mean)
         rest = self._also(differences, ahead)
         if not ahead:
             return (
@@ -172,36 +165,38 @@ class Verdict:
         return text, ahead[0].title
 
     @staticmethod
-    def _also(differences: Mapping[Row, Table], said: Sequence[Row]) -> str:
+    def _also(differences: Mapping[Row, PairedDifference], said: Sequence[Row]) -> str:
         """What else is surely higher or lower: methods that lose, and what is no federation."""
-        higher = [row.title for row, one in differences.items() if one["sure"] and one["mean"] > 0 and row not in said]
-        lower = [row.title for row, one in differences.items() if one["sure"] and one["mean"] < 0]
+        higher = [row.title for row, one in differences.items() if one.sure and one.mean > 0 and row not in said]
+        lower = [row.title for row, one in differences.items() if one.sure and one.mean < 0]
         found = {"Surely higher, but no federation": higher, "Surely lower": lower}
         return "".join(f" {words}: {', '.join(titles)}." for words, titles in found.items() if titles)
 
-    def _pays(self, found: Mapping[Row, Table]) -> str:
+    def _pays(self, found: Mapping[Row, PairedDifference]) -> str:
         """Whether joining pays for a site: yes, no, open; or nothing where there is no model of its own."""
         if not found:
             return "unknown"
-        if any(one["sure"] and one["mean"] > 0 for one in found.values()):
+        if any(one.sure and one.mean > 0 for one in found.values()):
             return "yes"
-        return "no" if all(one["sure"] and one["mean"] < 0 for one in found.values()) else "open"
+        return "no" if all(one.sure and one.mean < 0 for one in found.values()) else "open"
 
 
-def _tested(found: Mapping[Row, Difference]) -> dict[Row, Table]:
+def _tested(found: Mapping[Row, Difference]) -> dict[Row, PairedDifference]:
     """Differences with their p-values corrected for all of them."""
     adjusted = holm({row.title: difference.p for row, difference in found.items()})
     return {
-        row: {
-            **asdict(difference),
-            "low": max(difference.low, -1.0),  # no difference of scores lies beyond
-            "high": min(difference.high, 1.0),
-            "adjusted": adjusted[row.title],
-            "sure": difference.decides and adjusted[row.title] < 1 - LEVEL,
-        }
+        row: PairedDifference(
+            mean=difference.mean,
+            low=max(difference.low, -1.0),  # no difference of scores lies beyond
+            high=min(difference.high, 1.0),
+            p=difference.p,
+            seeds=difference.seeds,
+            adjusted=adjusted[row.title],
+            sure=difference.decides and adjusted[row.title] < 1 - LEVEL,
+        )
         for row, difference in found.items()
     }
 
 
-def _with_interval(found: Table) -> str:
-    return f"{found['mean']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})".replace("-", "−")
+def _with_interval(found: PairedDifference) -> str:
+    return f"{found.mean:+.3f} ({found.low:+.3f} to {found.high:+.3f})".replace("-", "−")

@@ -27,8 +27,8 @@ class Percentiles(Section):
     """Two percentiles of every image and channel become 0 and 1; what lies beyond is cut off."""
 
     kind: Literal["percentiles"] = "percentiles"
-    low: float = Field(0.5, ge=0, lt=100)
-    high: float = Field(99.5, gt=0, le=100)
+    low: float = Field(0.5, ge=0, lt=100, description="the percentile that becomes 0")
+    high: float = Field(99.5, gt=0, le=100, description="the percentile that becomes 1")
 
     def apply(self, image: Tensor) -> Tensor:
         """[C, ...] to the same shape."""
@@ -42,8 +42,8 @@ class Window(Section):
     """Two values become 0 and 1, the same at all sites; what lies beyond is cut off: for CT, in Hounsfield units."""
 
     kind: Literal["window"] = "window"
-    low: float = -160.0
-    high: float = 240.0
+    low: float = Field(-160.0, description="the value that becomes 0")
+    high: float = Field(240.0, description="the value that becomes 1")
 
     def apply(self, image: Tensor) -> Tensor:
         """[C, ...] to the same shape."""

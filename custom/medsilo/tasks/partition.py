@@ -22,10 +22,14 @@ class Partition(Section):
     column: the table's `site` column says whose a case is.
     """
 
-    kind: Literal["iid", "dirichlet", "column"] = "iid"
-    alpha: float = Field(0.5, gt=0)
-    minimum: int = Field(3, ge=1)  # patients that every site gets
-    seed: int = Field(0, ge=0, lt=2**32)
+    kind: Literal["iid", "dirichlet", "column"] = Field(
+        "iid",
+        description="at random, by class in shares drawn from a Dirichlet distribution, or by the table's `site` "
+        "column",
+    )
+    alpha: float = Field(0.5, gt=0, description="of the Dirichlet distribution: the smaller, the more the sites differ")
+    minimum: int = Field(3, ge=1, description="patients that every site gets at least")
+    seed: int = Field(0, ge=0, lt=2**32, description="another number deals the patients in another way")
 
     def deal(
         self, patients: Sequence[str], classes: Sequence[int], natural: Sequence[str], sites: Sequence[str]

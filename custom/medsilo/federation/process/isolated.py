@@ -14,20 +14,21 @@ from typing import Any
 
 from medsilo.core.errors import Aborted, Died, MedsiloError, Refused
 from medsilo.core.tensors import Groups
-from medsilo.federation.participant import Participant, Stop
+from medsilo.federation.participant import Participant
 from medsilo.federation.process.frames import receive, send
+from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
+from medsilo.runs.paths import WORKER_LOG
 from medsilo.site.settings import SiteSettings
 
 POLL = 0.2  # seconds between looks at whether the run was told to stop
 STOP_LIMIT = 10.0  # seconds the process has to end a batch after that; then it is ended
 STALL = 60.0  # seconds the process has to take a parcel in or to give one back
-LOG = "worker.log"
 WHY: dict[signal.Signals | None, str] = {
     signal.SIGKILL: "the system does that when memory runs out; lower training.batch_size or free memory there"
 }
-UNKNOWN = f"the site's own {LOG}, beside its results, may say why"
+UNKNOWN = f"the site's own {WORKER_LOG}, beside its results, may say why"
 log = logging.getLogger(__name__)
 
 
@@ -98,7 +99,7 @@ class IsolatedParticipant:
         # The same package as this process has, wherever it came from, and nothing from the current folder.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-P", "-m", "medsilo.federation.process.worker", str(theirs.fileno())]
-        with theirs, (self.folder / LOG).open("a") as said:
+        with theirs, (self.folder / WORKER_LOG).open("a") as said:
             self.process = subprocess.Popen(
                 command,
                 env=environment,

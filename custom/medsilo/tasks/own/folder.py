@@ -49,7 +49,7 @@ class FolderTask(Task):
     reads_images: ClassVar[bool] = True
     augments: ClassVar[bool] = True
 
-    kind: Literal["segmentation", "classification"] = "segmentation"
+    kind: Literal["segmentation", "classification"] = Field("segmentation", description="what is learned")
     labels: tuple[Name, ...] = Field(
         default=("structure",),
         min_length=1,
@@ -57,7 +57,7 @@ class FolderTask(Task):
         description="structures, which have the labels 1, 2, ... (0 is background); or classes, which are 0, 1, ...",
     )
     size: tuple[Length, ...] = Field(default=(96, 96, 32), description="what the network reads in training")
-    intensity: Intensity = Percentiles()
+    intensity: Intensity = Field(Percentiles(), description="how intensities are scaled ([your-data.md](your-data.md))")
     augmentation: tuple[Augmentation, ...] = Field(default=(), description="changes by chance in training")
     criterion: Literal["dice-ce", "dice", "cross-entropy"] = Field(
         default="dice-ce", description="loss of a segmentation; a classification's is cross entropy"

@@ -18,8 +18,8 @@ class ImageFolder(FolderTask):
 
     name: Literal["image-folder"] = "image-folder"
     size: tuple[Length, ...] = Field(default=(256, 256), description="what the network reads in training")
-    intensity: Intensity = Bytes()
-    colours: Literal["rgb", "grey"] = "rgb"
+    intensity: Intensity = Field(Bytes(), description="how intensities are scaled ([your-data.md](your-data.md))")
+    colours: Literal["rgb", "grey"] = Field("rgb", description="read three channels or one")
     resize: bool = Field(default=True, description="false: images keep their size")
 
     @property

@@ -14,7 +14,7 @@ from medsilo.learning.loop import Case
 from medsilo.models.densenet121 import DenseNet121
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
-from medsilo.tasks.published.reading import bare_name, divided, read_picture, rows_of, scaled, site_folder
+from medsilo.tasks.published.public_files import bare_name, divided, read_picture, rows_of, scaled, site_folder
 from medsilo.tasks.ready import LazyCases
 from medsilo.tasks.resizing import resized_smoothly
 from medsilo.tasks.splits import Shares, Split, parts_by_draw, split_seed

@@ -15,7 +15,14 @@ from medsilo.learning.loop import Case
 from medsilo.models.alexnet import AlexNet
 from medsilo.models.network import Network
 from medsilo.tasks.published.pooled import PooledTask
-from medsilo.tasks.published.reading import bare_name, divided, files_in, read_picture, scaled, site_folder
+from medsilo.tasks.published.public_files import (
+    bare_name,
+    divided,
+    files_in,
+    read_picture,
+    scaled,
+    site_folder,
+)
 from medsilo.tasks.ready import LazyCases
 from medsilo.tasks.resizing import resized_smoothly
 from medsilo.tasks.task import SiteData

@@ -14,7 +14,7 @@ from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
 from medsilo.models.network import Network
 from medsilo.models.unet import UNet
-from medsilo.tasks.published.reading import (
+from medsilo.tasks.published.public_files import (
     bare_name,
     divided,
     files_in,

@@ -17,7 +17,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
 from medsilo.models.unet import UNet
 from medsilo.tasks.published.outlines import draw_outlines
-from medsilo.tasks.published.reading import files_in, read_labels, read_picture, scaled, site_folder
+from medsilo.tasks.published.public_files import files_in, read_labels, read_picture, scaled, site_folder
 from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.segmentation import Segmentation

@@ -7,13 +7,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.errors import DataError
 from medsilo.models.lenet5 import LeNet5
 from medsilo.models.network import Network
 from medsilo.tasks.published.pooled import PooledTask
-from medsilo.tasks.published.reading import scaled, site_folder
+from medsilo.tasks.published.public_files import scaled, site_folder
 from medsilo.tasks.resizing import resized_smoothly
 from medsilo.tasks.task import Cases, SiteData
 
@@ -40,9 +41,9 @@ class OrganMnist(PooledTask):
     reads_images: ClassVar[bool] = True
 
     name: Literal["organ-mnist"] = "organ-mnist"
-    view: Literal["axial", "coronal", "sagittal"] = "axial"
-    size: Literal[28, 64, 128, 224] = 28
-    release: Literal["v2", "v3"] | None = None  # refuse a file of another release; null takes any
+    view: Literal["axial", "coronal", "sagittal"] = Field("axial", description="the direction of the slices")
+    size: Literal[28, 64, 128, 224] = Field(28, description="height and width of the images in the file")
+    release: Literal["v2", "v3"] | None = Field(None, description="refuse a file of another release; `null` takes any")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from medsilo.core.errors import DataError
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.network import Network
 from medsilo.tasks.published.pooled import PooledTask
-from medsilo.tasks.published.reading import files_in, site_folder
+from medsilo.tasks.published.public_files import files_in, site_folder
 from medsilo.tasks.task import Cases, SiteData
 
 COLUMNS = 54  # time, activity, heart rate, and 17 numbers each of the sensors at hand, chest and ankle

@@ -15,7 +15,7 @@ from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
 from medsilo.models.basic_unet import BasicUNet
 from medsilo.models.network import Network
-from medsilo.tasks.published.reading import files_in, site_folder
+from medsilo.tasks.published.public_files import files_in, site_folder
 from medsilo.tasks.resizing import resized
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.splits import Shares, Split, parts_by_draw, split_seed
@@ -44,9 +44,9 @@ class Prostate(Segmentation):
     reads_images: ClassVar[bool] = True
 
     name: Literal["prostate"] = "prostate"
-    slices: Literal[1, 3] = 3
+    slices: Literal[1, 3] = Field(3, description="slices that make one input: the slice alone, or with its neighbours")
     size: int = Field(default=384, ge=16, le=1024, multiple_of=16, description="slices are resized to this many pixels")
-    intensity: Literal["percentile", "fixed"] = "percentile"
+    intensity: Literal["percentile", "fixed"] = Field("percentile", description="how intensities are scaled")
     brightest: float = Field(default=1.0, gt=0, description="HarmoFL's released code has 255")
     augment: bool = Field(default=True, description="turns by multiples of 90 degrees and flips, in training only")
     objective: Literal["dice-ce", "dice"] = Field(

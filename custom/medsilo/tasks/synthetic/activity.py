@@ -67,7 +67,9 @@ class SyntheticActivity(Classification):
     classes: ClassVar[int] = CLASSES
 
     name: Literal["synthetic-activity"] = "synthetic-activity"
-    shift: Literal["label", "feature", "both", "none"] = "both"
+    shift: Literal["label", "feature", "both", "none"] = Field(
+        "both", description="what differs between sites: labels, devices, both or nothing"
+    )
     alpha: float = Field(default=0.1, gt=0, le=1e6, description="the smaller, the more the sites' labels differ")
     persons: int = Field(default=40, ge=3, le=10_000, description="persons per site on average")
     windows: int = Field(default=80, ge=1, le=10_000, description="windows per person")

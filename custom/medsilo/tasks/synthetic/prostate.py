@@ -78,7 +78,11 @@ class SyntheticProstate(Segmentation):
     reads_images: ClassVar[bool] = True
 
     name: Literal["synthetic-prostate"] = "synthetic-prostate"
-    similarity: Literal["low", "high"] = "low"
+    similarity: Literal["low", "high"] = Field(
+        "low",
+        description="`low`: the first and fifth site label another structure than the others; `high`: all label the "
+        "same",
+    )
     patients: int = Field(default=40, ge=3, le=1000, description="patients of the smallest site; others have up to 4x")
     slices: int = Field(default=6, ge=3, le=64, description="slices of a volume; those that show the organ are cases")
     size: int = Field(default=48, ge=32, le=512, multiple_of=16, description="height and width of a slice in pixels")

@@ -1,0 +1,96 @@
+"""Every file and folder name of a run's folder and of a comparison's folder, with its meaning.
+
+`docs/run-tree.md` is made from the two tables below: `python -m docs.tables`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+# ---------------------------------------------------------------------------------------------------- a run's folder
+PLAN = "plan.yaml"
+PROVENANCE = "provenance.json"
+JOBS = "jobs.txt"
+ROUNDS = "rounds.jsonl"
+SUMMARY = "summary.json"
+REPORT = "report.html"
+CROSS = "cross.json"
+CHECKPOINTS = "checkpoints"
+GLOBAL = "global"
+SUPER_MODEL = "supermodel"
+FIGURES = "figures"
+SITES = "sites"
+TENSORBOARD = "tensorboard"
+MLFLOW = "mlflow.db"
+MLFLOW_FILES = "mlflow"
+JOB = "job"
+NVFLARE = "nvflare"
+NVFLARE_LOG = "nvflare.log"
+
+# What stands in the folders above.
+BEST, LAST = "best.safetensors", "last.safetensors"
+AMPLITUDE = "amplitude.png"
+ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
+METRICS = "metrics.csv"
+CASES = "test.csv"
+DATA = "data.json"
+ERRORS = "errors.log"
+WORKER_LOG = "worker.log"
+PICTURES = "pictures"
+
+# ---------------------------------------------------------------------------------------------------- a comparison's
+VERDICT = "verdict.json"
+TABLE, TABLE_DATA = "table.md", "table.json"
+
+RUN_TREE: Mapping[str, str] = {
+    PLAN: "the resolved plan: every key with its value",
+    PROVENANCE: "package version and hash, plan hash, seed, protocol, versions of libraries, platform",
+    JOBS: "ids of the NVFlare jobs that led the study, the last one last",
+    ROUNDS: "one line per round",
+    SUMMARY: "the outcome, success or failure",
+    REPORT: "the page (`medsilo report`)",
+    CROSS: "the score of every site's best model on every site's test data (`medsilo cross`)",
+    f"{CHECKPOINTS}/{ROUND_FILES}": "the server's state after the last round, named by its number",
+    f"{CHECKPOINTS}/{BEST_FILES}": "the server's state after the best round so far",
+    f"{GLOBAL}/{BEST}": "the model that all sites share, after the best round; absent where every site has its own",
+    f"{GLOBAL}/{LAST}": "the same after the last round; it stands alone where sites choose a model of their own beside "
+    "the shared one ([personal.md](personal.md))",
+    f"{SUPER_MODEL}/": "FedSM: the global model, the personal models of sites that agreed and the selector as "
+    "safetensors, `plan.yaml`, `card.md`, and `supermodel.json` with the threshold and every file's SHA-256. Each site "
+    "has one of its own, too",
+    f"{FIGURES}/{AMPLITUDE}": "the amplitude that all sites share (HarmoFL)",
+    f"{SITES}/<site>/{PLAN}": "the resolved plan again, so that the hospital can use its model by itself",
+    f"{SITES}/<site>/{METRICS}": "the site's numbers, one line per round",
+    f"{SITES}/<site>/{BEST}": "the site's model after its best round",
+    f"{SITES}/<site>/{LAST}": "the site's model after the last round",
+    f"{SITES}/<site>/{STATE_FILES}": "the site's private state, for resuming",
+    f"{SITES}/<site>/{CASES}": "the scores of each test case. Case and patient are numbers in the order of the data; a "
+    "cell is empty where a case has no such score. It never leaves the site",
+    f"{SITES}/<site>/{ERRORS}": "the full text of errors. It never leaves the site",
+    f"{SITES}/<site>/{WORKER_LOG}": "the output of the training process. It never leaves the site",
+    f"{SITES}/<site>/{DATA}": "folder tasks: what was found among the site's files, with the names of files left out. "
+    "It never leaves the site",
+    f"{SITES}/<site>/{PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst "
+    "test case with the structures found in it. Only synthetic images, or where the site's `pictures` allows it",
+    f"{TENSORBOARD}/": "event files of the server and of each site: `tensorboard --logdir runs`",
+    MLFLOW: "with `tracking.mlflow: true`: `mlflow ui --backend-store-uri sqlite:///runs/<run>/mlflow.db`",
+    f"{JOB}/": "the submitted job (simulator only)",
+    f"{NVFLARE}/": "NVFlare's workspace (simulator only)",
+    NVFLARE_LOG: "NVFlare's log (simulator only)",
+}
+
+STUDY_TREE: Mapping[str, str] = {
+    "<row>-<seed>/": "one run's folder for each row and seed",
+    TABLE: "the comparison as a page; it is renewed after every run",
+    TABLE_DATA: "the same for programs",
+    VERDICT: "scores, differences and intervals; it is written at the end",
+    REPORT: "the page about all of it",
+}
+
+# What the lead may fetch; the super model holds personal models of sites that agreed, and of no others.
+SHARED_FOLDERS = (GLOBAL, SUPER_MODEL, FIGURES)
+PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
+
+
+def site_folder(run: Path, site: str) -> Path:
+    """Return a site's part of a run's folder."""
+    return run / SITES / site

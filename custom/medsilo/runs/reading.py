@@ -1,0 +1,122 @@
+"""Reads what stands in a run's or a comparison's folder, with one-line errors that name the file and the fix."""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.text import one_line
+from medsilo.runs import paths
+from medsilo.runs.schema import SCHEMA, Cross, Part, Progress, Provenance, Round, Summary, Verdict
+
+BROKEN = "the file is damaged or was changed by hand: repeat the run"
+AnyPart = TypeVar("AnyPart", bound=Part)
+
+
+def read_summary(folder: Path) -> Summary:
+    """Read summary.json."""
+    return _versioned(Summary, folder, paths.SUMMARY, "run")
+
+
+def read_provenance(folder: Path) -> Provenance:
+    """Read provenance.json."""
+    where = _where(folder, paths.PROVENANCE)
+    content = _parsed(read_text(folder, paths.PROVENANCE), where)
+    if not isinstance(content, dict):
+        raise MedsiloError(f"{where} holds no object: {BROKEN}")
+    return _checked(Provenance, content, where)
+
+
+def read_rounds(folder: Path, growing: bool = False) -> list[Round]:
+    """Read rounds.jsonl. Of a run that may be `growing`, a last line that was cut short does not count."""
+    if growing and not (folder / paths.ROUNDS).exists():
+        return []
+    lines = read_text(folder, paths.ROUNDS).split("\n")
+    rounds = []
+    for number, line in enumerate(lines[:-1] if growing else lines, start=1):
+        if line.strip():
+            where = f"{_where(folder, paths.ROUNDS)}, line {number}"
+            rounds.append(_checked(Round, _parsed(line, where), where))
+    return rounds
+
+
+def read_cross(folder: Path) -> Cross | None:
+    """Read cross.json, or return None where there is none."""
+    if not (folder / paths.CROSS).exists():
+        return None
+    where = _where(folder, paths.CROSS)
+    return _checked(Cross, _parsed(read_text(folder, paths.CROSS), where), where)
+
+
+def read_verdict(folder: Path) -> Verdict:
+    """Read a comparison's verdict.json."""
+    if not (folder / paths.VERDICT).is_file():
+        raise MedsiloError(f"{folder.name} holds no {paths.VERDICT}: run medsilo compare with --out {folder}")
+    return _versioned(Verdict, folder, paths.VERDICT, "comparison")
+
+
+def read_progress(content: Any) -> Progress:
+    """Check what the server tells of a running study."""
+    try:
+        return Progress.model_validate(content)
+    except ValidationError as error:
+        raise MedsiloError("the server tells of the study in another form; install its version of medsilo") from error
+
+
+def read_text(folder: Path, file: str, kind: str = "run") -> str:
+    """Read one of the folder's text files."""
+    name = _name(folder)
+    try:
+        return (folder / file).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MedsiloError(
+            f"{kind.capitalize()} '{name}' has no {file}: give a complete {kind} folder, or repeat the {kind} if it "
+            "was interrupted",
+            str(folder),
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise MedsiloError(f"{file} of {kind} '{name}' cannot be read: check its permissions", str(error)) from None
+
+
+def _versioned(model: type[AnyPart], folder: Path, file: str, kind: str) -> AnyPart:
+    """Read a file that says the version of its form."""
+    where = _where(folder, file, kind)
+    content = _parsed(read_text(folder, file, kind), where)
+    version = content.get("schema") if isinstance(content, dict) else None
+    if version != SCHEMA or isinstance(version, bool):
+        package = content.get("package") if isinstance(content, dict) else None
+        maker = package.get("version") if isinstance(package, dict) else None
+        by = f" (written by medsilo {one_line(maker)[:40]})" if isinstance(maker, str) else ""
+        raise MedsiloError(
+            f"{where} has schema {str(version)[:40]}{by}, but this medsilo reads schema {SCHEMA}: "
+            f"make the report with the medsilo that made the {kind}"
+        )
+    return _checked(model, content, where)
+
+
+def _name(folder: Path) -> str:
+    return folder.resolve().name
+
+
+def _where(folder: Path, file: str, kind: str = "run") -> str:
+    return f"{file} of {kind} '{_name(folder)}'"
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        # NaN and Infinity are no JSON, but programs write them: for a reader such a number is missing.
+        return json.loads(text, parse_constant=lambda constant: None)
+    except (ValueError, RecursionError) as error:
+        raise MedsiloError(f"{where} is no JSON: {BROKEN}", str(error)) from None
+
+
+def _checked(model: type[AnyPart], content: Any, where: str) -> AnyPart:
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = one_line(".".join(str(step) for step in first["loc"]))
+        message = one_line(first["msg"].removeprefix("Value error, "))
+        raise MedsiloError(f"{where}: {f'{key}: ' if key else ''}{message}; {BROKEN}", str(error)) from None

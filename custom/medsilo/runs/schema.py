@@ -1,0 +1,456 @@
+"""The record of a study as typed models: what stands in a run's and in a comparison's JSON files.
+
+The ranges hold for writer and reader alike: what was accepted can be written, and what was written can be read.
+`docs/run-tree.md` is made from the descriptions below: `python -m docs.tables`.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainValidator, model_validator
+
+from medsilo.core.text import cut
+
+SCHEMA: Literal[1] = 1
+LARGEST = 1e39  # no number of a network in float32 is larger
+SLACK = 1e-6  # by which a mean of scores may leave their range through rounding
+
+Text = Annotated[str, BeforeValidator(lambda value: cut(value) if isinstance(value, str) else value)]
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # every JSON reader keeps such a number exactly
+Seconds = Annotated[float, Field(strict=True, ge=0, le=1e12)]
+Number = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Figure = Annotated[int | float, PlainValidator(lambda value: _figure(value))]  # a number of either kind, kept as it is
+Score = Annotated[float, Field(strict=True, ge=-SLACK, le=1 + SLACK)]
+Difference = Annotated[float, Field(strict=True, ge=-1 - SLACK, le=1 + SLACK)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+Scores = dict[str, Score | None]
+
+
+def _figure(value: Any) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
+        raise ValueError("input should be a finite number")
+    return value
+
+
+class Part(BaseModel):
+    """A part of a file. Unknown keys pass, so that a newer medsilo may add some within one schema version."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, populate_by_name=True)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the values as they stand in the file."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def changed(self, **values: Any) -> Self:
+        """Return a copy with these values, checked like any other."""
+        return type(self).model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **values})
+
+
+# ---------------------------------------------------------------------------------------------------- rounds.jsonl
+class SiteRound(Part):
+    """What one site gave in one round."""
+
+    train_loss: Number | None = Field(None, description="mean loss over the round's training batches")
+    validation: Score | None = Field(
+        None, description="score of the model as it arrived, so after round − 1; `null` where the site withholds it"
+    )
+    validation_loss: Number | None = Field(None, description="loss of that model")
+    samples: Count | None = Field(None, description="training cases; the weight in a mean by samples")
+    seconds: Seconds = Field(0.0, description="time that the site worked")
+    memory: Count | None = Field(None, description="bytes that the site's process held at most")
+    bytes_up: Count = Field(0, description="bytes of the tensors that the site sent")
+    bytes_down: Count = Field(0, description="bytes of the tensors that the site got")
+
+
+class Round(Part):
+    """One line of rounds.jsonl: who was asked, who answered, who was refused or lost and why."""
+
+    round: Count = Field(description="from 1, through all phases")
+    phase: Text | None = Field(None, description="the phase that the round belongs to")
+    seconds: Seconds | None = Field(None, description="time from asking to mixing, at the server")
+    asked: list[str] = Field([], description="the sites that were asked")
+    answered: list[str] = Field([], description="the sites whose answer was accepted")
+    refused: dict[str, Text] = Field({}, description="site → reason: it refused, or its answer was refused")
+    lost: dict[str, Text] = Field({}, description="site → reason: no answer came")
+    warnings: dict[str, list[Text]] = Field({}, description="site → lines that it had to say beside its answer")
+    sites: dict[str, SiteRound] = Field({}, description="site → its numbers")
+
+    def absence(self, site: str) -> str | None:
+        """Return why a site is missing from the round, or None."""
+        kinds = {"refused": self.refused, "lost": self.lost}
+        return next((f"{kind}: {missing[site]}" for kind, missing in kinds.items() if site in missing), None)
+
+
+class Progress(Part):
+    """What the server tells of a study while it runs, and `medsilo watch` shows."""
+
+    study: str | None = Field(None, description="the run's name")
+    planned: Count = Field(description="rounds of the plan")
+    metric: str = Field(description="the name of the score")
+    absent: dict[str, Text] | None = Field(None, description="site → why it did not join; `null` before all were asked")
+    rounds: list[Round] = Field([], description="the rounds so far")
+    reason: Text | None = Field(None, description="why the study failed")
+
+
+# ---------------------------------------------------------------------------------------------------- summary.json
+class Package(Part):
+    """Which medsilo it was."""
+
+    version: str | None = None
+    hash: str | None = None
+
+
+class RoundCount(Part):
+    """How many rounds."""
+
+    planned: Count
+    done: Count
+
+
+class Agreement(Part):
+    """Who was to take part, and what was to happen when a site is missing."""
+
+    sites: list[str] = Field([], description="the sites that train")
+    minimum: Count | None = Field(None, description="contributors that a round needs")
+    when_missing: str | None = Field(None, description="`stop`, `wait` or `continue`")
+
+
+class Selection(Part):
+    """The round whose model was tested at each site."""
+
+    by: str | None = Field(None, description="`mean`: one round for all sites; `site`: each site chose its own")
+    rounds: dict[str, Count | None] = Field(
+        {}, description="site → round of the model that it tested, so `validation[round]` is its validation score"
+    )
+
+
+class SiteResult(Part):
+    """What one site gave and got over the whole run. A value that is missing is None, never 0."""
+
+    cases: dict[str, Count | None] | None = Field(
+        None, description="part (`train`, `validation`, `test`) → cases; `null` if the site never answered"
+    )
+    classes: dict[str, list[Count] | None] | None = Field(
+        None,
+        description="part → the cases of each class, in the classes' order. `null` for a part where cases have no "
+        "class or where a class that occurs has fewer cases than the site's `smallest_metric`; `null` for all if the "
+        "site did not join",
+    )
+    contributed: Count | None = Field(None, description="rounds that the site is part of")
+    missed: dict[Annotated[int, Field(ge=0)], Text] = Field({}, description="round → why the site is not part of it")
+    missed_ends: dict[str, Text] = Field({}, description="`join`, `deliver` or `test` → why the site has no part in it")
+    warnings: dict[str, list[Text]] = Field(
+        {},
+        description="round, `join`, `deliver` or `test` → lines that the site had to say beside its answer, for "
+        "instance that its own state is no longer on its disk",
+    )
+    validation: list[Score | None] = Field(
+        [],
+        description="score by the number of rounds that the model has gone through, from 0; `null` where there is none",
+    )
+    test: dict[str, Figure | None] | None = Field(
+        None,
+        description="the metric, `loss` and `cases` on test data; `null` if the site was not tested. Metric and loss "
+        "are `null` where they cover fewer cases than the site's `smallest_metric`",
+    )
+    figures: dict[str, Number | None] = Field(
+        {},
+        description="what else was measured on the test cases ([below](#figures)); `null` where there is nothing to "
+        "measure, such as a structure that no case has",
+    )
+    withheld: list[str] = Field(
+        [],
+        description="counts that the site does not tell because they cover too few cases. What follows from them is "
+        "missing in `figures`; it is never 0. Means leave such a site out, and the other sites choose the best round",
+    )
+    bytes_up: Count | None = Field(None, description="bytes of the tensors that the site sent in all rounds")
+    bytes_down: Count | None = Field(None, description="bytes of the tensors that it got in all rounds")
+    seconds: Seconds | None = Field(None, description="time that it worked in all rounds")
+    memory: Count | None = Field(
+        None, description="bytes that the site's process held at most while it answered, the most of all rounds"
+    )
+
+    @model_validator(mode="after")
+    def _counts_its_test_cases(self) -> Self:
+        cases = None if self.test is None else self.test.get("cases")
+        if cases is not None and (cases < 0 or cases != int(cases)):
+            raise ValueError(f"test.cases is {cases}, not a number of cases")
+        return self
+
+
+class Similarity(Part):
+    """AdaFed's mixing weights W."""
+
+    sites: list[str] = Field(description="the order of rows and columns")
+    weights: list[list[Number]] = Field(description="row i: what site i takes from each site")
+    noise: Number | None = Field(None, description="standard deviation of the noise on each statistic")
+
+    @model_validator(mode="after")
+    def _is_square(self) -> Self:
+        count = len(self.sites)
+        if len(self.weights) != count or any(len(row) != count for row in self.weights):
+            raise ValueError("weights are not one row and one column per site")
+        return self
+
+
+class SuperModelFacts(Part):
+    """FedSM's super model: which threshold was best, and how often each model answered for each site's cases."""
+
+    rule: str = Field(description="how a model is chosen for an image")
+    sites: list[str] = Field(description="the selector's outputs")
+    agreed: list[str] = Field([], description="the sites whose personal models it holds")
+    threshold: Share | None = Field(None, description="the chosen γ")
+    curve: list[tuple[Share, Count, Number]] = Field([], description="(γ, pooled validation cases, mean score)")
+    validated: dict[str, dict[str, Count]] = Field(
+        {}, description="site → model → how often it was chosen for validation cases, with γ = 0"
+    )
+    tested: dict[str, dict[str, Count]] = Field(
+        {},
+        description="the same for test cases with the chosen γ; windows count where images are seen through windows",
+    )
+
+
+class Details(Part):
+    """What the method found out by itself. Methods may add keys of their own."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
+
+    similarity: Similarity | None = Field(None, description="AdaFed's weights")
+    pretraining: dict[str, JsonValue] | None = Field(
+        None,
+        description="AdaFed's pre-trained network f: `source`, `data` (in words), `start` (whether the models began "
+        "with it), and `share`'s `cases`, `epochs`, `train_loss`, or the `file`'s `sha256`",
+    )
+    super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
+    cautions: list[Text] = Field([], description="what is unusual about the plan's numbers")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the keys that this method has."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class Summary(Part):
+    """summary.json: the outcome of a run."""
+
+    form: Literal[1] = Field(default=SCHEMA, alias="schema", description="the version of this table")
+    status: Literal["finished", "failed"] = Field(description="how the run ended")
+    reason: Text | None = Field(None, description="why it failed, in one line")
+    method: Text = Field(description="the method's name in plans")
+    title: Text = Field(description="the method's name for readers")
+    task: Text | None = Field(None, description="the task's name in plans")
+    task_title: Text | None = Field(None, description="the task's name for readers")
+    synthetic: bool = Field(False, strict=True, description="whether the data were drawn by the computer")
+    engine: Text | None = Field(None, description="`simulator`, `in-process` or `nvflare`")
+    metric: Text = Field(description="the name of the score, such as `accuracy` or `dice`")
+    seed: Seed | None = Field(None, description="the plan's seed")
+    protocol: Text | None = Field(None, description="what the plan's numbers follow")
+    plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
+    package: Package = Field(Package(), description="`version` and `hash` of medsilo")
+    study: Text | None = Field(None, description="the run's name")
+    network: Text | None = Field(None, description="the network's name")
+    parameters: Count | None = Field(None, description="how many numbers the network learns")
+    rounds: RoundCount = Field(description="`planned` and `done`")
+    agreed: Agreement = Field(Agreement(), description="`sites`, `minimum`, `when_missing`: the terms of participation")
+    selected: Selection = Field(Selection(), description="whose model was tested, see below")
+    sites: dict[str, SiteResult] = Field(description="site → its results, see below")
+    unseen: dict[str, SiteResult] = Field(
+        {}, description="the same for sites that were tested and did not train; the means below leave them out"
+    )
+    mean_test: Score | None = Field(
+        None, description="mean over the sites that tell their test score; `null` if none does"
+    )
+    pooled_test: Score | None = Field(None, description="the mean weighted by test cases")
+    pooled: dict[str, Number | None] = Field(
+        {},
+        description="`figures` over the test cases of all sites together; their counts are added first. A site that "
+        "withholds its classes is part of `accuracy` and not of `balanced_accuracy`",
+    )
+    details: Details = Field(Details(), description="what the method found out or rests on, see below")
+    seconds: Seconds | None = Field(None, description="time that the study took")
+    memory: Count | None = Field(
+        None,
+        description="bytes that the server's process held at most (without processes of their own: since the last "
+        "answer)",
+    )
+    started: Text | None = Field(None, description="when the study began, UTC")
+    ended: Text | None = Field(None, description="when it ended, UTC")
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run ended well."""
+        return self.status == "finished"
+
+    def score(self, site: str) -> float | None:
+        """Return the test score of a site, of those that train or of the others; None where it is not known."""
+        result = self.sites.get(site) or self.unseen.get(site)
+        return None if result is None or result.test is None else result.test[self.metric]
+
+    def test_cases(self, site: str) -> int | None:
+        """Return the number of a site's test cases."""
+        result = self.sites.get(site)
+        if result is None:
+            return None
+        tested = result.test.get("cases") if result.test is not None else None
+        return (result.cases or {}).get("test") if tested is None else int(tested)
+
+    def told(self) -> dict[str, tuple[float, int]]:
+        """Return score and test cases of every site that trains and tells them."""
+        known = {site: (self.score(site), self.test_cases(site) or 0) for site in self.sites}
+        return {site: (score, cases) for site, (score, cases) in known.items() if score is not None}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the values as they stand in the file; of the details, those that there are."""
+        return {**super().as_json(), "details": self.details.as_json()}
+
+    @model_validator(mode="after")
+    def _tested_with_the_metric(self) -> Self:
+        for name, site in {**self.sites, **self.unseen}.items():
+            if site.test is None:
+                continue
+            if self.metric not in site.test:
+                raise ValueError(f"sites.{name}.test has no '{self.metric}', which 'metric' names")
+            score = site.test[self.metric]
+            if score is not None and not -SLACK <= score <= 1 + SLACK:
+                raise ValueError(f"sites.{name}.test.{self.metric} is {score:g}, not between 0 and 1")
+        return self
+
+
+# ---------------------------------------------------------------------------------------------------- the other files
+class Provenance(Part):
+    """provenance.json: where a run's numbers come from."""
+
+    package: Package = Field(Package(), description="`version` and `hash` of medsilo")
+    plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
+    seed: Seed | None = Field(None, description="the plan's seed")
+    protocol: Text | None = Field(None, description="what the plan's numbers follow")
+    started: Text | None = Field(None, description="when the run began, UTC")
+    python: Text | None = Field(None, description="Python's version")
+    platform: Text | None = Field(None, description="operating system and processor")
+    versions: dict[str, Text] = Field({}, description="library → version")
+
+    def as_read(self) -> dict[str, Any]:
+        """Return the keys that the file has."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+class Cross(Part):
+    """cross.json: the score of every site's model on every site's test data."""
+
+    metric: str = Field(description="the name of the score")
+    plan_hash: Text | None = Field(None, description="SHA-256 of the resolved plan")
+    scores: dict[str, Scores] = Field(description="site whose model it is → site whose data it is → score")
+
+
+class CellResult(Part):
+    """One run of a comparison, as table.json has it."""
+
+    test: Score | None = Field(None, description="mean test score over sites")
+    pooled: Score | None = Field(None, description="the same, weighted by cases")
+    sites: Scores = Field({}, description="site → test score")
+    validation: list[Score | None] = Field([], description="mean validation score over sites after 0, 1, 2, … rounds")
+    measuring: Count = Field(0, description="rounds without training; they come first")
+    seconds: Seconds | None = Field(None, description="time that the run took")
+    bytes_up: Number | None = Field(None, description="bytes that a site sent in a round, on average")
+    run: str | None = Field(None, description="the run's folder")
+    details: Details = Field(Details(), description="as in `summary.json`")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the values as they stand in the file; of the details, those that there are."""
+        return {**super().as_json(), "details": self.details.as_json()}
+
+
+class Level(Part):
+    """A row's score over its seeds."""
+
+    mean: Score = Field(description="mean over seeds")
+    sd: Number | None = Field(None, description="standard deviation over seeds; `null` with one seed")
+    low: Score = Field(description="lower end of the 95 % interval")
+    high: Score = Field(description="upper end")
+    by_seed: list[Score] = Field([], description="one score per seed")
+
+
+class PairedDifference(Part):
+    """A row's score minus another's, with its interval and its test."""
+
+    mean: Difference = Field(description="mean over seeds")
+    low: Difference = Field(description="lower end of the 95 % interval")
+    high: Difference = Field(description="upper end")
+    p: Share = Field(description="p-value by itself")
+    seeds: Count = Field(description="seeds that both rows have")
+    adjusted: Share = Field(description="p-value after Holm's correction")
+    sure: bool = Field(
+        strict=True,
+        description="whether the interval leaves zero out and the corrected test agrees; never with one seed",
+    )
+
+
+class Differences(Part):
+    """A row's differences from the row that all are held against."""
+
+    mean: PairedDifference | None = Field(None, description="of the mean over sites")
+    pooled: PairedDifference | None = Field(None, description="of the mean over all cases")
+    sites: dict[str, PairedDifference | None] = Field({}, description="at each site")
+
+
+class VerdictRow(Part):
+    """One row of a comparison."""
+
+    title: Text = Field(description="the row's title")
+    method: Text = Field(description="the method's name in plans")
+    changes: list[Text] = Field([], description="the row's changes to the plan")
+    seeds: list[Seed] = Field([], description="seeds with a finished run")
+    score: Level | None = Field(None, description="mean test score over sites, see below")
+    pooled: Level | None = Field(None, description="the same over all cases")
+    sites: dict[str, Level | None] = Field({}, description="the same at each site")
+    against: Text | None = Field(None, description="the row that this one is held against; `null` if there is none")
+    difference: Differences = Field(
+        Differences(), description="`mean`, `pooled` and `sites`: differences from that row"
+    )
+    joining: dict[str, PairedDifference | None] = Field(
+        {}, description="site → this method's model minus the one that the site trains alone"
+    )
+    means_only: list[str] = Field([], description="sites that keep their cases' scores, so that only means are known")
+
+
+class About(Part):
+    """What a comparison's page says beside its numbers."""
+
+    title: str = Field(description="the page's title")
+    notes: str = Field("", description="words about it")
+    command: str = Field("", description="the command that repeats it")
+    machine: str = Field("", description="the machine in words")
+    cells: Count = Field(0, description="runs that were asked for")
+    failures: list[str] = Field([], description="what failed, one line each")
+
+
+class RunOfRow(Part):
+    """Which run belongs to which row and seed."""
+
+    row: Text
+    seed: Seed
+    run: str
+
+
+class Verdict(Part):
+    """verdict.json: what a comparison says."""
+
+    form: Literal[1] = Field(default=SCHEMA, alias="schema", description="the version of this table")
+    task: Text = Field(description="the task's name in plans")
+    task_title: Text = Field(description="the task's name for readers")
+    synthetic: bool = Field(strict=True, description="whether the data were drawn by the computer")
+    metric: Text = Field(description="the name of the score")
+    network: Text = Field(description="the network's name")
+    seeds: list[Seed] = Field(description="the seeds that were asked for")
+    sites: list[str] = Field(description="the sites with a score")
+    level: Share = Field(description="how sure the intervals are, 0.95")
+    draws: Count = Field(description="how often patients were resampled")
+    against: Text | None = Field(None, description="the row that all are held against")
+    headline: str = Field(description="the answer in words")
+    winner: Text | None = Field(None, description="the row that is surely better than all others; `null` if none is")
+    joining: dict[str, Literal["yes", "no", "open", "unknown"]] = Field(
+        description="site → whether joining pays: `yes`, `no`, `open` or `unknown`"
+    )
+    rows: list[VerdictRow] = Field(description="the rows, see below")
+    about: About = Field(description="`title`, `notes`, `command`, `machine`, `cells`, `failures`")
+    runs: list[RunOfRow] = Field(description="`row`, `seed` and folder (`run`) of each finished run")

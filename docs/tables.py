@@ -1,0 +1,234 @@
+"""The tables of docs/run-tree.md and docs/plan.md, made from the package's models.
+
+    python -m docs.tables        # write them anew
+
+A table stands between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from medsilo.core.section import Section
+from medsilo.learning.training import Training
+from medsilo.plan import Participation, Plan, Tracking, TransportSettings
+from medsilo.registry import METHODS, NETWORKS, TASKS
+from medsilo.runs import schema
+from medsilo.runs.paths import RUN_TREE, STUDY_TREE
+
+HERE = Path(__file__).parent
+PAGES = ("plan.md", "run-tree.md")
+MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MOST_NAMES = 6  # of methods, tasks or networks in one cell, before those that lack a key are named instead
+
+
+# ---------------------------------------------------------------------------------------------------- in words
+def values_of(field: FieldInfo) -> str:
+    """Return what a key may be, with its default in brackets."""
+    choices = [choice for kind in kinds_of(field.annotation) for choice in choices_of(kind)]
+    default = default_of(field)
+    if choices:
+        nothing = ["(null)"] if default == "null" else []
+        return " ".join([*nothing, *(f"(`{choice}`)" if choice == default else f"`{choice}`" for choice in choices)])
+    if any(is_section(kind) for kind in kinds_of(field.annotation)):
+        return f"a section ({default})" if default == "null" else "a section"
+    return f"{bounds_of(field)} ({default})".strip() if default else bounds_of(field)
+
+
+def kinds_of(annotation: Any) -> list[Any]:
+    """Return the members of a union, or the type itself."""
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for member in get_args(annotation) for kind in kinds_of(member)]
+    return kinds_of(get_args(annotation)[0]) if hasattr(annotation, "__metadata__") else [annotation]
+
+
+def choices_of(kind: Any) -> list[str]:
+    """Return the values of a literal or of a truth value."""
+    if get_origin(kind) is Literal:
+        return [str(choice) for choice in get_args(kind)]
+    return ["false", "true"] if kind is bool else []
+
+
+def is_section(kind: Any) -> bool:
+    """Whether a key's values have keys of their own."""
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
+def default_of(field: FieldInfo) -> str:
+    """Return a key's default in words; nothing where the plan has to give it."""
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return ""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float | int):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def bounds_of(field: FieldInfo) -> str:
+    """Return a number's range."""
+    limits = {
+        name: getattr(rule, name)
+        for rule in field.metadata
+        for name in ("ge", "gt", "le", "lt", "multiple_of")
+        if getattr(rule, name, None) is not None
+    }
+    marks = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    words = [f"{marks[name]} {amount(limits[name])}" for name in marks if name in limits]
+    if "multiple_of" in limits:
+        words.append(f"a multiple of {limits['multiple_of']}")
+    return ", ".join(words)
+
+
+def amount(value: float) -> str:
+    """Return a number as people write it."""
+    return f"{value:,.0f}".replace(",", " ") if float(value).is_integer() else f"{value:g}"
+
+
+def described(model: type[BaseModel], name: str) -> str:
+    """Return the description of a field, or that of the same field in a class above."""
+    for kind in model.__mro__:
+        field = getattr(kind, "__pydantic_fields__", {}).get(name)
+        if field is not None and field.description:
+            return field.description
+    raise ValueError(f"{model.__module__}.{model.__name__}.{name} has no description")
+
+
+def cell(text: str) -> str:
+    """Return a text that stays within a table's cell."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(cell, row))} |" for row in rows)]) + "\n"
+
+
+# ---------------------------------------------------------------------------------------------------- the plan
+def keys_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
+    """Return key, values and meaning of all fields, those of sections within it included."""
+    for name, field in model.model_fields.items():
+        if name in ("name", "kind") and len(choices_of(field.annotation)) == 1:
+            continue  # it only says which section this is
+        if field.annotation is type(None):
+            continue  # a key of the class above that this one has no values for
+        key = f"{prefix}.{name}" if prefix else name
+        inner = [kind for kind in kinds_of(field.annotation) if is_section(kind)]
+        tag = next((name for name in ("name", "kind") if all(name in kind.model_fields for kind in inner)), "")
+        if len(inner) > 1 and tag:
+            names = [str(kind.model_fields[tag].default) for kind in inner]
+            chosen = getattr(field.default, tag, None)
+            values = " ".join(f"(`{name}`)" if name == chosen else f"`{name}`" for name in names)
+            yield f"{key}.{tag}", f"(null) {values}" if field.default is None else values, described(model, name)
+            continue
+        yield key, values_of(field), described(model, name)
+        if len(inner) == 1:
+            yield from keys_of(inner[0], key)
+
+
+def section(model: type[BaseModel], prefix: str) -> str:
+    """Return the table of one section of the plan."""
+    return table(("key", "values (default)", "meaning"), [(f"`{key}`", *rest) for key, *rest in keys_of(model, prefix)])
+
+
+def one_of(models: Mapping[str, type[BaseModel]], prefix: str, what: str) -> str:
+    """Return the table of a section that is one of several; what means the same in several of them is one row."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name, model in models.items():
+        for key, values, meaning in keys_of(model, prefix):
+            found[key, meaning][values].append(name)
+    rows = [(f"`{prefix}.name`", " ".join(f"`{name}`" for name in models), f"the {what}", "")]
+    for (key, meaning), variants in found.items():
+        usual, *others = sorted(variants, key=lambda values: -len(variants[values]))
+        words = [usual, *(f"{', '.join(variants[values])}: {values}" for values in others)]
+        having = [name for name in models if any(name in names for names in variants.values())]
+        rows.append((f"`{key}`", "; ".join(words), meaning, named(having, list(models))))
+    return table(("key", "values (default)", "meaning", f"{what}s"), rows)
+
+
+def named(having: Sequence[str], among: Sequence[str]) -> str:
+    """Return who has a key: their names, or the names of those that lack it."""
+    lacking = [name for name in among if name not in having]
+    if not lacking:
+        return "all"
+    return f"all but {', '.join(lacking)}" if len(having) > MOST_NAMES > len(lacking) else ", ".join(having)
+
+
+def top_level() -> str:
+    """Return the plan's keys that are no sections."""
+    rows = [(f"`{name}`", values_of(Plan.model_fields[name]), described(Plan, name)) for name in ("seed", "protocol")]
+    return table(("key", "values (default)", "meaning"), rows)
+
+
+# ---------------------------------------------------------------------------------------------------- the run tree
+def fields(model: type[BaseModel], prefix: str = "") -> str:
+    """Return the table of a file's keys."""
+    return table(
+        ("key", "meaning"),
+        [(f"`{prefix}{field.alias or name}`", described(model, name)) for name, field in model.model_fields.items()],
+    )
+
+
+def tree(entries: Mapping[str, str]) -> str:
+    """Return the table of a folder's files."""
+    return table(("file", "content"), [(f"`{name}`", content) for name, content in entries.items()])
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "plan-algorithm": lambda: one_of(METHODS, "algorithm", "method"),
+    "plan-task": lambda: one_of(TASKS, "task", "task"),
+    "plan-network": lambda: one_of(NETWORKS, "network", "network"),
+    "plan-training": lambda: section(Training, "training"),
+    "plan-participation": lambda: section(Participation, "participation"),
+    "plan-transport": lambda: section(TransportSettings, "transport"),
+    "plan-tracking": lambda: section(Tracking, "tracking"),
+    "plan-rest": top_level,
+    "run-tree": lambda: tree(RUN_TREE),
+    "summary": lambda: fields(schema.Summary),
+    "agreed": lambda: fields(schema.Agreement, "agreed."),
+    "selected": lambda: fields(schema.Selection, "selected."),
+    "site": lambda: fields(schema.SiteResult, "sites.<site>."),
+    "details": lambda: fields(schema.Details, "details."),
+    "similarity": lambda: fields(schema.Similarity, "details.similarity."),
+    "super-model": lambda: fields(schema.SuperModelFacts, "details.super_model."),
+    "round": lambda: fields(schema.Round),
+    "site-round": lambda: fields(schema.SiteRound, "sites.<site>."),
+    "provenance": lambda: fields(schema.Provenance),
+    "cross": lambda: fields(schema.Cross),
+    "study-tree": lambda: tree(STUDY_TREE),
+    "verdict": lambda: fields(schema.Verdict),
+    "row": lambda: fields(schema.VerdictRow, "rows[]."),
+    "level": lambda: fields(schema.Level),
+    "difference": lambda: fields(schema.PairedDifference),
+    "cell": lambda: fields(schema.CellResult),
+}
+
+
+def renewed(page: str) -> str:
+    """Return a page's text with its tables made anew."""
+    return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
+
+
+def main() -> None:
+    """Write the tables of all pages."""
+    for name in PAGES:
+        path = HERE / name
+        path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(path.relative_to(HERE.parent))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The record of a study: what was written can be read, what is out of range is refused, and old folders are known."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.text import LONGEST, cut
+from medsilo.report import page
+from medsilo.report.read import read, read_all
+from medsilo.runs import paths
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Details, Progress, Round, SiteResult, SiteRound, Summary
+from tests.unit.test_report import round_line, save, summary_of
+
+OLD = Path(__file__).parents[1] / "fixtures" / "run-of-schema-1"  # written before there were models
+HOSTILE = "red \u001b[31m\nalert\u202e \ud800 " + "x" * 30_000_000
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    told = {"a": {"missed": {2: "lost: asleep"}, "figures": {"hd95": None}, "classes": {"train": [3, 4], "test": None}}}
+    summary = summary_of("fedavg", "FedAvg", {"a": 0.5, "b": None}, told, details=Details(cautions=["beware"], own=[1]))
+    line = round_line(1, ["a", "b"]).changed(sites={"a": SiteRound(validation=0.5, train_loss=-0.25, samples=7)})
+    record = Record(save(tmp_path, summary, [line]))
+    assert record.summary() == summary and record.rounds() == [line]
+    written = json.loads((record.folder / paths.SUMMARY).read_text())
+    assert written["schema"] == 1 and written["sites"]["a"]["missed"] == {"2": "lost: asleep"}
+    assert written["sites"]["a"]["test"]["cases"] == 40 and written["details"] == {"cautions": ["beware"], "own": [1]}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"samples": -5},
+        {"samples": 10**30},
+        {"samples": True},
+        {"samples": 7.5},
+        {"validation": 7.5},
+        {"validation": math.nan},
+        {"train_loss": math.inf},
+        {"train_loss": 1e308},
+        {"train_loss": "0.5"},
+        {"seconds": -1.0},
+        {"seconds": 1e308},
+        {"bytes_up": -1},
+    ],
+    ids=str,
+)
+def test_a_site_s_numbers_have_ranges(values: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        SiteRound(**values)
+
+
+@pytest.mark.parametrize("cases", [-5, 2.5, math.nan, 1e308, True])
+def test_a_site_s_test_cases_are_a_count(cases: Any) -> None:
+    with pytest.raises(ValidationError):
+        SiteResult(test={"accuracy": 0.5, "loss": 0.1, "cases": cases})
+
+
+def test_texts_are_cut_and_cleaned(tmp_path: Path) -> None:
+    line = round_line(1, ["a"], answered=[], refused={"a": HOSTILE}, warnings={"a": [HOSTILE]})
+    summary = summary_of("fedavg", "FedAvg", {"a": None}, status="failed", reason=HOSTILE)
+    folder = save(tmp_path, summary, [line])
+    for text in (line.refused["a"], line.warnings["a"][0], read(folder).summary.reason):
+        assert text is not None and text.startswith("red [31m alert xxx") and text.endswith("…")
+        assert len(text.encode()) <= LONGEST
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 20_000
+    assert len(page.render(read_all([folder]), "Title")) < 200_000
+
+
+def test_a_text_is_cut_between_letters() -> None:
+    assert cut("ä" * 1000) == "ä" * 1000
+    shortened = cut("ä" * 1001)
+    assert shortened == "ä" * 998 + "…" and len(shortened.encode()) <= LONGEST
+
+
+def test_a_line_that_is_cut_short_does_not_count_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    record = Record(save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5})))
+    with (record.folder / paths.ROUNDS).open("a") as file:
+        file.write('{"round": 3, "asked"')
+    assert [line.round for line in record.rounds()] == [1, 2]
+    assert [line.round for line in record.forget_after(1)] == [line.round for line in record.rounds()] == [1]
+    (record.folder / paths.ROUNDS).write_text('{"round": 1}\n{"round": -1}\n')
+    with pytest.raises(MedsiloError, match=r"rounds\.jsonl of run 'fedavg-seed0', line 2: round: "):
+        record.rounds()
+
+
+def test_progress_travels_as_json() -> None:
+    told = Progress(planned=2, metric="dice", absent={"b": "asleep"}, rounds=[round_line(1, ["a"])])
+    assert Progress.model_validate(json.loads(json.dumps(told.as_json(), allow_nan=False))) == told
+
+
+# Folders from before
+
+
+def test_a_folder_of_the_state_before_the_models_is_read_without_a_loss(tmp_path: Path) -> None:
+    folder = shutil.copytree(OLD, tmp_path / "old")
+    record, before = Record(folder), json.loads((OLD / paths.SUMMARY).read_text())
+    summary = record.summary()
+    assert summary is not None and summary.as_json() == before
+    assert summary.details.super_model is not None and summary.details.super_model.threshold is not None
+    lines = [json.loads(line) for line in (OLD / paths.ROUNDS).read_text().splitlines()]
+    assert [line.as_json() for line in record.rounds()] == lines
+    record.write_summary(summary)
+    assert json.loads((folder / paths.SUMMARY).read_text()) == before
+    text = page.render(read_all([folder]), "Title")
+    assert f"{summary.mean_test:.3f}" in text and str(before["plan_hash"])[:12] in text
+
+
+def test_a_site_that_never_answered_has_no_cases(tmp_path: Path) -> None:
+    run = read(save(tmp_path, summary_of("fedavg", "FedAvg", {"a": 0.5, "b": None}, {"b": {"cases": None}})))
+    assert run.site("b").cases is None and run.test_cases("b") is None
+    assert "None" not in page.render([run], "Title")
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", None, True, [1] * 10_000])
+def test_another_schema_is_refused_in_one_line_that_names_the_version(schema: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(OLD, tmp_path / "old")
+    content = json.loads((folder / paths.SUMMARY).read_text())
+    (folder / paths.SUMMARY).write_text(json.dumps({**content, "schema": schema}))
+    for reader in (read, lambda place: Record(place).summary()):
+        with pytest.raises(MedsiloError, match=r"medsilo 0\.1\.0\), but this medsilo reads schema 1") as caught:
+            reader(folder)
+        assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [Round, Summary])
+def test_unknown_keys_pass_so_that_a_newer_medsilo_may_add_some(model: Any) -> None:
+    known = round_line(1, ["a"]) if model is Round else summary_of("fedavg", "FedAvg", {"a": 0.5})
+    assert model.model_validate({**known.as_json(), "new": 1}) == known
