@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from medsilo.federation.checks import check_packages
-from medsilo.methods.base import Parcel
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
@@ -25,10 +23,12 @@ from medsilo.cli import main
 from medsilo.core import distribution
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.package import package_facts
+from medsilo.federation.accepting import check_packages
 from medsilo.flare import simulator
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.wire import to_parcel, to_shareable
 from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.runs.messages import Parcel
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 
@@ -266,7 +266,7 @@ def test_a_file_that_is_gone_is_an_error(acme: Path, seen: Callable[[Path], None
 # ---------------------------------------------------------------------------------------------------- bad packages
 NETWORK = """
 from typing import Literal
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 
 class N(Network):
     name: Literal["n"] = "n"
@@ -280,7 +280,8 @@ BAD = [
         "network.name=n",
         "bad-one: 'n' can't be loaded (OSE",
     ),
-    ("n = bad:N", "", "medsilo.networks", "network.name=n", "can't be loaded (AttributeError); install it again"),
+    ("n = bad:N", "import no.such", "medsilo.networks", "network.name=n", "(the module no is missing); install the"),
+    ("n = bad:N", "", "medsilo.networks", "network.name=n", "can't be loaded (AttributeError); install the"),
     ("n = bad:N", "N = 3", "medsilo.networks", "network.name=n", "'n' is not a Network; derive it from medsilo.models"),
     ("n = bad:N", NETWORK, "medsilo.methods", "algorithm.name=n", "'n' is not a Algorithm; derive it"),
     ("m = bad:N", NETWORK, "medsilo.networks", "network.name=m", "says another name; write name: Literal"),
