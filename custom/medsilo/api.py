@@ -22,11 +22,11 @@ from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.report.page import write
 from medsilo.report.read import Run as Result
 from medsilo.report.read import read
-from medsilo.report.study import write_study
+from medsilo.report.study_page import write_study
 from medsilo.runs.record import Record, new_study
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo.study.base import base_plan
+from medsilo.study.base_plan import base_plan
 from medsilo.study.cells import Engine, Row, cells_of
 from medsilo.study.compare import VERDICT, Study
 from medsilo.study.tables import About

@@ -79,7 +79,9 @@ class Registry(Mapping[str, type[Any]]):
         try:
             found = entry.load()
         except Exception as error:
-            told = f"package {package}: {name!r} can't be loaded ({type(error).__name__}); install it again"
+            module = error.name if isinstance(error, ModuleNotFoundError) else None
+            why = f"the module {module} is missing" if module else type(error).__name__
+            told = f"package {package}: {name!r} can't be loaded ({why}); install the version made for this medsilo"
             raise PlanError(told, private=str(error)) from error
         base = _imported(self.base)
         if not (isinstance(found, type) and issubclass(found, Section) and issubclass(found, base)):

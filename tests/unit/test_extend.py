@@ -266,7 +266,7 @@ def test_a_file_that_is_gone_is_an_error(acme: Path, seen: Callable[[Path], None
 # ---------------------------------------------------------------------------------------------------- bad packages
 NETWORK = """
 from typing import Literal
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 
 class N(Network):
     name: Literal["n"] = "n"
@@ -280,7 +280,8 @@ BAD = [
         "network.name=n",
         "bad-one: 'n' can't be loaded (OSE",
     ),
-    ("n = bad:N", "", "medsilo.networks", "network.name=n", "can't be loaded (AttributeError); install it again"),
+    ("n = bad:N", "import no.such", "medsilo.networks", "network.name=n", "(the module no is missing); install the"),
+    ("n = bad:N", "", "medsilo.networks", "network.name=n", "can't be loaded (AttributeError); install the"),
     ("n = bad:N", "N = 3", "medsilo.networks", "network.name=n", "'n' is not a Network; derive it from medsilo.models"),
     ("n = bad:N", NETWORK, "medsilo.methods", "algorithm.name=n", "'n' is not a Algorithm; derive it"),
     ("m = bad:N", NETWORK, "medsilo.networks", "network.name=m", "says another name; write name: Literal"),
