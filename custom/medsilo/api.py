@@ -20,16 +20,17 @@ from medsilo.flare import simulator
 from medsilo.flare.jobs import find_job, plan_of
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.report.page import write
-from medsilo.report.read import Run as Result
-from medsilo.report.read import read
+from medsilo.report.read import RunResult, read
 from medsilo.report.study_page import write_study
+from medsilo.runs import paths
+from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.record import Record, new_study
+from medsilo.runs.schema import About, Round, Summary, Verdict
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.study.base_plan import base_plan
 from medsilo.study.cells import Engine, Row, cells_of
-from medsilo.study.compare import VERDICT, Study
-from medsilo.study.tables import About
+from medsilo.study.compare import Study
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -48,7 +49,7 @@ class Run:
         """Open the folder of a run, whichever engine or consortium made it."""
         self.folder = Path(folder).resolve()
         self._kept: TemporaryDirectory | None = None  # goes when this object goes
-        if not (self.folder / "summary.json").is_file():
+        if not (self.folder / paths.SUMMARY).is_file():
             raise MedsiloError(f"{self.folder.name} is not a finished run: it has no summary.json", str(folder))
 
     @classmethod
@@ -59,15 +60,15 @@ class Run:
     @cached_property
     def plan(self) -> Plan:
         """The resolved plan."""
-        return load_plan(self.folder / "plan.yaml")
+        return load_plan(self.folder / paths.PLAN)
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """The outcome, as summary.json has it (docs/run-tree.md)."""
-        return Record(self.folder).summary()
+        return read_summary(self.folder)
 
     @cached_property
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[Round]:
         """The rounds, as rounds.jsonl has them."""
         return Record(self.folder).rounds()
 
@@ -83,11 +84,11 @@ class Run:
 
     def report(self, destination: Place | None = None) -> Path:
         """Write the HTML page about this run and return where it is; by default beside the results."""
-        page = Path(destination) if destination else self.folder / "report.html"
+        page = Path(destination) if destination else self.folder / paths.REPORT
         return write([self.folder], page, self.folder.name)
 
     @cached_property
-    def _result(self) -> Result:
+    def _result(self) -> RunResult:
         return read(self.folder)
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -95,7 +96,7 @@ class Run:
         rows = []
         for site in (*run.sites, *sorted(run.summary.unseen)):
             own = run.summary.sites.get(site) or run.summary.unseen[site]
-            cases = {part: own.cases.get(part) for part in ("train", "validation", "test")}
+            cases = {part: (own.cases or {}).get(part) for part in ("train", "validation", "test")}
             test, selected = own.test or {}, run.summary.selected.rounds
             scores = {metric: test.get(metric), "loss": test.get("loss"), "round": selected.get(site)}
             sent = {"bytes_up": own.bytes_up, "bytes_down": own.bytes_down, "seconds": own.seconds}
@@ -132,7 +133,7 @@ class _Models(Mapping[str, nn.Module]):
         if not plan.algorithm.pooled:
             return open_source(folder, site).network
         network = plan.algorithm.whole(plan.build_networks())
-        network.load_state_dict(load_tensors(folder / "sites" / POOL / "best.safetensors")[0])
+        network.load_state_dict(load_tensors(paths.site_folder(folder, POOL) / paths.BEST)[0])
         return network.eval()
 
 
@@ -143,28 +144,28 @@ class Comparison:
         """Open the folder that `compare`, or `medsilo compare --out`, has written."""
         self.folder = Path(folder).resolve()
         self._kept: TemporaryDirectory | None = None
-        if not (self.folder / VERDICT).is_file():
-            raise MedsiloError(f"{self.folder.name} is not a comparison: it has no {VERDICT}", str(folder))
+        if not (self.folder / paths.VERDICT).is_file():
+            raise MedsiloError(f"{self.folder.name} is not a comparison: it has no {paths.VERDICT}", str(folder))
 
     @cached_property
-    def verdict(self) -> dict[str, Any]:
+    def verdict(self) -> Verdict:
         """The statistics, as verdict.json has them."""
-        return json.loads((self.folder / VERDICT).read_text(encoding="utf-8"))
+        return read_verdict(self.folder)
 
     @property
     def headline(self) -> str:
         """Which method is better, and how surely, in one sentence or two."""
-        return self.verdict["headline"]
+        return self.verdict.headline
 
     @property
     def failures(self) -> list[str]:
         """What failed, one line for each run."""
-        return self.verdict["about"]["failures"]
+        return self.verdict.about.failures
 
     @property
     def runs(self) -> dict[tuple[str, int], Run]:
         """The finished runs, by row and seed."""
-        found = {(one["row"], one["seed"]): Run(self.folder / one["run"]) for one in self.verdict["runs"]}
+        found = {(one.row, one.seed): Run(self.folder / one.run) for one in self.verdict.runs}
         for run in found.values():
             run._kept = self._kept
         return found
@@ -180,16 +181,16 @@ class Comparison:
 
     def _rows(self) -> list[dict[str, Any]]:
         rows = []
-        for row in self.verdict["rows"]:
-            score, found = row["score"] or {}, row["difference"]["mean"] or {}
-            own = {"row": row["title"], "seeds": len(row["seeds"])}
-            own |= {key: score.get(key) for key in ("mean", "sd", "low", "high")}
-            own |= {"difference": found.get("mean"), "p": found.get("adjusted"), "sure": found.get("sure")}
-            rows.append(own | {site: at and at["mean"] for site, at in row["sites"].items()})
+        for row in self.verdict.rows:
+            score, found = row.score, row.difference.mean
+            own = {"row": row.title, "seeds": len(row.seeds)}
+            own |= {key: getattr(score, key, None) for key in ("mean", "sd", "low", "high")}
+            own |= {"difference": found and found.mean, "p": found and found.adjusted, "sure": found and found.sure}
+            rows.append(own | {site: at and at.mean for site, at in row.sites.items()})
         return rows
 
     def __repr__(self) -> str:
-        return f"<Comparison of {len(self.verdict['rows'])} rows on {self.verdict['task']}: {self.headline}>"
+        return f"<Comparison of {len(self.verdict.rows)} rows on {self.verdict.task}: {self.headline}>"
 
     def _repr_html_(self) -> str:
         return _html(self.headline, self._rows())
@@ -204,7 +205,7 @@ def run(
     changes: Sequence[str] = (),
     data: Place | Mapping[str, Any] | None = None,
     device: str = "auto",
-    on_round: Callable[[dict[str, Any]], None] = lambda record: None,
+    on_round: Callable[[Round], None] = lambda line: None,
 ) -> Run:
     """Run a study on this machine and return its result.
 
@@ -258,7 +259,7 @@ def compare(
     place, kept = _place(folder, "comparison")
     cells = cells_of(base, [Row.parse(text) for text in methods], seeds, changes, place)
     command = f"medsilo.compare({list(methods)!r}, seeds={list(seeds)!r}, changes={list(changes)!r})"
-    about = About(f"{', '.join(methods)} on {base.task.title}", "", command, device)
+    about = About(title=f"{', '.join(methods)} on {base.task.title}", command=command, machine=device)
     Study(place, about, base, cells, against).run(engine, settings, 1, say)
     done = Comparison(place)
     done._kept = kept

@@ -1,4 +1,4 @@
-"""Run folders as objects: read once, checked once, with one-line errors that name the file and the fix."""
+"""RunResult folders as objects: read once, checked once, with one-line errors that name the file and the fix."""
 
 import base64
 from collections import Counter
@@ -132,7 +132,7 @@ class RunResult:
         return sorted(found, key=lambda absence: (absence.round, absence.site))
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> RunResult:
     """Read one run folder, or raise a MedsiloError that names the file and what to do."""
     name = Path(folder).resolve().name
     if not Path(folder).is_dir():
@@ -144,11 +144,11 @@ def read(folder: Path) -> Run:
     pictures, cross = _pictures(folder), read_cross(folder)
     intervals, ranks = _cases(folder, summary)
     overlays = _overlays(folder, ranks)
-    run = Run(name, summary.title, summary, rounds, plan, provenance, pictures, amplitude, cross)
+    run = RunResult(name, summary.title, summary, rounds, plan, provenance, pictures, amplitude, cross)
     return replace(run, intervals=intervals, overlays=overlays)
 
 
-def read_all(folders: Sequence[Path]) -> list[Run]:
+def read_all(folders: Sequence[Path]) -> list[RunResult]:
     """Read several run folders. Runs with the same title are told apart by their seed, else by their folder."""
     if not folders:
         raise MedsiloError("There is no run to report on: give at least one run folder")
@@ -159,18 +159,18 @@ def read_all(folders: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def all_sites(runs: Sequence[Run]) -> list[str]:
+def all_sites(runs: Sequence[RunResult]) -> list[str]:
     """The sites of all runs, in the order in which the runs name them."""
     return list(dict.fromkeys(site for run in runs for site in run.sites))
 
 
-def same(runs: Sequence[Run], view: Callable[[Run], Any]) -> Any:
+def same(runs: Sequence[RunResult], view: Callable[[RunResult], Any]) -> Any:
     """What all runs agree on, or None."""
     values = {view(run) for run in runs}
     return values.pop() if len(values) == 1 else None
 
 
-def last_round(runs: Iterable[Run]) -> int:
+def last_round(runs: Iterable[RunResult]) -> int:
     """The last round of the longest validation curve."""
     return max([0, *(len(run.site(site).validation) - 1 for run in runs for site in run.sites)])
 
