@@ -1,15 +1,129 @@
-"""What benchmarks play instead of hospitals keeps up with what the server asks of one."""
+"""Every benchmark runs, at a tiny size; what they play instead of hospitals keeps up with what the server asks of one.
 
+Times say nothing here; where a benchmark compares two ways of one computation, both must give the same.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
+from torch import Tensor
+
+from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.inprocess import Loop
+from medsilo.registry import NETWORKS
+from medsilo.runs.record import Record
+from medsilo.site.settings import SiteSettings
+from tests.conftest import SITES, make_plan
+
+linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
+Bench = Callable[[str], ModuleType]
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
+@pytest.fixture
+def bench(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """Imports one of the benchmarks as if its folder were the working place."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    monkeypatch.syspath_prepend(root / "benchmarks/federation_parts")
+    yield import_module
+    files = {path.stem for path in (root / "benchmarks").rglob("*.py")}
+    for name in files & (set(sys.modules) - before):
+        del sys.modules[name]
+
+
+@linux
 @pytest.mark.parametrize("sync", ["none", "server-adam"])
-def test_made_up_sites_go_through_a_whole_study(sync: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
-    import fedsm
-
-    _, given, parcel = fedsm.server_memory(3, "compact", sync)
+def test_made_up_sites_go_through_a_whole_study(sync: str, bench: Bench) -> None:
+    _, given, parcel = bench("fedsm").server_memory(3, "compact", sync)
     assert parcel < given < 3 * parcel  # one global model, one selector, three personal models
+
+
+@linux
+def test_what_fedsm_costs_a_site(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fedsm = bench("fedsm")
+    monkeypatch.setattr(fedsm, "PAPER", {**fedsm.PAPER, "features": [4, 8]})
+    monkeypatch.setattr(
+        fedsm, "fastest_in_turn", lambda one, other, repeats: bench("timing").fastest_in_turn(one, other, 1)
+    )
+    up, down, models = fedsm.bytes_of_a_round("compact", "none")
+    assert 0.9 * models < up < 1.1 * models and down > 0
+    monkeypatch.setattr(fedsm, "Tiles", partial(fedsm.Tiles, count=2, size=160))
+    monkeypatch.setattr(fedsm, "Slices", partial(fedsm.Slices, volumes=1, size=64))
+    for kind in ("tiles", "slices"):
+        assert all(seconds > 0 for seconds in fedsm.training_time(kind, True))
+
+
+@linux
+def test_what_adafed_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    adafed = bench("adafed")
+    assert all(seconds > 0 for seconds in adafed.mixing(3))  # which compares both ways
+    assert all(seconds > 0 for seconds in adafed.statistics_pass("lenet5", (1, 28, 28), 2))
+    monkeypatch.setattr(adafed, "NETWORKS", {"alexnet": NETWORKS["lenet5"]})
+    used, bound = adafed.alexnet_memory()
+    assert 0 <= used <= bound + adafed.SLACK
+
+
+def test_what_harmofl_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    harmofl = bench("harmofl")
+    for name, value in {"BATCHES": ((2, 3, 12, 12),), "REPEATS": 1, "STEPS": 1}.items():
+        monkeypatch.setattr(harmofl, name, value)
+    assert isinstance(harmofl.amplitudes(), bool)  # which compares both ways
+    assert isinstance(harmofl.steps(), bool)
+
+
+@linux
+def test_loops_and_mixers_compute_the_same(bench: Bench) -> None:
+    mixing = bench("mixing")
+    for name, (loop, mixer) in mixing.CASES.items():
+        slow, fast = (play([mixing.make("LeNet", float(place)) for place in range(3)], 3) for play in (loop, mixer))
+        if name in ("UniformMean", "WeightedMean, reverse"):
+            assert len(slow) == len(fast) == 3  # the loop takes as long, and has other weights
+            continue
+        for one, other in zip(slow, fast, strict=True):
+            assert all(torch.allclose(one[key], other[key], atol=1e-5) for key in one), name
+
+
+@pytest.mark.parametrize("kind", ["volumes", "photographs"])
+def test_reading_through_a_cache(kind: str, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = bench("data")
+    monkeypatch.setattr(data, "PATIENTS", 5)
+    monkeypatch.setattr(data, "EPOCHS", 1)
+    task, source = getattr(data, kind)(tmp_path / kind)
+    small = task.model_copy(update={"size": (16, 16, 8)[: task.axes]})
+    assert isinstance(data.compare(kind, small, source), bool)
+
+
+@pytest.fixture
+def idle_study(bench: Bench, tmp_path: Path) -> Coordinator:
+    """A study of the sites that the federation's benchmark plays."""
+    small = ["task.size=32", "task.patients=4", "network.name=unet", "network.features=[2, 4]"]
+    plan = make_plan("fedavg", "task.name=synthetic-prostate", *small, "tracking.select=last")
+    kind, settings = bench("idle_site").IdleParticipant, SiteSettings(device="cpu")
+    idle = {site: kind(plan, site, SITES, settings, tmp_path / "run" / "sites" / site) for site in SITES}
+    return Coordinator(plan, SITES, Loop(idle), Record(tmp_path / "run"), "in-process")
+
+
+def test_idle_sites_go_through_a_whole_study_and_give_back_what_they_got(idle_study: Coordinator) -> None:
+    summary = idle_study.run()
+    assert summary.status == "finished"
+    start: dict[str, Tensor] = idle_study.plan.build_networks()["model"].state_dict()
+    given = idle_study.state.mixers["model"].current(SITES[0])
+    assert all(torch.equal(given[name], tensor) for name, tensor in start.items())
+    assert summary.sites[SITES[0]].validation == [0.5, 0.5, 0.5]
+
+
+@linux
+@pytest.mark.slow
+def test_a_round_of_both_frameworks(bench: Bench, tmp_path: Path) -> None:
+    federation = bench("federation")
+    size = federation.Size("tiny", (3, 6), 0, 3)
+    stock = partial(federation.run_stock, polling=federation.POLLING)
+    for name, run in (("ours", federation.run_ours), ("stock", stock)):
+        outcome = run(size, 2, tmp_path / name)
+        assert outcome.round_seconds > 0 and outcome.server_mb > 0 and outcome.site_mb > 0
