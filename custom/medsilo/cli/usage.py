@@ -1,0 +1,65 @@
+"""How the command line answers wrong use: one line with the remedy. Usage is printed by --help only."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+SECTIONS = "medsilo.sections"
+
+
+class Commands(TyperGroup):
+    """The commands in groups, by the people they serve; a wrong name gets a suggestion."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write every command's whole first line, which the parent class would shorten."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            lines = (command.help or "").splitlines()
+            sections.setdefault(str(getattr(command, "rich_help_panel", "")), []).append((name, lines[0]))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows, col_max=14)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in self.commands and not name.startswith("-"):
+            raise typer.BadParameter(f"{name!r} is no command{_meant(name, list(self.commands))}", ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _meant(given: str, known: Sequence[str]) -> str:
+    near = get_close_matches(given.lower(), known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def one_line(error: Any) -> str:
+    """Return what is wrong with a command line, and the remedy, in one line."""
+    ctx, param = getattr(error, "ctx", None), getattr(error, "param", None)
+    where = ctx.command_path if ctx else "medsilo"
+    text = _in_words(error, param)
+    head = "" if where == "medsilo" else where.removeprefix("medsilo ") + ": "
+    return f"{head}{' '.join(text.split()).rstrip('.')} ('{where} --help' explains)"
+
+
+def _in_words(error: Any, param: Any) -> str:
+    option = getattr(error, "option_name", None)
+    if option is not None and hasattr(error, "possibilities"):
+        near = _meant(option, error.possibilities or [])
+        return f"there is no option {option}{near}"
+    if param is not None and error.message:
+        return f"{_name(param)}: {error.message}"
+    if param is not None:
+        return f"{_name(param)} is missing: {param.help or 'give it'}"
+    if error.message == "Missing command.":
+        return "give a command, for example 'medsilo demo'"
+    return error.message
+
+
+def _name(param: Any) -> str:
+    return param.opts[0] if param.param_type_name == "option" else (param.metavar or param.name.upper())
