@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _program().main(given, prog_name="medsilo", standalone_mode=False, obj=given) or 0
     except typer.TyperException as error:
-        print(f"medsilo: {one_line(error)}", file=sys.stderr)
+        print(f"medsilo: {one_line(error, given)}", file=sys.stderr)
         return 2
 
 

@@ -102,7 +102,7 @@ def output_file(value: object) -> Path:
 
 def _try_to_write(wanted: Path, folder: Path) -> None:
     """Write a file into the nearest folder that exists: rights alone don't say whether a place takes files."""
-    place = next((parent for parent in (folder, *folder.absolute().parents) if parent.exists()), folder)
+    place = next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
     if not place.is_dir():
         raise ValueError(f"{wanted} can't be written: {place} is a file; choose another folder")
     try:
@@ -110,8 +110,8 @@ def _try_to_write(wanted: Path, folder: Path) -> None:
             pass
     except OSError as error:
         # A place like /proc says that there is no such file.
-        why = "takes no files" if error.errno == errno.ENOENT else os.strerror(error.errno or 0).lower()
-        raise ValueError(f"{wanted} can't be written: {place}: {why}; choose another folder") from error
+        why = "takes no files" if error.errno == errno.ENOENT else f"says {os.strerror(error.errno or 0).lower()!r}"
+        raise ValueError(f"{wanted} can't be written: {place} {why}; choose another folder") from error
 
 
 # ---------------------------------------------------------------------------------------------------- completion

@@ -7,9 +7,6 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-SECTIONS = "medsilo.sections"
-
-
 class Commands(TyperGroup):
     """The commands in groups, by the people they serve; a wrong name gets a suggestion."""
 
@@ -38,27 +35,37 @@ def _meant(given: str, known: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def one_line(error: Any) -> str:
+def one_line(error: Any, given: Sequence[str]) -> str:
     """Return what is wrong with a command line, and the remedy, in one line."""
-    ctx, param = getattr(error, "ctx", None), getattr(error, "param", None)
-    where = ctx.command_path if ctx else "medsilo"
-    text = _in_words(error, param)
+    ctx = getattr(error, "ctx", None)
+    # An option without its value is reported without its context.
+    where = ctx.command_path if ctx else " ".join(["medsilo", *(word for word in given[:1] if word[:1] != "-")])
     head = "" if where == "medsilo" else where.removeprefix("medsilo ") + ": "
-    return f"{head}{' '.join(text.split()).rstrip('.')} ('{where} --help' explains)"
+    text = " ".join(_in_words(error, given).removeprefix("Value error, ").split())
+    return f"{head}{text.rstrip('.')} ('{where} --help' explains)"
 
 
-def _in_words(error: Any, param: Any) -> str:
-    option = getattr(error, "option_name", None)
+def _in_words(error: Any, given: Sequence[str]) -> str:
+    param, option = getattr(error, "param", None), getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
-        near = _meant(option, error.possibilities or [])
-        return f"there is no option {option}{near}"
+        return f"there is no option {option}{_meant(option, error.possibilities or [])}"
+    if option is not None:
+        return f"{option} {'needs a value' if 'requires' in error.message else 'takes no value'}"
     if param is not None and error.message:
-        return f"{_name(param)}: {error.message}"
+        return f"{_name(param)}: {error.message.removeprefix('Value error, ')}"
     if param is not None:
         return f"{_name(param)} is missing: {param.help or 'give it'}"
     if error.message == "Missing command.":
         return "give a command, for example 'medsilo demo'"
-    return error.message
+    unexpected = error.message.partition("unexpected extra argument")[2]
+    if unexpected and "--json" in given:
+        return f"{_within(unexpected)} is not expected here; to keep the JSON in a file, write --json > FILE"
+    return f"{_within(unexpected)} is not expected here" if unexpected else error.message
+
+
+def _within(text: str) -> str:
+    """Return what stands in the last parentheses of a text."""
+    return text.rpartition("(")[2].rstrip(").")
 
 
 def _name(param: Any) -> str:

@@ -5,18 +5,21 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
 from medsilo.core.package import ROOT, package_facts, package_files
+from medsilo.methods import ALGORITHMS
 from medsilo.plan import Plan, load_plan
 
 META = "meta.json"
 CONFIG = Path("app/config")
 PLAN = CONFIG / "plan.yaml"
 CUSTOM = Path("app/custom")
+JOBS = Path("jobs")  # where a job is looked for by its name alone
 CONTROLLER = "medsilo.flare.controller.MedsiloController"
 EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
 
@@ -44,16 +47,24 @@ def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
 
 
 def find_job(job: str | Path) -> Path:
-    """The job's folder; an error that lists the jobs that are there when it is none."""
+    """Return the folder of a job, given as such or as the name of a job in ./jobs; an error says what is near."""
     folder = Path(job)
     if (folder / PLAN).is_file():
         return folder
     if folder.is_file():
         raise MedsiloError(f"{folder} is no job but a file; give the job's folder, and a plan with --plan")
-    around = folder.parent if folder.parent.is_dir() else Path("jobs")
+    if folder.parent == Path() and (JOBS / folder / PLAN).is_file():
+        return JOBS / folder
+    method = ALGORITHMS.get(folder.name)
+    if method and method.pooled:
+        raise MedsiloError(
+            f"{folder.name} pools all data, so no job runs it; compare it: medsilo compare --methods {folder.name}"
+        )
+    around = folder.parent if folder.parent.is_dir() and folder.parent != Path() else JOBS
     known = sorted(path.parents[2].name for path in around.glob("*/app/config/plan.yaml"))
-    jobs = ", ".join(known) or "none"
-    raise MedsiloError(f"no job at {folder}: it needs {PLAN}; jobs in {around}: {jobs}")
+    near = get_close_matches(folder.name, known, 1)
+    hint = f"did you mean {around / near[0]}?" if near else f"jobs in {around}: {', '.join(known) or 'none'}"
+    raise MedsiloError(f"no job at {folder}: it needs {PLAN}; {hint}")
 
 
 def plan_of(job: Path, changes: Iterable[str] = (), plan: Path | None = None) -> Plan:

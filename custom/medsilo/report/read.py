@@ -307,6 +307,13 @@ def read(folder: Path) -> Run:
     return replace(run, intervals=intervals, overlays=overlays)
 
 
+def runs_within(folder: Path) -> list[Path]:
+    """Return the runs of a folder that holds several, as a demo or a comparison leaves it; else the folder itself."""
+    if (folder / "summary.json").exists() or (folder / "plan.yaml").exists():
+        return [folder]
+    return sorted(path.parent for path in folder.glob("*/summary.json")) or [folder]
+
+
 def read_all(folders: Sequence[Path]) -> list[Run]:
     """Read several run folders. Runs with the same title are told apart by their seed, else by their folder."""
     if not folders:
