@@ -13,8 +13,8 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator, mo
 from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError
-from medsilo.core.files import is_safe_name, load_yaml
-from medsilo.core.section import Section, in_words
+from medsilo.core.files import dump_yaml, is_safe_name, load_yaml
+from medsilo.core.section import Section, checked, in_words
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.methods import ALGORITHMS
@@ -215,7 +215,7 @@ class Plan(Section):
 
     def to_yaml(self) -> str:
         """The resolved plan as it is written to every run."""
-        return yaml.safe_dump(self.resolved(), sort_keys=False)
+        return dump_yaml(self.resolved())
 
     @property
     def hash(self) -> str:
@@ -255,20 +255,9 @@ def parse_plan(values: Any, changes: Iterable[str] = ()) -> Plan:
     for change in changes:
         _apply(values, change)
     try:
-        plan = Plan.model_validate(values)
+        return checked(Plan, values)
     except ValidationError as error:
         raise PlanError(in_words(error, Plan, {"algorithm": ALGORITHMS, "task": TASKS, "network": NETWORKS})) from error
-    _refuse_truth_as_number(values, plan.resolved())
-    return plan
-
-
-def _refuse_truth_as_number(given: Any, taken: Any, key: str = "") -> None:
-    """YAML reads yes as true, and pydantic takes true for 1: nobody means that."""
-    if isinstance(given, dict) and isinstance(taken, dict):
-        for name, value in given.items():
-            _refuse_truth_as_number(value, taken.get(name), f"{key}.{name}".lstrip("."))
-    elif isinstance(given, bool) and not isinstance(taken, bool):
-        raise PlanError(f"{key}: {str(given).lower()} is a truth value (YAML takes yes and no for such); give a number")
 
 
 def _apply(values: dict[str, Any], change: str) -> None:
@@ -281,7 +270,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
         inner = place.get(part)
         place[part] = place = dict(inner) if isinstance(inner, dict) else {}
     try:
-        value = yaml.safe_load(text)
+        value = load_yaml(text)
     except yaml.YAMLError as error:
         raise PlanError(f"--set {key}: {text!r} is not a value that YAML knows; quote it") from error
     if last == "name" and place.get("name") != value:

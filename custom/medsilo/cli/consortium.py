@@ -53,9 +53,7 @@ def provision(
     ],
     renew: Annotated[
         list[str],
-        typer.Option(
-            metavar="NAME", default_factory=list, show_default=False, help="give NAME a new certificate"
-        ),
+        typer.Option(metavar="NAME", default_factory=list, show_default=False, help="give NAME a new certificate"),
     ],
     requests: Annotated[
         bool, typer.Option("--requests", help="no kits, but what each party needs to make its own key and request")
@@ -174,9 +172,7 @@ def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
     return 0
 
 
-def fetch(
-    screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.RunsFolder = Path("runs")
-) -> int:
+def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.RunsFolder = Path("runs")) -> int:
     """Download a job's results and write the report.
 
     Scores, rounds and shared models of a job that ended; hospitals' own models stay with them.

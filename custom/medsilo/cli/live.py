@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress import Progress as Bars
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
@@ -45,10 +46,10 @@ def board(progress: Progress) -> RenderableType:
         )
     left = progress.seconds_left()
     facts = [f"round {progress.done} of {progress.planned}", f"{duration(progress.elapsed())} so far"]
-    facts += [f"about {duration(left)} left"] if left is not None else []
+    facts += [f"about {duration(left)} left"] if left else []
     facts += [f"best {progress.metric} {progress.best[1]:.3f} in round {progress.best[0]}"] if progress.best else []
-    bar = ProgressBar(progress.planned, progress.done, width=40)
-    return Group("", table, "", bar, Text("  ·  ".join(facts)))
+    bar = Padding(ProgressBar(progress.planned, progress.done, width=40), (1, 0, 0, 0))
+    return Group(Padding(table, (1, 0, 0, 0)), bar, Text("  ·  ".join(facts)))
 
 
 def _value(value: float | None) -> str:

@@ -3,6 +3,7 @@
 Nothing heavy is imported here: --help answers at once.
 """
 
+import ast
 import errno
 import os
 import tempfile
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -57,6 +58,9 @@ class Seeds:
 
     def __str__(self) -> str:
         return ",".join(map(str, self.numbers))
+
+
+USUAL_SEEDS = Seeds((0, 1, 2))
 
 
 def seeds(value: object) -> Seeds:
@@ -133,10 +137,10 @@ def complete_methods(incomplete: str) -> list[str]:
 
 
 def complete_task(incomplete: str) -> list[str]:
-    """Complete a task by the names of the modules, which loads none of them."""
-    folder = Path(__file__).parents[1] / "tasks"
-    found = [(path.parent.name, path.stem.replace("_", "-")) for path in folder.glob("*/[a-z]*.py")]
-    names = [f"synthetic-{name}" if wing == "synthetic" else name for wing, name in found]
+    """Complete a task from the source of their table: importing it would load PyTorch."""
+    source = (Path(__file__).parents[1] / "tasks" / "__init__.py").read_text(encoding="utf-8")
+    tables = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict)]
+    names = [str(key.value) for table in tables for key in table.keys if isinstance(key, ast.Constant)]
     return sorted(name for name in names if name.startswith(incomplete))
 
 
@@ -170,11 +174,9 @@ Changes = Annotated[
         help="change the plan, as often as wanted: training.rounds=3 (docs/plan.md has every key)",
     ),
 ]
-RunsFolder = Annotated[
-    Path, typer.Option(*OUT, metavar="FOLDER", parser=output_folder, help="where runs are kept")
-]
+RunsFolder = Annotated[Path, typer.Option(*OUT, metavar="FOLDER", parser=output_folder, help="where runs are kept")]
 Engine = Annotated[
-    str,
+    Literal["simulator", "inprocess"],
     typer.Option(
         metavar="ENGINE",
         parser=one_of(ENGINES),
@@ -201,7 +203,5 @@ JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id, as submi
 WithCode = Annotated[bool, typer.Option("--with-code", help="put the package into the job (for sites that allow code)")]
 Kind = Annotated[
     str,
-    typer.Argument(
-        metavar="KIND", parser=one_of(KINDS), autocompletion=lambda: list(KINDS), help=", ".join(KINDS)
-    ),
+    typer.Argument(metavar="KIND", parser=one_of(KINDS), autocompletion=lambda: list(KINDS), help=", ".join(KINDS)),
 ]

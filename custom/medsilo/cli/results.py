@@ -83,24 +83,18 @@ def analyse(
         Path,
         typer.Option(*options.OUT, metavar="FOLDER", parser=options.output_folder, help="the folder to write"),
     ],
-    seed: Annotated[
-        int, typer.Option(metavar="N", parser=options.whole, help="of directions, maps and attacks")
-    ] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", parser=options.whole, help="of directions, maps and attacks")] = 0,
     cases: Annotated[
         int | None,
         typer.Option(metavar="N", parser=options.positive, help="so many of each site (default: by kind)"),
     ] = None,
     reach: Annotated[
         float,
-        typer.Option(
-            metavar="LENGTH", parser=options.length, help="landscape, profile: how far they go, in lengths"
-        ),
+        typer.Option(metavar="LENGTH", parser=options.length, help="landscape, profile: how far they go, in lengths"),
     ] = 1.0,
     steps: Annotated[
         int,
-        typer.Option(
-            metavar="N", parser=options.positive, help="landscape, profile: from the centre to the edge"
-        ),
+        typer.Option(metavar="N", parser=options.positive, help="landscape, profile: from the centre to the edge"),
     ] = 10,
     iterations: Annotated[
         int, typer.Option(metavar="N", parser=options.positive, help="inversion: steps of the attacker")

@@ -144,7 +144,7 @@ def compare(
     ],
     seeds: Annotated[
         options.Seeds, typer.Option(metavar="N,N,N", parser=options.seeds, help="every row runs with each")
-    ] = options.Seeds((0, 1, 2)),
+    ] = options.USUAL_SEEDS,
     sweep: Annotated[
         list[str],
         typer.Option(
@@ -187,9 +187,7 @@ def compare(
     ] = None,
     title: Annotated[str, typer.Option(help="of the page")] = "Comparison",
     notes: Annotated[str, typer.Option(help="a paragraph for the page")] = "",
-    machine: Annotated[
-        str, typer.Option(help="a word on the machine, for the page (default: its CPU cores)")
-    ] = "",
+    machine: Annotated[str, typer.Option(help="a word on the machine, for the page (default: its CPU cores)")] = "",
     device: options.Device = None,
     data: options.Data = None,
     site_config: options.SiteConfig = None,

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+
 class Commands(TyperGroup):
     """The commands in groups, by the people they serve; a wrong name gets a suggestion."""
 

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -251,8 +251,15 @@ def status(kit: Path, job_id: str | None = None) -> State:
 
 
 def _job_state(job: dict[str, Any], info: SystemInfo, obstacles: tuple[str, ...] = ()) -> JobState:
-    keys = ("job_id", "status", "job_name" if "job_name" in job else "name", "submitter_name", "submit_time_iso")
-    return JobState(*(str(job.get(key) or "") for key in keys), _is_lost(job, info), obstacles)
+    return JobState(
+        id=job["job_id"],
+        status=job["status"],
+        name=job.get("job_name") or job.get("name") or "",
+        submitter=job.get("submitter_name") or "",
+        submitted=job.get("submit_time_iso") or "",
+        lost=_is_lost(job, info),
+        obstacles=obstacles,
+    )
 
 
 def _is_lost(job: dict[str, Any], info: SystemInfo) -> bool:
@@ -269,44 +276,60 @@ def _obstacles(job: dict[str, Any]) -> list[str]:
     return [said for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
 
 
-def watch(job_id: str, kit: Path, on_round: Callable[[dict[str, Any], dict[str, Any]], None], say: Say) -> str:
+@dataclass
+class _Watched:
+    """What was seen of a job so far."""
+
+    study: dict[str, Any] = field(default_factory=dict)
+    rounds: int = 0  # told
+    said: set[str] = field(default_factory=set)
+    heard: float = field(default_factory=time.monotonic)  # when the server last answered
+
+
+OnRound = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+def watch(job_id: str, kit: Path, on_round: OnRound, say: Say) -> str:
     """Report rounds, from the server's own records, until the job ends; returns its final status.
 
     A lost connection is made anew; rounds that ended meanwhile are reported then.
     """
-    study: dict[str, Any] = {}
-    seen, said, heard = 0, set[str](), time.monotonic()
+    watched = _Watched()
     while True:
         try:
             with connected(kit) as session:
-                while True:
-                    job = session.get_job_meta(job_id)
-                    status = job["status"]
-                    for line in _obstacles(job):
-                        if line not in said:
-                            say(line)
-                            said.add(line)
-                    if status == "RUNNING":
-                        told = _so_far(session, job_id)
-                        if not told and _is_lost(job, session.get_system_info()):
-                            raise MedsiloError(f"job {job_id} was lost when the server died; 'medsilo resume' goes on")
-                        study = told or study
-                    elif _is_over(status) and seen != study.get("planned"):  # the last rounds were too quick to be told
-                        study = _ended(session, job_id)
-                    for record in study.get("rounds", [])[seen:]:
-                        on_round(record, study)
-                        seen += 1
-                    if _is_over(status):
-                        if study.get("reason"):
-                            say(study["reason"])
-                        return status
-                    heard = time.monotonic()
+                while not _is_over(status := _look(session, job_id, watched, on_round, say)):
+                    watched.heard = time.monotonic()
                     time.sleep(POLL)
+                if watched.study.get("reason"):
+                    say(watched.study["reason"])
+                return status
         except Unreachable as error:
-            if time.monotonic() - heard > PATIENCE:
+            if time.monotonic() - watched.heard > PATIENCE:
                 raise
             say(f"{error} Trying again")
             time.sleep(POLL)
+
+
+def _look(session: Session, job_id: str, watched: _Watched, on_round: OnRound, say: Say) -> str:
+    """Report what is new of a job; returns its status."""
+    job = session.get_job_meta(job_id)
+    status = job["status"]
+    for line in _obstacles(job):
+        if line not in watched.said:
+            say(line)
+            watched.said.add(line)
+    if status == "RUNNING":
+        told = _so_far(session, job_id)
+        if not told and _is_lost(job, session.get_system_info()):
+            raise MedsiloError(f"job {job_id} was lost when the server died; 'medsilo resume' goes on")
+        watched.study = told or watched.study
+    elif _is_over(status) and watched.rounds != watched.study.get("planned"):  # the last were too quick to be told
+        watched.study = _ended(session, job_id)
+    for record in watched.study.get("rounds", [])[watched.rounds :]:
+        on_round(record, watched.study)
+        watched.rounds += 1
+    return status
 
 
 def _is_over(status: str) -> bool:

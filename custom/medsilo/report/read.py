@@ -5,14 +5,15 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
+from PIL import Image
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.png import SIGNATURE
 
 SCHEMA = 1
 CASES = "test.csv"  # of a site: its test cases' scores
@@ -424,12 +425,14 @@ def _pictures(folder: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def _picture(path: Path) -> str | None:
-    """A PNG file as a data URI, so that the page stays one file."""
+    """Return a PNG file as a data URI, so that the page stays one file; None for anything else."""
     try:
         content = path.read_bytes() if path.stat().st_size <= LARGEST_PICTURE else b""
-    except OSError:
+        with Image.open(BytesIO(content), formats=["PNG"]) as image:
+            image.verify()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # what Pillow says of a damaged file
         return None
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}" if content.startswith(SIGNATURE) else None
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def _text(folder: Path, file: str, name: str) -> str:
