@@ -255,7 +255,7 @@ def parse_plan(values: Any, changes: Iterable[str] = ()) -> Plan:
     for change in changes:
         _apply(values, change)
     try:
-        return checked(Plan, values)
+        return checked(Plan, values, "the plan")
     except ValidationError as error:
         raise PlanError(in_words(error, Plan, {"algorithm": ALGORITHMS, "task": TASKS, "network": NETWORKS})) from error
 

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -248,7 +249,7 @@ def test_a_terminal_sees_a_row_per_site(root: Path) -> None:
 
     progress = Progress(["a", "b", "c", "[d]"], 5, "dice")
     progress.add(record(1, 0.4))
-    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console = Console(width=100, record=True, file=StringIO())
     console.print(board(progress))
     text = console.export_text()
     rows = [line.split() for line in text.splitlines()]

@@ -157,7 +157,7 @@ def read_consortium(path: Path) -> Consortium:
         problem = getattr(error, "problem", None) or getattr(error, "strerror", None) or type(error).__name__
         raise MedsiloError(f"{path.name} cannot be read: {problem}") from error
     try:
-        consortium = checked(Consortium, values)
+        consortium = checked(Consortium, values, path.name)
     except ValidationError as error:
         raise MedsiloError(f"{path.name}: {in_words(error, Consortium)}") from error
     for hospital in consortium.hospitals:

@@ -20,8 +20,8 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
-def checked(kind: type[S], values: Any) -> S:
-    """Check values that came as YAML or JSON; raises ValidationError.
+def checked(kind: type[S], values: Any, origin: str) -> S:
+    """Check values that came as YAML or JSON; raises ValidationError. origin: where they stand, for people.
 
     Strictly: true is no number, and 1 no truth value. They are checked as JSON, where a list stands for a tuple and
     text for a path.
@@ -29,7 +29,9 @@ def checked(kind: type[S], values: Any) -> S:
     try:
         text = json.dumps(values, default=str)
     except (TypeError, ValueError) as error:
-        raise MedsiloError(f"give texts, numbers, lists and mappings only ({error}); quote other values") from error
+        raise MedsiloError(
+            f"{origin}: give texts, numbers, lists and mappings only ({error}); quote other values"
+        ) from error
     return kind.model_validate_json(text, strict=True)
 
 

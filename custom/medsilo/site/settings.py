@@ -70,7 +70,7 @@ class SiteSettings(Section):
 def make_settings(values: Any, origin: str) -> SiteSettings:
     """Checked settings; an error that names where they came from, the key and the fix."""
     try:
-        return checked(SiteSettings, {} if values is None else values)
+        return checked(SiteSettings, {} if values is None else values, origin)
     except ValidationError as error:
         raise MedsiloError(f"{origin}: {in_words(error, SiteSettings, tells_values=False)}") from error
 
