@@ -31,7 +31,7 @@ from medsilo.tasks.sources import DataSource
             {"data": {"folder": "/d/anna", "image": "anna/*"}},
             "data.image: unknown key; remove it or use one of: folder",
         ),
-        ({"data": {"folder": ["/d/anna"]}}, "data.folder: the value is no path; quote it"),
+        ({"data": {"folder": ["/d/anna"]}}, "data.folder: the value is no text (a string); quote it"),
         ("anna", "write a YAML mapping with keys of these: data, output, device"),
         (["anna"], "write a YAML mapping with keys of these: data, output, device"),
     ],

@@ -11,6 +11,13 @@ from typer.core import TyperGroup
 class Commands(TyperGroup):
     """The commands in groups, by the people they serve; a wrong name gets a suggestion."""
 
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options; to check the None of typer's own flags, it would load pydantic."""
+        params = super().get_params(ctx)
+        for param in params:
+            param.default = False if param.default is None else param.default
+        return params
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 

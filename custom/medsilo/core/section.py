@@ -43,7 +43,7 @@ MEANINGS = {
     "less_than_equal": "is too large; give {le} or less",
     "less_than": "is too large; give less than {lt}",
     "literal_error": "is not known; choose {expected}",
-    "path_type": "is no path; quote it",
+    "string_type": "is no text (a string); quote it",
     "union_tag_invalid": "is not known; choose one of {expected_tags}",
     "bool_type": "is no truth value; give true or false",
 }
