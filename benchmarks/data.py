@@ -20,9 +20,9 @@ import SimpleITK
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from medsilo.learning.loop import Compute, Drawn, batches, lesson, objective_of, train_epoch
+from medsilo.learning.loop import Compute, DrawnCases, batches, lesson, objective_of, train_epoch
 from medsilo.models.unet import UNet
-from medsilo.tasks.own.folder import Folder
+from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.image_folder import ImageFolder
 from medsilo.tasks.own.nifti_folder import NiftiFolder
 from medsilo.tasks.sources import DataSource
@@ -38,7 +38,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def volumes(folder: Path) -> tuple[Folder, DataSource]:
+def volumes(folder: Path) -> tuple[FolderTask, DataSource]:
     """CT-like volumes of 96 x 96 x 40 with a ball."""
     random = np.random.default_rng(0)
     affine = np.diag([1.5, 1.5, 3.0, 1.0])
@@ -54,7 +54,7 @@ def volumes(folder: Path) -> tuple[Folder, DataSource]:
     return task, DataSource(folder=folder)
 
 
-def photographs(folder: Path) -> tuple[Folder, DataSource]:
+def photographs(folder: Path) -> tuple[FolderTask, DataSource]:
     """RGB images of 320 x 240 with a square."""
     random = np.random.default_rng(0)
     for number in range(4 * PATIENTS):
@@ -69,7 +69,7 @@ def photographs(folder: Path) -> tuple[Folder, DataSource]:
     return ImageFolder(labels=("square",), size=(128, 128)), DataSource(folder=folder)
 
 
-def epoch_of(task: Folder, cases: Dataset, axes: int) -> Callable[[], object]:
+def epoch_of(task: FolderTask, cases: Dataset, axes: int) -> Callable[[], object]:
     """One pass of the training loop over these cases, which learns on."""
     torch.manual_seed(0)
     compute = Compute()
@@ -78,7 +78,7 @@ def epoch_of(task: Folder, cases: Dataset, axes: int) -> Callable[[], object]:
     return lambda: train_epoch(batches(cases, 4, compute, torch.Generator().manual_seed(0)), [learn], compute)
 
 
-def compare(name: str, task: Folder, source: DataSource) -> bool:
+def compare(name: str, task: FolderTask, source: DataSource) -> bool:
     """One line per cache; whether memory and disk keep up."""
     fine = True
     for cache in ("memory", "disk", "none"):
@@ -86,7 +86,7 @@ def compare(name: str, task: Folder, source: DataSource) -> bool:
         found: list = []
         first = seconds(lambda own=own, found=found: found.append(task.read("a", ["a"], 0, own)))
         train = found[0].train
-        drawn = Drawn(train, task.augmented, 1)
+        drawn = DrawnCases(train, task.augmented, 1)
         pieces = [drawn[number] for number in range(len(drawn))]
         ready = TensorDataset(*(torch.stack(column) for column in zip(*pieces, strict=True)))
         works = epoch_of(task, drawn, task.axes), epoch_of(task, ready, task.axes)

@@ -44,8 +44,8 @@ from medsilo.methods.base import Parcel
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import Cases, SiteData
 from medsilo.tasks.published.nuclei import read_tile
+from medsilo.tasks.task import Cases, SiteData
 from medsilo.tasks.volumes import Volume, read_pair, write_volume
 
 SITES = ("hospital-a", "hospital-b")

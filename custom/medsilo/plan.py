@@ -75,7 +75,7 @@ class Participation(Section):
         return self.minimum if self.minimum is not None else len(self.sites)
 
 
-class Transport(Section):
+class TransportSettings(Section):
     """How tensors travel."""
 
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16 halves the bytes and rounds every tensor sent
@@ -107,7 +107,7 @@ class Plan(Section):
     network: SerializeAsAny[_one_of(NETWORKS)] = Field(default=None)  # type: ignore[valid-type]
     training: Training = Training()
     participation: Participation
-    transport: Transport = Transport()
+    transport: TransportSettings = TransportSettings()
     tracking: Tracking = Tracking()
     seed: int = Field(0, ge=0, lt=2**32)
     # What the numbers of this plan follow; declared in every output.

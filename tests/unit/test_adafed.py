@@ -22,7 +22,7 @@ from medsilo.mixing.mixers import SimilarityMix
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import Cases, SiteData
+from medsilo.tasks.task import Cases, SiteData
 from tests.conftest import SITES, make_plan
 from tests.unit.test_algorithms import initial, load_data, merge_by_hand, plan_sgd, train_by_hand, with_state
 

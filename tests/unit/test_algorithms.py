@@ -17,7 +17,7 @@ from medsilo.methods import Parcel
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import SiteData
+from medsilo.tasks.task import SiteData
 from tests.conftest import METHODS, SITES, make_plan
 
 CPU = SiteSettings(device="cpu")
@@ -142,7 +142,7 @@ def assert_close(mine: State, expected: State) -> None:
         )
 
 
-def assert_run_is(plan: Plan, run: inprocess.Run, curve: list[dict[str, State]], personal: bool) -> None:
+def assert_run_is(plan: Plan, run: inprocess.StudyResult, curve: list[dict[str, State]], personal: bool) -> None:
     """Models, validation curves, choice of the round and test scores."""
     data = load_data(plan)
     for site in SITES:

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.analyses import KINDS, drift, inversion, landscape
-from medsilo.analyses.base import Finished, Question, drawn, mean_loss, read_finished
+from medsilo.analyses.analysis import FinishedRun, Question, drawn, mean_loss, read_finished
 from medsilo.analyses.features import embed, features, maps
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.deploy import SuperModel
 from medsilo.federation import inprocess
-from medsilo.federation.central import POOL
 from medsilo.federation.participant import Participant
+from medsilo.federation.pool import POOL
 from medsilo.learning.seeds import generator_for
 from medsilo.methods.base import Parcel
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import Cases
+from medsilo.tasks.task import Cases
 from tests.conftest import make_plan
 
 CPU = SiteSettings(device="cpu")
@@ -59,7 +59,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
-def only(folder: Path) -> Finished:
+def only(folder: Path) -> FinishedRun:
     (run,) = read_finished([folder])
     return run
 
@@ -217,7 +217,7 @@ def test_a_replay_is_the_run_and_measures_what_travels(method: str, finished: Ca
 
 def test_batch_norm_that_stays_is_no_drift(tmp_path: Path) -> None:
     plan = image_plan("fedbn")
-    site = drift.Watched(plan, SITES[0], SITES, CPU, tmp_path, "model")
+    site = drift.WatchedParticipant(plan, SITES[0], SITES, CPU, tmp_path, "model")
     groups = plan.method.shared(plan.build_networks(), "train")
     facts = {"task": "round", "round": 1, "study": "x"}
     before = {name: tensor.clone() for name, tensor in site.modules["model"].state_dict().items()}
@@ -281,7 +281,7 @@ def test_a_network_of_a_super_model_has_a_map(finished: Callable[..., Path], tmp
     with pytest.raises(MedsiloError, match=r"selector.*networks: model"):
         maps([run], Question(CPU, network="selector"))
     (tmp_path / "copy").mkdir()
-    copy = Finished(tmp_path / "copy", run.label, run.plan, run.summary)
+    copy = FinishedRun(tmp_path / "copy", run.label, run.plan, run.summary)
     save_tensors(copy.folder / "supermodel" / "model.safetensors", run.plan.build_networks()["model"].state_dict())
     (one,) = maps([copy], Question(CPU, cases=5, network="model")).data["maps"]
     assert [point["site"] for point in one["points"]] == [site for site in SITES for _ in range(5)]
@@ -356,7 +356,7 @@ def test_the_amplitude_under_attack_is_the_one_that_leaves(changes: list[str], t
     site = Participant(plan, SITES[1], SITES, CPU, tmp_path)
     groups = plan.method.given(plan.build_networks(), "harmonise")
     left = site.answer(Parcel(groups, facts={"task": "round", "round": 1, "study": "x"})).groups["amplitude"]
-    run = Finished(tmp_path, "HarmoFL", plan, {"agreed": {"sites": SITES}})
+    run = FinishedRun(tmp_path, "HarmoFL", plan, {"agreed": {"sites": SITES}})
     attacked = inversion.site_amplitude(run, SITES[1], site.data.train, Question(CPU))
     assert torch.equal(attacked, left["amplitude"])
 
@@ -380,7 +380,7 @@ def test_real_images_are_drawn_only_where_the_site_allows(
 
 
 def test_signals_are_no_images(tmp_path: Path) -> None:
-    run = Finished(tmp_path, "FedAvg", make_plan(), {"agreed": {"sites": SITES}})
+    run = FinishedRun(tmp_path, "FedAvg", make_plan(), {"agreed": {"sites": SITES}})
     with pytest.raises(MedsiloError, match="flat images"):
         inversion.inversions([run], Question(CPU))
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.check.report import Finding, Report, Table
+from medsilo.check.result import Finding, Report, Table
 from medsilo.report import page
-from medsilo.report.study import write_study
+from medsilo.report.study_page import write_study
 from medsilo.study.compare import Study
 from tests.browser import Browser, chromium
 from tests.unit.test_report import SITES, round_line, save, summary_of

@@ -24,13 +24,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from medsilo import cli
-from medsilo.check.check import Visit, check
 from medsilo.check.data import NOT_TOLD, shown_counts
 from medsilo.check.forecast import Rehearsal, rehearsal_findings, round_seconds
 from medsilo.check.kit import check_certificates, check_network, check_seal, read_kit
 from medsilo.check.machine import check_environment, kept, required_versions
 from medsilo.check.rehearsal import rehearse
-from medsilo.check.report import Finding, Report
+from medsilo.check.result import Finding, Report
+from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
 from medsilo.federation import inprocess

@@ -26,7 +26,7 @@ from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.study.progress import round_lines
-from medsilo.tasks.base import SiteData
+from medsilo.tasks.task import SiteData
 from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, make_plan
 
 A, B, C = SITES

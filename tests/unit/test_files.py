@@ -17,7 +17,7 @@ import torch
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import TYPES, is_safe_name, load_tensors, newest, save_tensors, sweep, write_json, write_text
-from medsilo.core.spill import Spill, Stored
+from medsilo.core.spill import Spill, StoredVector
 
 TENSORS = {
     "weight": torch.tensor([[1.5, -2.0], [float("nan"), 4.0]]),
@@ -86,7 +86,7 @@ def test_a_type_that_the_format_does_not_know(tmp_path: Path) -> None:
 def test_tensors_on_the_disk_are_written_like_those_in_memory(tmp_path: Path) -> None:
     spill = Spill(tmp_path)
     vectors = {"b": torch.randn(5), "a": torch.randn(3, dtype=torch.float64), "none": torch.empty(0)}
-    stored = {name: Stored.put(vector, spill) for name, vector in vectors.items()}
+    stored = {name: StoredVector.put(vector, spill) for name, vector in vectors.items()}
     save_tensors(tmp_path / "stored", {**stored, "c": torch.tensor(7)}, {"round": 1})
     save_tensors(tmp_path / "plain", {**vectors, "c": torch.tensor(7)}, {"round": 1})
     assert (tmp_path / "stored").read_bytes() == (tmp_path / "plain").read_bytes()

@@ -16,12 +16,12 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from medsilo.core.errors import DataError, MedsiloError, PlanError
-from medsilo.learning.loop import Drawn
+from medsilo.learning.loop import DrawnCases
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks import TASKS
 from medsilo.tasks.listing import find
-from medsilo.tasks.own.folder import Folder, parts_by_patient
+from medsilo.tasks.own.folder import FolderTask, parts_by_patient
 from medsilo.tasks.own.patches import from_windows, patch
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS
@@ -34,11 +34,11 @@ PHOTO = {"labels": ["square"], "size": [32, 32]}
 PATIENTS = [f"p{number}" for number in range(9)]
 
 
-def volumes(**numbers) -> Folder:
+def volumes(**numbers) -> FolderTask:
     return TASKS["nifti-folder"].model_validate({**BALL, **numbers})
 
 
-def photos(**numbers) -> Folder:
+def photos(**numbers) -> FolderTask:
     return TASKS["image-folder"].model_validate({**PHOTO, **numbers})
 
 
@@ -69,11 +69,11 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("squares"))
 
 
-def read(task: Folder, where: DataSource, site: str = "a", sites=("a",)):
+def read(task: FolderTask, where: DataSource, site: str = "a", sites=("a",)):
     return task.read(site, list(sites), 0, where)
 
 
-def told(task: Folder, where: DataSource):
+def told(task: FolderTask, where: DataSource):
     return task.survey("a", ["a"], 0, where)
 
 
@@ -348,7 +348,7 @@ def test_training_cases_depend_on_the_seed_alone_and_not_on_workers(balls: Path)
         torch.manual_seed(workers)
         return [
             tensor
-            for batch in DataLoader(Drawn(train, task.augmented, seed), 2, num_workers=workers)
+            for batch in DataLoader(DrawnCases(train, task.augmented, seed), 2, num_workers=workers)
             for tensor in batch
         ]
 
@@ -489,7 +489,7 @@ def test_a_bad_volume_is_left_out_and_the_rest_goes_on(
     assert_left_out(volumes(), source(folder), words)
 
 
-def assert_left_out(task: Folder, where: DataSource, words: str) -> None:
+def assert_left_out(task: FolderTask, where: DataSource, words: str) -> None:
     """One problem of these words, the same in the survey and in training, with no name in what may be shown."""
     survey = told(task, where)
     (problem,) = [problem for problem in survey.problems if problem.severity != "note"]

@@ -22,7 +22,7 @@ from medsilo.methods.harmofl import HarmoFL
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import Cases
+from medsilo.tasks.task import Cases
 from tests.conftest import FEDSM, METHODS, SITES, make_plan
 from tests.unit.test_algorithms import (
     CPU,
@@ -165,7 +165,7 @@ HALVES = ["algorithm.amplitude={}", "algorithm.perturbation={}"]
 OTHERS = [method for method in METHODS if method not in ("harmofl", *FEDSM)]
 
 
-def assert_same_models(one: inprocess.Run, other: inprocess.Run) -> None:
+def assert_same_models(one: inprocess.StudyResult, other: inprocess.StudyResult) -> None:
     for site in SITES:
         mine, theirs = (run.models[site].state_dict() for run in (one, other))
         assert mine.keys() == theirs.keys()

@@ -19,7 +19,7 @@ from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
 from medsilo.federation.process import isolated
 from medsilo.federation.process.frames import receive, send
-from medsilo.federation.process.isolated import Isolated
+from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
@@ -30,17 +30,17 @@ from tests.unit.trainers import Fragile, Hungry, Troubled
 A, B = SITES[:2]
 CPU = SiteSettings(device="cpu")
 GO_ON = ["participation.when_missing=continue", "participation.minimum=1"]
-Sites = Callable[..., Isolated]
+Sites = Callable[..., IsolatedParticipant]
 
 
 @pytest.fixture
 def isolated_site(tmp_path: Path) -> Iterator[Sites]:
     """Makes isolated sites, and ends their processes."""
-    made: list[Isolated] = []
+    made: list[IsolatedParticipant] = []
 
-    def make(plan: Plan, site: str = A, settings: SiteSettings = CPU, **options: Any) -> Isolated:
+    def make(plan: Plan, site: str = A, settings: SiteSettings = CPU, **options: Any) -> IsolatedParticipant:
         folder = options.pop("folder", tmp_path / "run") / "sites" / site
-        made.append(Isolated(plan, site, plan.participation.sites, settings, folder, **options))
+        made.append(IsolatedParticipant(plan, site, plan.participation.sites, settings, folder, **options))
         return made[-1]
 
     yield make

@@ -14,11 +14,11 @@ from medsilo.learning.loop import Compute, batches
 from medsilo.plan import parse_plan
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks import TASKS
-from medsilo.tasks.base import SiteData, patients_of
 from medsilo.tasks.published.reading import parts_of
-from medsilo.tasks.ready import Lazy, Memory
+from medsilo.tasks.ready import LazyCases, Memory
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.task import SiteData, patients_of
 from tests import layouts
 from tests.layouts import LAYOUTS, Layout
 
@@ -129,7 +129,7 @@ def test_a_file_is_the_same_in_training_and_prediction(name: str, tmp_path: Path
     numbers = {"fit": "resize"} if name == "tnbc" else {}
     task = TASKS[layout.task["name"]](**{**layout.task, **numbers})
     train = task.load(layout.sites[0], layout.sites, 0, layout.make(tmp_path)).train
-    if isinstance(train, Lazy):
+    if isinstance(train, LazyCases):
         cases = [(path, train[number][0]) for number, (path, _) in enumerate(train.items[:4])]
     elif name == "prostate-3":
         cases = [(tmp_path / "ISBI_1.5" / train.patients[0], train[0][0])]

@@ -5,7 +5,6 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from medsilo.tasks.base import patients_of
 from medsilo.tasks.metrics import (
     BINS,
     added,
@@ -18,6 +17,7 @@ from medsilo.tasks.metrics import (
 )
 from medsilo.tasks.synthetic.activity import SyntheticActivity
 from medsilo.tasks.synthetic.prostate import SyntheticProstate
+from medsilo.tasks.task import patients_of
 from tests.conftest import make_plan
 
 NAN = float("nan")

@@ -23,7 +23,7 @@ from medsilo.methods import Parcel
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import Cases, SiteData
+from medsilo.tasks.task import Cases, SiteData
 from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan, mounted
 
 A = SITES[0]

@@ -12,7 +12,7 @@ import torch
 from medsilo import cli
 from medsilo.check.leaks import describe, leaks
 from medsilo.federation import inprocess
-from medsilo.federation.pictures import FOUND, THERE, draw_amplitude, draw_found, draw_images
+from medsilo.federation.drawing import FOUND, THERE, draw_amplitude, draw_found, draw_images
 from medsilo.federation.scoring import read_measures
 from medsilo.flare.jobs import plan_of
 from medsilo.learning.amplitude import AmplitudeNorm

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.spill import Kept, Stored
+from medsilo.core.spill import Kept, StoredVector
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.server import REACH, FedAdam, FedAvgM, FedNova, FedYogi, Scaffold
 
@@ -221,7 +221,7 @@ def rounds(case: str, orders: Iterator[str], *, reload_after: int = 0) -> list[T
 
 def read(state: Mapping[str, Kept]) -> Tensors:
     """What a checkpoint has of a state."""
-    return {name: kept.read() if isinstance(kept, Stored) else kept.clone() for name, kept in state.items()}
+    return {name: kept.read() if isinstance(kept, StoredVector) else kept.clone() for name, kept in state.items()}
 
 
 def assert_same(one: list[Tensors], other: list[Tensors]) -> None:

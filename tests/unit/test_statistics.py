@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning.statistics import Moments, batch_norm_input_statistics, running_statistics, with_noise
+from medsilo.learning.statistics import ChannelMoments, batch_norm_input_statistics, running_statistics, with_noise
 from medsilo.models import NETWORKS
 
 
@@ -92,7 +92,7 @@ def test_last_of_a_segmentation_network_is_its_last_convolution() -> None:
 
 def test_a_linear_layer_over_positions_has_its_channels_last() -> None:
     values = torch.randn(6, 3, 4, dtype=torch.float64)
-    own = Moments(channels_last=True)
+    own = ChannelMoments(channels_last=True)
     for part in values.split(4):
         own.add(part)
     np.testing.assert_allclose(own.mean, values.numpy().mean((0, 1)))
@@ -103,7 +103,7 @@ def test_a_linear_layer_over_positions_has_its_channels_last() -> None:
 def test_values_far_from_zero_and_sorted_keep_their_variance(spread: float) -> None:
     torch.manual_seed(1)
     values = (1000 + spread * torch.randn(4096, 2)).sort(0).values
-    own = Moments()
+    own = ChannelMoments()
     for part in values.split(64):
         own.add(part)
     np.testing.assert_allclose(own.mean, values.double().numpy().mean(0), rtol=1e-9)
@@ -137,7 +137,7 @@ def test_no_samples_and_unused_layers_are_refused() -> None:
 
 def test_nothing_of_a_batch_is_kept() -> None:
     """What a hook holds after a pass is as long as the channels, not as the data."""
-    own = Moments()
+    own = ChannelMoments()
     for _ in range(3):
         own.add(torch.randn(50, 4, 7))
     held = [value for value in vars(own).values() if isinstance(value, Tensor)]

@@ -13,7 +13,7 @@ import pytest
 from medsilo.report import page, panels
 from medsilo.report.panels import Subject
 from medsilo.report.read import read, read_all
-from medsilo.report.study import write_study
+from medsilo.report.study_page import write_study
 from medsilo.study.cells import Cell
 from medsilo.study.compare import Study
 from tests.conftest import SITES

@@ -11,7 +11,7 @@ import pytest
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.report import study as study_page
-from medsilo.report.study import write_study
+from medsilo.report.study_page import write_study
 from medsilo.study.cells import Cell, Row, cells_of, parse_sweep, swept_rows
 from medsilo.study.compare import Study
 from medsilo.study.verdict import Verdict

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
-from medsilo.flare.tracking import WHOSE, origin
+from medsilo.flare.analytics import WHOSE, origin
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 

@@ -18,7 +18,7 @@ from medsilo.report.table import text_table
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Row, cells_of, run_cell
-from medsilo.tasks.base import Cases, SiteData
+from medsilo.tasks.task import Cases, SiteData
 from tests.conftest import SITES, make_plan
 
 A, B, C = SITES

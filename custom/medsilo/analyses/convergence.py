@@ -6,13 +6,13 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from medsilo.analyses.base import Finding, Finished, Question
+from medsilo.analyses.analysis import AnalysisResult, FinishedRun, Question
 from medsilo.analyses.figures import panels, style
 from medsilo.core.errors import MedsiloError
 from medsilo.runs.record import Record
 
 
-def curves(runs: Sequence[Finished], asked: Question) -> Finding:
+def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     """The sites' mean validation score after each round, and the bytes that all sites sent and got until then."""
     metrics = {run.summary["metric"] for run in runs}
     if len(metrics) > 1:
@@ -42,7 +42,7 @@ def curves(runs: Sequence[Finished], asked: Question) -> Finding:
     by_bytes.set(xlabel="MB sent and got by all sites")
     by_round.xaxis.set_major_locator(MaxNLocator(integer=True))
     by_round.legend(fontsize=8)
-    return Finding({"curves": found}, {"convergence": figure}, lines)
+    return AnalysisResult({"curves": found}, {"convergence": figure}, lines)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

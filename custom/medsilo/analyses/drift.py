@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from torch.optim import Optimizer
 
-from medsilo.analyses.base import Finding, Finished, Question
+from medsilo.analyses.analysis import AnalysisResult, FinishedRun, Question
 from medsilo.analyses.figures import panels, style
 from medsilo.core.errors import MedsiloError
 from medsilo.federation.coordinator import Coordinator
@@ -26,7 +26,7 @@ from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 
 
-class Watched(Participant):
+class WatchedParticipant(Participant):
     """A site that measures ‖θ_{i,k} − θ^t‖² after each of its K steps of a round.
 
     θ are the trained weights of one network that travel in the round; batch norm's statistics are none.
@@ -60,16 +60,18 @@ class Watched(Participant):
             self.squares.append(sum(float((weight - before).square().sum()) for weight, before in self.sent))
 
 
-def replay(plan: Plan, sites: Sequence[str], settings: SiteSettings, network: str) -> tuple[list[Watched], dict]:
+def replay(
+    plan: Plan, sites: Sequence[str], settings: SiteSettings, network: str
+) -> tuple[list[WatchedParticipant], dict]:
     """Run the plan again in this process with watched sites; returns them and the summary."""
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = Path(place) / "replay"
-        watched = [Watched(plan, site, sites, settings, root / "sites" / site, network) for site in sites]
+        watched = [WatchedParticipant(plan, site, sites, settings, root / "sites" / site, network) for site in sites]
         transport = Loop({participant.site: participant for participant in watched})
         return watched, Coordinator(plan, sites, transport, Record(root), "in-process", settings=settings).run()
 
 
-def drifts(runs: Sequence[Finished], asked: Question) -> Finding:
+def drifts(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     """Γ of every round and site, beside the training loss. Each plan is run once more, in this process."""
     found: list[dict[str, Any]] = []
     lines = []
@@ -111,7 +113,7 @@ def drifts(runs: Sequence[Finished], asked: Question) -> Finding:
     by_loss.invert_xaxis()
     by_round.xaxis.set_major_locator(MaxNLocator(integer=True))
     by_round.legend(fontsize=8)
-    return Finding({"drifts": found}, {"drift": figure}, lines)
+    return AnalysisResult({"drifts": found}, {"drift": figure}, lines)
 
 
 def _travelling(plan: Plan, asked: str | None) -> str:

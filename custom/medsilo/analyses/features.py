@@ -7,7 +7,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from medsilo.analyses.base import Finding, Finished, Question, as_evaluated, drawn
+from medsilo.analyses.analysis import AnalysisResult, FinishedRun, Question, as_evaluated, drawn
 from medsilo.analyses.figures import COLOURS, MARKERS, panels
 from medsilo.core.errors import MedsiloError
 from medsilo.learning.layers import head_layers
@@ -51,7 +51,7 @@ def embed(values: Tensor, seed: int) -> Tensor:
     return torch.from_numpy(tsne.fit_transform(values.double().numpy()))
 
 
-def maps(runs: Sequence[Finished], asked: Question) -> Finding:
+def maps(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     """One map per run of validation cases, which nothing was trained on: by site and, if cases have one, by class."""
     found: list[dict[str, Any]] = []
     for run in runs:
@@ -80,7 +80,7 @@ def maps(runs: Sequence[Finished], asked: Question) -> Finding:
             continue
         _scatter(by_class, one["points"], "class")
         by_class.set_title(f"{one['run']}: by class", fontsize=9)
-    return Finding({"maps": found}, {"tsne": figure})
+    return AnalysisResult({"maps": found}, {"tsne": figure})
 
 
 def _scatter(panel: Axes, points: list[dict[str, Any]], key: str) -> None:
@@ -94,7 +94,7 @@ def _scatter(panel: Axes, points: list[dict[str, Any]], key: str) -> None:
         panel.legend(fontsize=7)
 
 
-def _shared_model(run: Finished, compute: Compute) -> nn.Module:
+def _shared_model(run: FinishedRun, compute: Compute) -> nn.Module:
     """The model that all sites have; features of different models have no space in common."""
     first, *others = [run.model(site, compute.device) for site in run.sites]
     for other in others:

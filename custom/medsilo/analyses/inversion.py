@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.analyses.base import Finding, Finished, Question, drawn
+from medsilo.analyses.analysis import AnalysisResult, FinishedRun, Question, drawn
 from medsilo.analyses.figures import COLOURS, MARKERS, panels
 from medsilo.core.errors import MedsiloError
 from medsilo.learning.amplitude import AmplitudeNorm
@@ -125,7 +125,7 @@ def aligned(image: Tensor, truth: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------- the analysis
-def inversions(runs: Sequence[Finished], asked: Question) -> Finding:
+def inversions(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     """Every attack on some training images of each site, scored beside what comes without any attack."""
     if len(runs) > 1:
         raise MedsiloError("inversion depends on the plan and the data, not on what was learnt: give one run")
@@ -142,10 +142,10 @@ def inversions(runs: Sequence[Finished], asked: Question) -> Finding:
     images = [{"site": one["site"], "scores": _listed(one["scores"])} for one in attacks]
     data = {"mean": _listed(means), "images": images}
     lines = [f"{row:<46} PSNR {both['psnr']:6.2f} dB  SSIM {both['ssim']:.3f}" for row, both in means.items()]
-    return Finding(data, figures, lines)
+    return AnalysisResult(data, figures, lines)
 
 
-def _attacks(run: Finished, site: str, asked: Question) -> list[dict[str, Any]]:
+def _attacks(run: FinishedRun, site: str, asked: Question) -> list[dict[str, Any]]:
     compute = asked.settings.compute()
     train = run.data(site, asked.settings).train
     cases = drawn(train, OTHERS, asked.seed, site)
@@ -183,7 +183,7 @@ def _attacks(run: Finished, site: str, asked: Question) -> list[dict[str, Any]]:
     return found
 
 
-def site_amplitude(run: Finished, site: str, train: Dataset, asked: Question) -> Tensor:
+def site_amplitude(run: FinishedRun, site: str, train: Dataset, asked: Question) -> Tensor:
     """The average amplitude that leaves this site in round 1, as its training makes it (without training.truncate)."""
     compute = asked.settings.compute()
     layer = run.plan.method.input_layer(run.plan.build_networks())

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from medsilo.analyses.base import Finding, Finished, Question, drawn, mean_loss, number
+from medsilo.analyses.analysis import AnalysisResult, FinishedRun, Question, drawn, mean_loss, number
 from medsilo.analyses.figures import COLOURS, panels
 from medsilo.learning.seeds import generator_for
 
@@ -79,7 +79,7 @@ def surface(
     return torch.tensor(losses, dtype=torch.float64).reshape([len(places)] * len(directions))
 
 
-def landscapes(runs: Sequence[Finished], asked: Question) -> Finding:
+def landscapes(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     """The loss of each run's model over the plane of two filter-normalised directions, on each site's cases."""
     places, found, lines = ladder(asked.reach, asked.steps), [], []
     for run, site, model, loss in _each(runs, asked):
@@ -93,10 +93,10 @@ def landscapes(runs: Sequence[Finished], asked: Question) -> Finding:
             | {"losses": [list(map(number, column)) for column in losses.tolist()]}
         )
         lines.append(f"{run}, {site}: loss {centre:.3f} at the model, lowest {lowest:.3f} at {at}")
-    return Finding({"places": places, "surfaces": found}, {"landscape": _draw_surfaces(places, found)}, lines)
+    return AnalysisResult({"places": places, "surfaces": found}, {"landscape": _draw_surfaces(places, found)}, lines)
 
 
-def profiles(runs: Sequence[Finished], asked: Question) -> Finding:
+def profiles(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     """The loss of each run's model along random directions of length 1, the same for all networks of one form."""
     places, found, lines = ladder(asked.reach, asked.steps), [], []
     for run, site, model, loss in _each(runs, asked):
@@ -109,10 +109,10 @@ def profiles(runs: Sequence[Finished], asked: Question) -> Finding:
             | {"losses": [list(map(number, line)) for line in losses.tolist()]}
         )
         lines.append(f"{run}, {site}: loss {centre:.3f}, {rise:+.3f} on average at distance {asked.reach:g}")
-    return Finding({"places": places, "profiles": found}, {"profile": _draw_profiles(places, found)}, lines)
+    return AnalysisResult({"places": places, "profiles": found}, {"profile": _draw_profiles(places, found)}, lines)
 
 
-def _each(runs: Sequence[Finished], asked: Question) -> Iterator[tuple[str, str, nn.Module, Callable[[], float]]]:
+def _each(runs: Sequence[FinishedRun], asked: Question) -> Iterator[tuple[str, str, nn.Module, Callable[[], float]]]:
     """Each run's label, site and model, and what gives its loss on training cases wherever its weights stand."""
     compute = asked.settings.compute()
     for run in runs:

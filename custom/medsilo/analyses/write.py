@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from medsilo.analyses import KINDS
-from medsilo.analyses.base import Question, read_finished
+from medsilo.analyses.analysis import Question, read_finished
 from medsilo.analyses.figures import save
 from medsilo.core.files import write_json
 from medsilo.learning.seeds import seed_for

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from medsilo.check.report import Cell, Finding, Severity, Table
+from medsilo.check.result import Cell, Finding, Severity, Table
 from medsilo.plan import Plan
 from medsilo.tasks.survey import Survey
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from medsilo.check.report import Finding, Table, duration, size
+from medsilo.check.result import Finding, Table, duration, size
 from medsilo.learning.loop import Compute, steps_in
 from medsilo.plan import Plan
 

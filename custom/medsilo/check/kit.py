@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from medsilo.check.report import Finding
+from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
 
 SEAL = "signature.json"

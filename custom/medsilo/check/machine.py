@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from medsilo.check.report import Finding, size
+from medsilo.check.result import Finding, size
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import ROOT, package_facts
 from medsilo.plan import Plan

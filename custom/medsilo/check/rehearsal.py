@@ -15,7 +15,7 @@ from medsilo.learning.loop import Compute, steps_in
 from medsilo.methods.base import Parcel
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import SiteData
+from medsilo.tasks.task import SiteData
 
 BATCHES = 4
 

@@ -11,7 +11,7 @@ from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
-    from medsilo.check.check import Visit
+    from medsilo.check.visit import Visit
 
 
 def predict(
@@ -174,8 +174,8 @@ def check(
     screen.note("loading PyTorch")
     import sys
 
-    from medsilo.check.check import check
     from medsilo.check.rehearsal import rehearse
+    from medsilo.check.visit import check
     from medsilo.core.files import write_text
 
     try:
@@ -205,8 +205,8 @@ def _visit(
     site: str | None,
 ) -> "Visit":
     """Return who is checked for what; raise an error where the command makes no sense."""
-    from medsilo.check.check import Visit
     from medsilo.check.kit import read_kit
+    from medsilo.check.visit import Visit
     from medsilo.core.files import is_safe_name
     from medsilo.flare.jobs import CUSTOM, find_job, plan_of, stated
     from medsilo.plan import load_plan

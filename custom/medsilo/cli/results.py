@@ -116,7 +116,7 @@ def analyse(
     """
     screen.note("reading the runs")
     from medsilo.analyses import write
-    from medsilo.analyses.base import Question
+    from medsilo.analyses.analysis import Question
 
     settings = settings_of(device, data, site_config, pictures=pictures)
     asked = Question(settings, seed, cases, reach, steps, iterations, network)

@@ -200,7 +200,7 @@ def compare(
     import json
     import os
 
-    from medsilo.report.study import write_study
+    from medsilo.report.study_page import write_study
     from medsilo.study.asked import Asked, asked
     from medsilo.study.compare import Study, most_at_once, shown
     from medsilo.study.tables import About

@@ -15,7 +15,7 @@ import yaml
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.spill import Kept, Stored, bytes_of
+from medsilo.core.spill import Kept, StoredVector, bytes_of
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -114,7 +114,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Kept], facts: Mapping[str, An
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             tensor = tensors[name]
-            tensor = tensor.read() if isinstance(tensor, Stored) else tensor.detach().cpu().contiguous()
+            tensor = tensor.read() if isinstance(tensor, StoredVector) else tensor.detach().cpu().contiguous()
             file.write(bytes_of(tensor))
 
 

@@ -73,7 +73,7 @@ class Spill:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredVector:
     """A vector that lies in a spill."""
 
     spill: Spill
@@ -86,7 +86,7 @@ class Stored:
         return torch.Size([self.size])
 
     @classmethod
-    def put(cls, vector: Tensor, spill: Spill) -> "Stored":
+    def put(cls, vector: Tensor, spill: Spill) -> "StoredVector":
         return cls(spill, spill.append(vector), len(vector), vector.dtype)
 
     def read(self) -> Tensor:
@@ -94,7 +94,7 @@ class Stored:
         return self.spill.read(self.begin, torch.empty(self.size, dtype=self.dtype))
 
 
-Kept = Tensor | Stored
+Kept = Tensor | StoredVector
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

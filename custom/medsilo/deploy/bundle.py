@@ -14,10 +14,10 @@ from medsilo import __version__
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json, write_text
 from medsilo.deploy.card import card
-from medsilo.deploy.folder import save
 from medsilo.deploy.model import SuperModel
 from medsilo.deploy.predict import BATCH
 from medsilo.deploy.source import GLOBAL_MODEL, Source, open_source
+from medsilo.deploy.supermodel import save
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 RUNNER = {"pytorch-ignite": "0.4.11", "fire": "0.5.0"}  # what MONAI's runner needs beside MONAI, the least versions

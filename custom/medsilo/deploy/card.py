@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from medsilo.core.package import package_facts
 
 if TYPE_CHECKING:
-    from medsilo.deploy.folder import Origin
     from medsilo.deploy.model import SuperModel
+    from medsilo.deploy.supermodel import Origin
 
 RULES = {
     "threshold": "A selector looks at each image and says which hospital's images it resembles. Where its probability "

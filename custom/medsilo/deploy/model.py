@@ -12,7 +12,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.deploy.tuning import check_threshold
 
 if TYPE_CHECKING:
-    from medsilo.deploy.folder import Origin
+    from medsilo.deploy.supermodel import Origin
 
 GLOBAL = "global"  # the name of the model that all hospitals share
 Rule = Literal["threshold", "argmax", "mixture"]
@@ -114,13 +114,13 @@ class SuperModel(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write everything that another hospital needs into a folder; needs `origin`."""
-        from medsilo.deploy.folder import save
+        from medsilo.deploy.supermodel import save
 
         save(self, folder)
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """The super model that lies in a folder, ready to answer; refuses a file that was changed."""
-        from medsilo.deploy.folder import load
+        from medsilo.deploy.supermodel import load
 
         return load(folder)  # type: ignore[return-value]

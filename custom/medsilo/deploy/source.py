@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import is_safe_name, load_tensors
-from medsilo.deploy.folder import MANIFEST, Spacing, load
 from medsilo.deploy.model import SuperModel
+from medsilo.deploy.supermodel import MANIFEST, Spacing, load
 from medsilo.plan import Plan, load_plan
 
 SINGLE = "model"  # the expert's name where there is only one

@@ -28,7 +28,7 @@ from medsilo.federation.checks import (
     is_number,
     same_layout,
 )
-from medsilo.federation.pictures import draw_amplitude
+from medsilo.federation.drawing import draw_amplitude
 from medsilo.federation.summary import summarise
 from medsilo.learning.loop import is_finite
 from medsilo.methods.base import Groups, Parcel

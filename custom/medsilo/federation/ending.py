@@ -17,7 +17,7 @@ from medsilo.learning.loop import Compute
 from medsilo.methods.base import Modules, Parcel
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
-from medsilo.tasks.base import Task
+from medsilo.tasks.task import Task
 
 FOLDER = "supermodel"
 FACT = "super_model"  # under which a site tells of it

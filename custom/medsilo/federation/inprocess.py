@@ -13,9 +13,9 @@ from torch import nn
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation import tracking
-from medsilo.federation.central import POOL, Pool, spread_over_hospitals
 from medsilo.federation.coordinator import Coordinator, Missing, Outgoing, Receive
 from medsilo.federation.participant import Participant
+from medsilo.federation.pool import POOL, Pool, spread_over_hospitals
 from medsilo.plan import Plan, load_plan
 from medsilo.runs.record import Record, new_study
 from medsilo.site.settings import SiteSettings
@@ -24,7 +24,7 @@ OnRound = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Run:
+class StudyResult:
     """A finished study: every site's model after the last round, the rounds, the summary."""
 
     models: dict[str, nn.Module]
@@ -59,7 +59,7 @@ def run(
     resume: bool = False,
     settings: SiteSettings | None = None,
     on_round: OnRound = lambda record: None,
-) -> Run:
+) -> StudyResult:
     """Run a plan over its sites, or over these.
 
     With a `folder` the run tree is written there, and `resume` goes on from its last checkpoint.
@@ -72,7 +72,7 @@ def run(
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = folder or Path(str(place)) / new_study(plan)
         work = _run_central if plan.algorithm.pooled else _run_federated
-        course = tracking.Course(Record(root))
+        course = tracking.PointStream(Record(root))
         with tracking.trackers(plan, root, bool(folder)) as trackers:
 
             def track(course: Iterable[tracking.Points]) -> None:
@@ -88,17 +88,17 @@ def run(
         return run
 
 
-def _run_federated(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> Run:
+def _run_federated(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> StudyResult:
     names = plan.participation.everyone
     participants = {site: Participant(plan, site, names, settings, root / "sites" / site) for site in names}
     transport, sites = Loop(participants), plan.participation.sites
     coordinator = Coordinator(plan, sites, transport, Record(root), "in-process", on_round, settings)
     summary = coordinator.run(resume)
     models = {site: _last_model(plan, root / "sites" / site) for site in names}
-    return Run(models, coordinator.rounds, summary)
+    return StudyResult(models, coordinator.rounds, summary)
 
 
-def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> Run:
+def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> StudyResult:
     if resume:
         raise MedsiloError("central training can't be resumed; run it again in a new folder")
     names = plan.participation.sites
@@ -110,7 +110,7 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
     summary = spread_over_hospitals(pool, coordinator.run(), plan)
     record.write_summary(summary)
     model = _last_model(plan, root / "sites" / POOL)
-    return Run(dict.fromkeys(names, model), coordinator.rounds, summary)
+    return StudyResult(dict.fromkeys(names, model), coordinator.rounds, summary)
 
 
 def _last_model(plan: Plan, folder: Path) -> nn.Module:

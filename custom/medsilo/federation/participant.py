@@ -25,17 +25,26 @@ from medsilo.core.memory import forget_most, most_held
 from medsilo.core.package import package_facts
 from medsilo.federation import ending
 from medsilo.federation.checks import same_layout
-from medsilo.federation.pictures import FOLDER, draw_found, draw_images
+from medsilo.federation.drawing import FOLDER, draw_found, draw_images
 from medsilo.federation.scoring import write_measures
 from medsilo.learning.layers import judges_by_batch
-from medsilo.learning.loop import Drawn, Lesson, batches, evaluate, is_finite, passed_through, steps_in, train_epoch
+from medsilo.learning.loop import (
+    DrawnCases,
+    Lesson,
+    batches,
+    evaluate,
+    is_finite,
+    passed_through,
+    steps_in,
+    train_epoch,
+)
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.methods.base import Groups, Parcel, Tensors, Workbench, memory_of
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import Cases, SiteData, patients_of
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.task import Cases, SiteData, patients_of
 
 PICTURES = 3
 COLUMNS = ("round", "phase", "samples", "train_loss", "validated_round", "validation", "validation_loss", "seconds")
@@ -271,7 +280,7 @@ class Participant:
             cases = self.train
             if self.plan.task.augments:
                 drawn = seed_for(self.plan.seed, self.site, "augment", purpose, number, local_epoch)
-                cases = Drawn(cases, self.plan.task.augmented, drawn)
+                cases = DrawnCases(cases, self.plan.task.augmented, drawn)
             data: Iterator[tuple[Tensor, Tensor]] = islice(batches(cases, size, self.compute, order), most)
             if layer:
                 data = passed_through(layer, data, learns=purpose == "shuffle")

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from medsilo.core.memory import most_held
 from medsilo.core.package import package_facts
 from medsilo.runs.record import now
-from medsilo.tasks.base import Task
 from medsilo.tasks.metrics import added
+from medsilo.tasks.task import Task
 
 if TYPE_CHECKING:
     from medsilo.federation.coordinator import Coordinator

@@ -43,7 +43,7 @@ def of_end(summary: dict[str, Any]) -> Points:
     return found
 
 
-class Course:
+class PointStream:
     """The points of a run in their order; of one that goes on, those of the rounds before come first.
 
     What a run that was killed had tracked may end anywhere, so a run that goes on is tracked anew.

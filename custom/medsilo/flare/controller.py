@@ -14,8 +14,8 @@ from nvflare.widgets.info_collector import InfoCollector
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.files import is_safe_name
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.tracking import Course
-from medsilo.flare.tracking import receivers, send
+from medsilo.federation.tracking import PointStream
+from medsilo.flare.analytics import receivers, send
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import PRESENT, let_tensors_travel
 from medsilo.flare.workspace import cloned_from, output_folder, plan_of_job, publish, settings_of_site
@@ -98,7 +98,7 @@ class MedsiloController(Controller):
         transport = FlareTransport(self, fl_ctx, abort_signal)
         try:
             with record.led_by(fl_ctx.get_job_id()):
-                course = Course(record)
+                course = PointStream(record)
                 tell = self._tell(course, fl_ctx)
                 self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings)
                 self.trackers = receivers(plan, record.folder, self.running.everyone)
@@ -111,7 +111,7 @@ class MedsiloController(Controller):
             if self.engine == "nvflare":
                 publish(record.folder, fl_ctx)
 
-    def _tell(self, course: Course, fl_ctx: FLContext) -> Callable[[dict], None]:
+    def _tell(self, course: PointStream, fl_ctx: FLContext) -> Callable[[dict], None]:
         def on_round(record: dict) -> None:
             send(self, course.of_round(record), fl_ctx)
             missing = {**record["refused"], **record["lost"]}

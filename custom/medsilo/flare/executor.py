@@ -20,7 +20,7 @@ from medsilo.core.files import is_safe_name
 from medsilo.core.package import package_facts
 from medsilo.federation.checks import check_package
 from medsilo.federation.participant import Participant
-from medsilo.federation.process.isolated import Isolated
+from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.reasons import details, public_reason
 from medsilo.flare.wire import PRESENT, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import output_folder, plan_of_job, settings_of_site
@@ -36,7 +36,7 @@ class MedsiloExecutor(Executor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.participant: Participant | Isolated | None = None
+        self.participant: Participant | IsolatedParticipant | None = None
         self.folder: Path | None = None  # of this site in the study
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
 
@@ -73,7 +73,7 @@ class MedsiloExecutor(Executor):
             self._write_private(error, fl_ctx)
             return refusal(reason, isinstance(error, Died))
 
-    def _participant(self, parcel: Parcel, fl_ctx: FLContext) -> Participant | Isolated:
+    def _participant(self, parcel: Parcel, fl_ctx: FLContext) -> Participant | IsolatedParticipant:
         """This site in the parcel's study; made once per process."""
         if self.participant is None:
             check_package(package_facts(), parcel.facts.get("package"))
@@ -86,7 +86,7 @@ class MedsiloExecutor(Executor):
                 raise Refused("the job's plan at this site differs from the server's; submit the job again")
             sites, kind = parcel.facts["sites"], self.participant_class
             if settings.isolation:
-                self.participant = Isolated(plan, site, sites, settings, self.folder, kind)
+                self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind)
             else:
                 self.participant = kind(plan, site, sites, settings, self.folder)
         return self.participant

@@ -146,7 +146,7 @@ def train_epoch(
     return float(total / cases)
 
 
-class Drawn(Dataset):
+class DrawnCases(Dataset):
     """Training cases as one epoch sees them: each drawn anew from its seed, so that workers change nothing."""
 
     def __init__(self, cases: Dataset, draw: Callable[[Case, int], Case], seed: int) -> None:

@@ -15,7 +15,7 @@ Layers = Literal["all", "last"]
 PORTION = 1 << 18  # numbers that are summed at once: their differences from the centre stay in a processor's cache
 
 
-class Moments:
+class ChannelMoments:
     """Mean and population variance per channel of all that was added, whatever the portions. Double precision."""
 
     def __init__(self, channels_last: bool = False) -> None:
@@ -101,7 +101,7 @@ def batch_norm_input_statistics(
     the network registers its layers.
     """
     watched = measured_layers(model, layers)
-    moments = [Moments(channels_last=isinstance(layer, nn.Linear)) for layer in watched]
+    moments = [ChannelMoments(channels_last=isinstance(layer, nn.Linear)) for layer in watched]
     hooks = [
         layer.register_forward_pre_hook(lambda layer, inputs, own=own: own.add(inputs[0]))
         for layer, own in zip(watched, moments, strict=True)

@@ -17,7 +17,7 @@ from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
 from medsilo.methods.headquarters import Headquarters
 from medsilo.mixing.mixers import Mixer, WeightedMean
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 
 Tensors = dict[str, Tensor]
 Groups = dict[str, Tensors]

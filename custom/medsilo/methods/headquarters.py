@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from medsilo.learning.loop import Compute
 from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer
-from medsilo.tasks.base import Task
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.task import Task
 
 
 @dataclass(frozen=True)

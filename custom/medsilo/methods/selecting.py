@@ -18,7 +18,7 @@ from medsilo.methods.base import Algorithm, Groups, Modules, Workbench
 from medsilo.mixing.mixers import Mixer, WeightedMean
 from medsilo.mixing.server import FedAdam
 from medsilo.models.activity_cnn import ActivityCnn
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.vgg11 import Vgg11
 

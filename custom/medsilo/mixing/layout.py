@@ -46,7 +46,7 @@ class Block:
         torch._foreach_sub_(of.split(self.sizes), [piece.of(tensors) for piece in self.pieces])
 
 
-class Section:
+class TypeSection:
     """All tensors of one floating-point type, thought of as one vector."""
 
     def __init__(self, dtype: torch.dtype, shapes: dict[str, torch.Size], offset: int) -> None:
@@ -98,10 +98,10 @@ class Layout:
         for name, (shape, dtype) in self.signature.items():
             if _is_averaged(dtype):
                 shapes.setdefault(dtype, {})[name] = shape
-        self.sections: list[Section] = []
+        self.sections: list[TypeSection] = []
         self.bytes = 0
         for dtype in sorted(shapes, key=str):
-            section = Section(dtype, shapes[dtype], self.bytes)
+            section = TypeSection(dtype, shapes[dtype], self.bytes)
             self.sections.append(section)
             self.bytes += section.size * dtype.itemsize
 

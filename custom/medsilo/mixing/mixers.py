@@ -29,7 +29,7 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.spill import Kept
-from medsilo.mixing.layout import Layout, Section, Tensors
+from medsilo.mixing.layout import Layout, Tensors, TypeSection
 from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
 
 # Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
@@ -308,7 +308,7 @@ class UniformMean(WeightedMean):
 
 
 @dataclass
-class Packed:
+class PackedTensors:
     """A site's tensors as the mixer's own vectors, one per section, which may be changed in place."""
 
     layout: Layout
@@ -316,13 +316,13 @@ class Packed:
     carried: dict[str, Tensor]
 
     @classmethod
-    def of(cls, tensors: dict[str, Tensor], layout: Layout) -> "Packed":
+    def of(cls, tensors: dict[str, Tensor], layout: Layout) -> "PackedTensors":
         vectors = [section.flatten(tensors) for section in layout.sections]
         return cls(layout, vectors, {name: tensors[name] for name in layout.carried})
 
-    def copy(self) -> "Packed":
+    def copy(self) -> "PackedTensors":
         """The same numbers in memory of their own."""
-        return Packed(self.layout, [vector.clone() for vector in self.vectors], self.carried)
+        return PackedTensors(self.layout, [vector.clone() for vector in self.vectors], self.carried)
 
     def unpack(self) -> dict[str, Tensor]:
         """The tensors, to be given out; the vectors are gone afterwards."""
@@ -342,8 +342,8 @@ class PersonalMixer(Mixer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rows: dict[str, dict[str, Tensor] | Packed] = {}
-        self._sent: dict[str, dict[str, Tensor] | Packed] = {}
+        self._rows: dict[str, dict[str, Tensor] | PackedTensors] = {}
+        self._sent: dict[str, dict[str, Tensor] | PackedTensors] = {}
 
     @abstractmethod
     def _rule(self, sites: list[str]) -> Rule:
@@ -354,14 +354,14 @@ class PersonalMixer(Mixer):
             self._rows.setdefault(site, initial)
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
-        self._sent[site] = Packed.of(tensors, layout)
+        self._sent[site] = PackedTensors.of(tensors, layout)
         self._rows.pop(site, None)
 
     def _merge(self) -> None:
         """Mixes block by block, in place: every model is held once."""
         assert self._layout is not None
         sites = sorted(self._sent)
-        rows = [row for row in map(self._sent.get, sites) if isinstance(row, Packed)]
+        rows = [row for row in map(self._sent.get, sites) if isinstance(row, PackedTensors)]
         if len(rows) > 1:
             rule = self._rule(sites)
             for section, *vectors in zip(self._layout.sections, *(row.vectors for row in rows), strict=True):
@@ -373,7 +373,7 @@ class PersonalMixer(Mixer):
         if site in self._sent:
             raise MedsiloError(f"{site}: it has answered in this round; its next model comes when the round closes")
         row = self._rows.get(site)
-        if isinstance(row, Packed):
+        if isinstance(row, PackedTensors):
             row = self._rows[site] = row.unpack()
         return row
 
@@ -398,7 +398,7 @@ class PersonalMixer(Mixer):
         self._sent = {}
 
 
-def _apply(rule: Rule, section: Section, vectors: list[Tensor]) -> None:
+def _apply(rule: Rule, section: TypeSection, vectors: list[Tensor]) -> None:
     """Mixes the sites' vectors [size] in place, some columns at a time and always in the same memory."""
     sites = len(vectors)
     width = min(COLUMNS, section.size)
@@ -450,7 +450,7 @@ class SimilarityMix(PersonalMixer):
         super().__init__()
         self.weights = _mixing_matrix(weights)
         self.absent = absent
-        self._last: dict[str, Packed] = {}
+        self._last: dict[str, PackedTensors] = {}
 
     def _check_sites(self, sites: list[str]) -> None:
         if len(sites) != len(self.weights):
@@ -467,7 +467,7 @@ class SimilarityMix(PersonalMixer):
         """With absent="last", absent sites' last contributions join the sum; what came of them is dropped again."""
         if self.absent == "leave-out":
             return super()._merge()
-        sent = {site: row for site, row in self._sent.items() if isinstance(row, Packed)}
+        sent = {site: row for site, row in self._sent.items() if isinstance(row, PackedTensors)}
         absent = {site: row for site, row in self._last.items() if site not in sent}
         self._last = {**absent, **{site: row.copy() for site, row in sent.items()}}
         kept = {site: self._rows[site] for site in absent if site in self._rows}
@@ -488,7 +488,7 @@ class SimilarityMix(PersonalMixer):
         for site in facts["last"]:
             prefix = f"/{site}/"
             own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-            self._last[site] = Packed.of(own, Layout(own))
+            self._last[site] = PackedTensors.of(own, Layout(own))
 
 
 class Gallery(Mixer):

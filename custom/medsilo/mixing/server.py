@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import Refused
-from medsilo.core.spill import Kept, Spill, Stored
+from medsilo.core.spill import Kept, Spill, StoredVector
 from medsilo.mixing.layout import Layout, Tensors
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.waiting import reading
@@ -83,7 +83,7 @@ class ServerOptimizer(WeightedMean):
         super().__init__()
         self.lr, self.uniform = float(lr), uniform
         self._steps = 0
-        self._memory: list[list[Stored]] = []  # the optimizer's vectors, block by block
+        self._memory: list[list[StoredVector]] = []  # the optimizer's vectors, block by block
 
     @property
     @abstractmethod
@@ -99,7 +99,7 @@ class ServerOptimizer(WeightedMean):
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
         self._steps += 1
-        memory: list[list[Stored]] = []
+        memory: list[list[StoredVector]] = []
         spill = Spill()
         kinds = [section.kept for section in layout.sections for _ in section.blocks]
         for place, (theta, d) in enumerate(blocks):
@@ -108,7 +108,7 @@ class ServerOptimizer(WeightedMean):
             else:
                 wide = [torch.full_like(d, value) for value in self._start]
             torch.add(theta, self._update(d, *wide), alpha=self.lr, out=d)
-            memory.append([Stored.put(vector.to(kinds[place]), spill) for vector in wide])
+            memory.append([StoredVector.put(vector.to(kinds[place]), spill) for vector in wide])
         self._memory = memory
 
     def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
@@ -121,9 +121,9 @@ class ServerOptimizer(WeightedMean):
         super()._load({name: tensor for name, tensor in tensors.items() if not name.startswith("/")}, facts)
         spill, kinds = Spill(), len(self._start)
 
-        def stored(place: int) -> Stored:
+        def stored(place: int) -> StoredVector:
             vector = tensors[f"/{place}"]
-            return vector if isinstance(vector, Stored) else Stored.put(vector, spill)
+            return vector if isinstance(vector, StoredVector) else StoredVector.put(vector, spill)
 
         places = range(0, len(tensors) - len(self._given or {}), kinds)
         self._memory = [[stored(place + kind) for kind in range(kinds)] for place in places]

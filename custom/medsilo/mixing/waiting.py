@@ -8,13 +8,13 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.spill import Spill
-from medsilo.mixing.layout import Block, Layout, Section, Tensors
+from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
 
 # Bytes of all contributions together that may wait in memory, unless told otherwise; the others wait on the disk.
 MEMORY = 4 << 20
 
 # Copies the numbers of one block of a section into a vector.
-Read = Callable[[Section, Block, Tensor], None]
+Read = Callable[[TypeSection, Block, Tensor], None]
 
 
 def reading(tensors: Tensors) -> Read:
@@ -25,7 +25,7 @@ def reading(tensors: Tensors) -> Read:
 def way(read: Read, origin: Tensors) -> Read:
     """Reads how far it is from there: θ - origin."""
 
-    def subtracted(section: Section, block: Block, into: Tensor) -> None:
+    def subtracted(section: TypeSection, block: Block, into: Tensor) -> None:
         read(section, block, into)
         block.subtract(origin, into)
 
@@ -75,7 +75,7 @@ class WaitingRoom:
         spill, begin = self._spill, self._begins[site]
         assert spill is not None
 
-        def read(section: Section, block: Block, into: Tensor) -> None:
+        def read(section: TypeSection, block: Block, into: Tensor) -> None:
             numbers = torch.empty(block.size, dtype=section.dtype)
             place = begin + section.offset + block.start * section.dtype.itemsize
             try:

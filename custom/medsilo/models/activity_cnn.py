@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.models.base import Network
 from medsilo.models.blocks import Norm, block
+from medsilo.models.network import Network
 
 
 class ActivityCnn(Network):

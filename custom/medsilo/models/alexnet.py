@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.models.base import Network
 from medsilo.models.blocks import Norm, norm_layer
+from medsilo.models.network import Network
 
 # Features, kernel, stride, padding of each convolution, and whether pooling follows.
 CONVOLUTIONS = ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False))

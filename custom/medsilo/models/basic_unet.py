@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.models.base import Dimensions, Network
+from medsilo.models.network import Dimensions, Network
 from medsilo.models.unet import MONAI_NORMS
 
 

@@ -4,8 +4,8 @@ from typing import Literal
 
 from torch import nn
 
-from medsilo.models.base import Dimensions, Network
 from medsilo.models.blocks import use_batch_statistics
+from medsilo.models.network import Dimensions, Network
 
 
 class DenseNet121(Network):

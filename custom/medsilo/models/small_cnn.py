@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import Field
 from torch import nn
 
-from medsilo.models.base import Dimensions, Network
 from medsilo.models.blocks import MEANS, Norm, block
+from medsilo.models.network import Dimensions, Network
 
 
 class SmallCnn(Network):

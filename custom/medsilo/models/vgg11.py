@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import nn
 
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 
 # Configuration A of Simonyan and Zisserman 2015: stages that end in pooling, and the features of their convolutions.
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))

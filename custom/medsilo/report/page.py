@@ -10,12 +10,12 @@ from markupsafe import Markup
 from medsilo.report import findings, panels, partition
 from medsilo.report.charts import NARROW, WIDE, Series, line_chart, swatch, ticks
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
-from medsilo.report.layout import fill, save
 from medsilo.report.panels import Subject
 from medsilo.report.pictures import Bars, site_bars
 from medsilo.report.provenance import provenance
 from medsilo.report.read import Absence, Run, SiteResult, all_sites, last_round, read_all, same, spans
 from medsilo.report.table import MISSING, WITHHELD, number, score_text
+from medsilo.report.template import fill, save
 
 HERE = Path(__file__).parent
 LONG_GRID = 20

@@ -9,7 +9,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.flare.jobs import PLAN, find_job
 from medsilo.methods import ALGORITHMS
 from medsilo.plan import Plan, load_plan, parse_plan
-from medsilo.study.base import base_plan
+from medsilo.study.base_plan import base_plan
 from medsilo.study.cells import Cell, Row, cells_of, parse_sweep, swept_rows
 
 

@@ -11,7 +11,7 @@ from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings
-from medsilo.study.base import SITES, base_plan
+from medsilo.study.base_plan import SITES, base_plan
 from medsilo.study.progress import round_lines
 
 # Not all there are, so that the demo stays well under three minutes.

@@ -6,7 +6,6 @@ from typing import ClassVar
 from torch import Tensor, stack
 from torch.nn import functional
 
-from medsilo.tasks.base import Task
 from medsilo.tasks.metrics import (
     BINS,
     CHANCES,
@@ -19,6 +18,7 @@ from medsilo.tasks.metrics import (
     chances,
     confusion,
 )
+from medsilo.tasks.task import Task
 
 
 class Classification(Task):

@@ -42,7 +42,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Made:
+class PreparedEntry:
     """An entry as the network takes it: inputs [cases, C, *grid]; targets [cases, *grid] as bytes, or [cases]."""
 
     inputs: Tensor
@@ -69,7 +69,7 @@ class Cache:
     """Where a site keeps what is ready."""
 
     source: DataSource
-    make: Callable[[Entry], Made]
+    make: Callable[[Entry], PreparedEntry]
     settings: str  # what else `make` depends on
 
     def __post_init__(self) -> None:
@@ -77,15 +77,15 @@ class Cache:
         if self.source.cache == "disk" and self.source.cache_folder is None:
             raise DataError("data: cache is disk, but cache_folder is not given; name a folder for prepared images")
 
-    def hold(self, entry: Entry) -> "Held":
+    def hold(self, entry: Entry) -> "HeldEntry":
         """The entry, read once."""
         if self.source.cache == "disk":
             return self._on_disk(entry)
         made = self.make(entry)
         keeps = self.memory.takes(made.inputs, made.targets)
-        return Held(entry, made.facts, made if keeps else None, None, self.make)
+        return HeldEntry(entry, made.facts, made if keeps else None, None, self.make)
 
-    def _on_disk(self, entry: Entry) -> "Held":
+    def _on_disk(self, entry: Entry) -> "HeldEntry":
         assert self.source.cache_folder is not None
         path = self.source.cache_folder / f"{self._key(entry)}.safetensors"
         try:
@@ -96,7 +96,7 @@ class Cache:
             made = self.make(entry)
             facts = made.facts
             save_tensors(path, dict(zip(NAMES, (made.inputs, made.targets), strict=True)), asdict(facts))
-        return Held(entry, facts, None, path, self.make)
+        return HeldEntry(entry, facts, None, path, self.make)
 
     def _key(self, entry: Entry) -> str:
         """Changes with the files, with what is made of them, and with the code that makes it."""
@@ -117,14 +117,14 @@ def _facts(values: dict[str, Any]) -> Facts:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldEntry:
     """One entry's cases, wherever they are."""
 
     entry: Entry
     facts: Facts
-    made: Made | None
+    made: PreparedEntry | None
     file: Path | None
-    make: Callable[[Entry], Made] = field(repr=False)
+    make: Callable[[Entry], PreparedEntry] = field(repr=False)
 
     def case(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs [C, *grid] and target of one case."""
@@ -137,10 +137,10 @@ class Held:
         return made.inputs[number], made.targets[number].long()
 
 
-class Ready(Dataset):
+class ReadyCases(Dataset):
     """The cases of one part; several of one entry, as the slices of a volume, follow each other."""
 
-    def __init__(self, held: Sequence[Held], chosen: Sequence[Sequence[int]]) -> None:
+    def __init__(self, held: Sequence[HeldEntry], chosen: Sequence[Sequence[int]]) -> None:
         self.held, self.chosen = held, chosen
         self.ends = list(accumulate(map(len, chosen)))
         self.patients = tuple(one.entry.patient for one, cases in zip(held, chosen, strict=True) for _ in cases)
@@ -159,7 +159,7 @@ class Ready(Dataset):
         return self.held[place].case(self.chosen[place][index - (self.ends[place - 1] if place else 0)])
 
 
-class Lazy(Dataset):
+class LazyCases(Dataset):
     """Files with their classes, read when they are asked for: for sets that may be too large for the memory."""
 
     def __init__(self, items: Sequence[tuple[Path, int]], patients: Sequence[str], read: Callable[..., Case]) -> None:

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from medsilo.tasks.base import Task
 from medsilo.tasks.metrics import Measures
+from medsilo.tasks.task import Task
 
 SURFACE = ("hd95", "surface_dice")
 

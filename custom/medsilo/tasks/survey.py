@@ -30,7 +30,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartFacts:
     """One part of a site's data. `classes`: the cases of each class, or those that show each structure."""
 
     cases: int
@@ -42,7 +42,7 @@ class Part:
 class Survey:
     """A site's data in counts. What a task can't tell is None or empty."""
 
-    parts: dict[str, Part]  # of train, validation and test
+    parts: dict[str, PartFacts]  # of train, validation and test
     label_values: dict[str, int] = field(default_factory=dict)  # value in the site's files -> cases that have it
     unreadable: int = 0  # files
     unlabelled: int = 0  # images without a label

@@ -30,7 +30,7 @@ UNKNOWN = f"the site's own {LOG}, beside its results, may say why"
 log = logging.getLogger(__name__)
 
 
-class Isolated:
+class IsolatedParticipant:
     """Answers parcels as a participant does, which lives in a process of its own across rounds.
 
     A new process goes on from the state on the site's disk.

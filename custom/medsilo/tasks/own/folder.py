@@ -14,19 +14,19 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.learning.seeds import seed_for
-from medsilo.models.base import Network
-from medsilo.tasks.base import SiteData, Task
+from medsilo.models.network import Network
 from medsilo.tasks.intensity import Intensity, Percentiles, check_kind
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.metrics import Counts, Figures, Measures
-from medsilo.tasks.own.measuring import Classes, Structures
+from medsilo.tasks.own.measuring import ClassJudge, StructureJudge
 from medsilo.tasks.own.patches import Augmentation, augmented, fitted, from_windows, patch, resized
 from medsilo.tasks.partition import Partition
 from medsilo.tasks.published.reading import Shares
-from medsilo.tasks.ready import Cache, Facts, Held, Made, Ready
+from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases
 from medsilo.tasks.scans import Scan, read_scan, refuse_palette
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import PARTS, Part, Problem, Survey, digest, range_of, ranges_of, repeated
+from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, range_of, ranges_of, repeated
+from medsilo.tasks.task import SiteData, Task
 from medsilo.tasks.volumes import SAME_PLACE
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
@@ -37,7 +37,7 @@ SHOWN = 8  # values that an error names
 GREATEST = 65_535  # value of a mask
 
 
-class Folder(Task):
+class FolderTask(Task):
     """What sites must agree on to learn from folders of their own. Where the files lie is each site's own affair.
 
     Numbers along axes are given as x, y (and z). Images are resized to `size`; or they keep a size of their own. Then a
@@ -206,7 +206,7 @@ class Folder(Task):
 
     def _examined(
         self, site: str, sites: Sequence[str], source: DataSource | None, keeps: bool = True
-    ) -> tuple[Survey, dict[str, Ready]]:
+    ) -> tuple[Survey, dict[str, ReadyCases]]:
         """All of a site's files, read once: what there is, and the parts."""
         if source is None:
             raise DataError(f"task {self.name} needs data: set 'data' in this site's medsilo.yaml, or give --data")  # type: ignore[attr-defined]
@@ -226,7 +226,7 @@ class Folder(Task):
         held = {part: _held(parts[part], holder, wrong) for part in PARTS}
         for what, names in wrong.items():
             listing.add("left out", what, names)
-        ready = {part: Ready(held[part], [self._chosen(one.facts) for one in held[part]]) for part in PARTS}
+        ready = {part: ReadyCases(held[part], [self._chosen(one.facts) for one in held[part]]) for part in PARTS}
         return self._told(listing, held, ready, numbers), ready
 
     def _dealt(
@@ -287,7 +287,7 @@ class Folder(Task):
             return int(label)
         raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
 
-    def _made(self, entry: Entry, classes: dict[str, int], numbers: dict[int, int]) -> Made:
+    def _made(self, entry: Entry, classes: dict[str, int], numbers: dict[int, int]) -> PreparedEntry:
         """One entry from its files."""
         scan = _together([_scan_of(path) for path in entry.images])
         inputs = self._inputs(scan.values, scan.spacing)
@@ -309,7 +309,7 @@ class Folder(Task):
             values,
             tuple(tuple(torch.unique(target).tolist()) for target in targets),
         )
-        return Made(inputs, targets, facts)
+        return PreparedEntry(inputs, targets, facts)
 
     def _inputs(self, values: np.ndarray, spacing: Sequence[float]) -> Tensor:
         """What the network reads of an image [C, (D,) H, W]: [cases, C, *grid]."""
@@ -348,7 +348,7 @@ class Folder(Task):
 
     # ------------------------------------------------------------------------------------------ what is found
     def _told(
-        self, listing: Listing, held: dict[str, list[Held]], ready: dict[str, Ready], numbers: dict[int, int]
+        self, listing: Listing, held: dict[str, list[HeldEntry]], ready: dict[str, ReadyCases], numbers: dict[int, int]
     ) -> Survey:
         every = [one for part in PARTS for one in held[part]]
         values = Counter(value for one in every for value in one.facts.values)
@@ -386,13 +386,13 @@ class Folder(Task):
             problems=tuple(listing.problems),
         )
 
-    def _part(self, data: Ready) -> Part:
+    def _part(self, data: ReadyCases) -> PartFacts:
         names = (BACKGROUND, *self.labels) if self.segments else self.labels
         counts: Counter[int] = Counter()
         for one, cases in zip(data.held, data.chosen, strict=True):
             counts.update(label for case in cases for label in one.facts.shown[case])
         shown = {name: counts[number] for number, name in enumerate(names) if name != BACKGROUND}
-        return Part(len(data), len(set(data.patients)), shown)
+        return PartFacts(len(data), len(set(data.patients)), shown)
 
 
 def parts_by_patient(patients: Iterable[str], shares: Sequence[float], split: int) -> dict[str, str]:
@@ -418,7 +418,7 @@ def _scan_of(path: Path) -> Scan:
     return read_scan(path)
 
 
-def _held(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]]) -> list[Held]:
+def _held(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]]) -> list[HeldEntry]:
     """What can be read of these; what can't is noted."""
     held = []
     for entry in entries:
@@ -466,8 +466,8 @@ def _refuse_another_place(one: Scan, other: Scan, what: str) -> None:
 
 
 @cache
-def _family(task: Folder) -> Task:
+def _family(task: FolderTask) -> Task:
     """What measures this kind of task."""
     if task.segments:
-        return Structures(names=task.labels, axes=task.axes, lengths=task.voxel, criterion=task.criterion)
-    return Classes(names=task.labels, axes=task.axes)
+        return StructureJudge(names=task.labels, axes=task.axes, lengths=task.voxel, criterion=task.criterion)
+    return ClassJudge(names=task.labels, axes=task.axes)

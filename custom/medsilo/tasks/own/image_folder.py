@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from medsilo.tasks.intensity import Bytes, Intensity
-from medsilo.tasks.own.folder import Folder, Length
+from medsilo.tasks.own.folder import FolderTask, Length
 
 
-class ImageFolder(Folder):
+class ImageFolder(FolderTask):
     """Flat images (PNG, JPEG, TIFF) and their masks or classes, from a folder that the site describes itself.
 
     Images are resized to `size`; with `resize: false` they keep their own, and a segmentation learns from pieces.

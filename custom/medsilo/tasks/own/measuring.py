@@ -8,15 +8,15 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from medsilo.models.base import Dimensions, Network
 from medsilo.models.densenet121 import DenseNet121
+from medsilo.models.network import Dimensions, Network
 from medsilo.models.unet import UNet
-from medsilo.tasks.base import SiteData, Task
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.task import SiteData, Task
 
 
-class _Measuring(Task):
+class _Judge(Task):
     title: ClassVar[str] = "of another task"
 
     names: tuple[str, ...]
@@ -26,7 +26,7 @@ class _Measuring(Task):
         raise TypeError("this measures and has no data")
 
 
-class Structures(_Measuring, Segmentation):
+class StructureJudge(_Judge, Segmentation):
     """A segmentation with these structures, which have the labels 1, 2, ..."""
 
     lengths: tuple[float, ...] | None  # millimetres between places of the output
@@ -50,7 +50,7 @@ class Structures(_Measuring, Segmentation):
         return _dice(self.criterion)(output, target[:, None])
 
 
-class Classes(_Measuring, Classification):
+class ClassJudge(_Judge, Classification):
     """A classification into these classes: 0, 1, ..."""
 
     @property

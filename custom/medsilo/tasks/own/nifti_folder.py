@@ -6,12 +6,12 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from medsilo.models.base import Dimensions
-from medsilo.tasks.own.folder import Distance, Folder, Name
+from medsilo.models.network import Dimensions
+from medsilo.tasks.own.folder import Distance, FolderTask, Name
 from medsilo.tasks.ready import Facts
 
 
-class NiftiFolder(Folder):
+class NiftiFolder(FolderTask):
     """Volumes (NIfTI, MHA, NRRD) and their masks or classes, from a folder that the site describes itself.
 
     Every volume is turned to LPS. With `target_spacing` it is resampled to that, and a segmentation learns from pieces

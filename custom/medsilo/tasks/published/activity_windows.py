@@ -13,9 +13,9 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.learning.seeds import generator_for
 from medsilo.models.activity_cnn import ActivityCnn
-from medsilo.models.base import Network
-from medsilo.tasks.base import Cases, SiteData
+from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
+from medsilo.tasks.task import Cases, SiteData
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 

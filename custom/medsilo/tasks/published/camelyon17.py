@@ -11,9 +11,8 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
-from medsilo.models.base import Network
 from medsilo.models.densenet121 import DenseNet121
-from medsilo.tasks.base import SiteData
+from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.published.reading import (
     Shares,
@@ -28,7 +27,8 @@ from medsilo.tasks.published.reading import (
     site_folder,
     split_seed,
 )
-from medsilo.tasks.ready import Lazy
+from medsilo.tasks.ready import LazyCases
+from medsilo.tasks.task import SiteData
 
 TABLE = "metadata.csv"
 COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
@@ -78,7 +78,7 @@ class Camelyon17(Classification):
         items = [(place / _file(row), int(row["tumor"])) for row in own]
         if not items[0][0].is_file():
             raise DataError(f"{TABLE} names patches that are not there; expected {LAYOUT}", private=str(items[0][0]))
-        return divided(items, patients, parts_of(groups, self.shares, split_seed(seed, site)), self._read, Lazy)
+        return divided(items, patients, parts_of(groups, self.shares, split_seed(seed, site)), self._read, LazyCases)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         return fitted(scaled(values, self.channels), (self.size, self.size))[None]

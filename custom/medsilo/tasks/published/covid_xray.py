@@ -13,18 +13,18 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
 from medsilo.models.alexnet import AlexNet
-from medsilo.models.base import Network
-from medsilo.tasks.base import SiteData
-from medsilo.tasks.published.pooled import Pooled
+from medsilo.models.network import Network
+from medsilo.tasks.published.pooled import PooledTask
 from medsilo.tasks.published.reading import divided, files_in, fitted, plain, read_picture, scaled, site_folder
-from medsilo.tasks.ready import Lazy
+from medsilo.tasks.ready import LazyCases
+from medsilo.tasks.task import SiteData
 
 CLASSES = ("COVID-19", "Normal", "Pneumonia-Viral", "Pneumonia-Bacterial")
 ENDINGS = (".png", ".jpg", ".jpeg")
 PERSON = re.compile(r"person\d+", re.IGNORECASE)  # in the file names of one of the set's sources
 
 
-class CovidXray(Pooled):
+class CovidXray(PooledTask):
     """Grey images in 0 to 1, [1, size, size], of four classes, in folders named after them. Read when
     asked for, but for those that the site's cache keeps.
 
@@ -59,7 +59,7 @@ class CovidXray(Pooled):
         if len(np.unique(labels)) < len(CLASSES):
             raise DataError(f"a class has no picture; expected {layout}", private=str(place))
         patients = tuple(_patient(path, label) for path, label in items)
-        return divided(items, patients, self.dealt(labels, patients, site, sites, seed), self._read, Lazy)
+        return divided(items, patients, self.dealt(labels, patients, site, sites, seed), self._read, LazyCases)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
         return fitted(scaled(values, self.channels), (self.size, self.size))[None]

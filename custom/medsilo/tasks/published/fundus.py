@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 from medsilo.models.unet import UNet
-from medsilo.tasks.base import SiteData
 from medsilo.tasks.published.reading import (
     Shares,
     divided,
@@ -31,6 +30,7 @@ from medsilo.tasks.published.reading import (
     split_seed,
 )
 from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.task import SiteData
 from medsilo.tasks.volumes import resized
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")

@@ -14,9 +14,8 @@ from torch.nn import functional
 
 from medsilo.core.errors import DataError
 from medsilo.learning.seeds import seed_for
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 from medsilo.models.unet import UNet
-from medsilo.tasks.base import Cases, SiteData
 from medsilo.tasks.published.outlines import draw_outlines
 from medsilo.tasks.published.reading import (
     Split,
@@ -32,6 +31,7 @@ from medsilo.tasks.published.reading import (
 )
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.task import Cases, SiteData
 from medsilo.tasks.volumes import resized
 
 INDEX = "index.csv"

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import DataError
-from medsilo.models.base import Network
 from medsilo.models.lenet5 import LeNet5
-from medsilo.tasks.base import Cases, SiteData
-from medsilo.tasks.published.pooled import Pooled
+from medsilo.models.network import Network
+from medsilo.tasks.published.pooled import PooledTask
 from medsilo.tasks.published.reading import fitted, scaled, site_folder
+from medsilo.tasks.task import Cases, SiteData
 
 FILE_PARTS = ("train", "val", "test")
 VIEWS = {"axial": "a", "coronal": "c", "sagittal": "s"}
@@ -25,7 +25,7 @@ RELEASES = {
 }
 
 
-class OrganMnist(Pooled):
+class OrganMnist(PooledTask):
     """Grey images in 0 to 1, [1, size, size], of 11 organs.
 
     The file is organamnist.npz, organcmnist.npz or organsmnist.npz (with _64, _128 or _224 for those sizes), or

@@ -11,10 +11,10 @@ from pydantic import Field
 
 from medsilo.core.errors import DataError
 from medsilo.models.activity_cnn import ActivityCnn
-from medsilo.models.base import Network
-from medsilo.tasks.base import Cases, SiteData
-from medsilo.tasks.published.pooled import Pooled
+from medsilo.models.network import Network
+from medsilo.tasks.published.pooled import PooledTask
 from medsilo.tasks.published.reading import files_in, site_folder
+from medsilo.tasks.task import Cases, SiteData
 
 COLUMNS = 54  # time, activity, heart rate, and 17 numbers each of the sensors at hand, chest and ankle
 # Of each sensor the acceleration (16 g), the gyroscope and the magnetometer, three axes each.
@@ -24,7 +24,7 @@ ACTIVITIES = (1, 2, 3, 4, 6, 7, 13, 16, 17, 24)
 LAYOUT = "subject101.dat to subject109.dat (the folder Protocol of PAMAP2_Dataset)"
 
 
-class Pamap2(Pooled):
+class Pamap2(PooledTask):
     """Windows [27, steps] at 100 Hz of ten activities; a window is of one activity, gaps are filled linearly.
 
     Numbers stay in the sensors' units (m/s2, rad/s, microtesla): the network's first norm brings them to one scale.

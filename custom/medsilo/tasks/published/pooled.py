@@ -12,7 +12,7 @@ from medsilo.tasks.partition import dirichlet, iid
 from medsilo.tasks.published.reading import Shares, Split, parts_of, split_seed
 
 
-class Pooled(Classification):
+class PooledTask(Classification):
     """How a pool is dealt: by Dirichlet, evenly, or not at all where the folder is the site's own.
 
     Sites take turns in sorted order, and all hold the same folder and the same plan, so that nobody has to tell

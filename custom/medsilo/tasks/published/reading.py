@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
 from medsilo.learning.seeds import seed_for
-from medsilo.tasks.base import Cases, SiteData
+from medsilo.tasks.task import Cases, SiteData
 
 Split = Literal["patient", "paper"]
 

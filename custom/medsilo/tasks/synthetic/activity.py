@@ -10,11 +10,11 @@ from pydantic import Field
 
 from medsilo.learning.seeds import seed_for
 from medsilo.models.activity_cnn import ActivityCnn
-from medsilo.models.base import Network
-from medsilo.tasks.base import SiteData
+from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.partition import dirichlet
 from medsilo.tasks.synthetic.hospitals import numbers_for, parts_in_turn, position_of, split_by_patient
+from medsilo.tasks.task import SiteData
 
 CHANNELS = 9
 CLASSES = 6

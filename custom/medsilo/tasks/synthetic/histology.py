@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 from medsilo.models.small_cnn import SmallCnn
-from medsilo.tasks.base import SiteData
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.synthetic.hospitals import (
     blur,
@@ -22,6 +21,7 @@ from medsilo.tasks.synthetic.hospitals import (
     smooth_noise,
     split_by_patient,
 )
+from medsilo.tasks.task import SiteData
 
 DEBRIS = 4  # free nuclei that say nothing of the class
 SPACING = 16  # pixels between the places at which a cell may lie

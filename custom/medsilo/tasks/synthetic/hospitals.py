@@ -10,7 +10,7 @@ import torch
 
 from medsilo.core.errors import PlanError
 from medsilo.learning.seeds import seed_for
-from medsilo.tasks.base import Cases, SiteData
+from medsilo.tasks.task import Cases, SiteData
 
 # Ten patients in a row: train (0), validation (1), test (2). Three in a row from the start already fill all parts.
 PARTS = np.array([0, 2, 1, 0, 0, 2, 0, 1, 0, 2])

@@ -11,9 +11,8 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 from medsilo.models.unet import UNet
-from medsilo.tasks.base import SiteData
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.synthetic.hospitals import (
     numbers_for,
@@ -24,6 +23,7 @@ from medsilo.tasks.synthetic.hospitals import (
     smooth_noise,
     split_by_patient,
 )
+from medsilo.tasks.task import SiteData
 from medsilo.tasks.volumes import Volume, read_pair, resized, slices_in_monai, slices_of, write_volume
 
 DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark ellipsoid

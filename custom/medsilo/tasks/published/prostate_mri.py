@@ -13,11 +13,11 @@ from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
-from medsilo.models.base import Network
 from medsilo.models.basic_unet import BasicUNet
-from medsilo.tasks.base import SiteData
+from medsilo.models.network import Network
 from medsilo.tasks.published.reading import Shares, Split, files_in, parts_of, site_folder, split_seed
 from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.task import SiteData
 from medsilo.tasks.volumes import read_pair, resized, slices_of
 
 ENDINGS = (".nii.gz", ".nii", ".mha", ".mhd")

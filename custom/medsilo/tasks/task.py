@@ -14,16 +14,16 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
-from medsilo.learning.loop import Drawn
-from medsilo.models.base import Network
+from medsilo.learning.loop import DrawnCases
+from medsilo.models.network import Network
 from medsilo.tasks.listing import links_out
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
-from medsilo.tasks.ready import Lazy, Memory
+from medsilo.tasks.ready import LazyCases, Memory
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import (
     PARTS,
-    Part,
+    PartFacts,
     Problem,
     Severity,
     Survey,
@@ -108,7 +108,7 @@ class Task(Section):
         data, memory = self.load(site, sites, seed, source.folder), Memory(source)
         for part in PARTS:
             cases = getattr(data, part)
-            if isinstance(cases, Lazy):
+            if isinstance(cases, LazyCases):
                 cases.keep(memory)
         return data
 
@@ -167,7 +167,7 @@ class Task(Section):
 
     def pieces(self, data: Dataset, seed: int) -> Dataset:
         """The cases in the task's shape, without augmentation; always the same for a seed."""
-        return Drawn(data, self.cropped, seed) if self.crops else data
+        return DrawnCases(data, self.cropped, seed) if self.crops else data
 
     evaluation_batch: ClassVar[int] = 64  # cases that are evaluated together
 
@@ -246,7 +246,7 @@ def surveyed(parts: dict[str, Dataset], mixes_patients: bool = False) -> Survey:
             classes.update(labels_in(target))
         values += classes
         told = {str(label): classes[label] for label in sorted(classes)}
-        found[name] = Part(len(data), len(set(patients_of(data))), told)  # type: ignore[arg-type]
+        found[name] = PartFacts(len(data), len(set(patients_of(data))), told)  # type: ignore[arg-type]
     shared = in_two_parts({name: patients_of(data) for name, data in parts.items()})
     problems = [
         Problem("stops", f"the {name} part has no cases; check its split")

@@ -13,14 +13,14 @@ from torch.utils.data import Dataset, Subset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
-from medsilo.federation.central import POOL
+from medsilo.federation.pool import POOL
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Compute, batches, evaluate
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, load_plan
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import SiteData
+from medsilo.tasks.task import SiteData
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AnalysisResult:
     """What came out: values for JSON, figures by name, and one line per fact that a person should see at once."""
 
     data: dict[str, Any]
@@ -49,7 +49,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A finished run, of which this machine has all sites' data."""
 
     folder: Path
@@ -96,14 +96,14 @@ class Finished:
         return {"label": self.label, "run": self.folder.name} | {key: self.summary[key] for key in keys}
 
 
-def read_finished(folders: Sequence[Path]) -> list[Finished]:
+def read_finished(folders: Sequence[Path]) -> list[FinishedRun]:
     """Finished runs; those with the same title are told apart by their folders."""
     runs = []
     for folder in folders:
         summary = Record(folder).summary()
         if summary.get("status") != "finished":
             raise MedsiloError(f"{folder.name}: there is no finished run; give a folder that medsilo run has written")
-        runs.append(Finished(folder, summary["title"], load_plan(folder / "plan.yaml"), summary))
+        runs.append(FinishedRun(folder, summary["title"], load_plan(folder / "plan.yaml"), summary))
     titles = Counter(run.label for run in runs)
     if len({run.folder.resolve() for run in runs}) < len(runs):
         raise MedsiloError("a run is given twice; give each once")
@@ -116,13 +116,15 @@ def drawn(data: Dataset, most: int, seed: int, *purpose: str) -> Subset:
     return Subset(data, sorted(order[:most].tolist()))
 
 
-def as_evaluated(run: Finished, model: nn.Module, cases: Dataset, compute: Compute) -> Iterator[tuple[Tensor, Tensor]]:
+def as_evaluated(
+    run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches as a round evaluates them: mixed where a batch norm takes each batch's own statistics, else in order."""
     order = generator_for(run.plan.seed, "evaluation") if judges_by_batch(model) else None
     return batches(cases, run.plan.task.evaluation_batch, compute, order, whole=True)
 
 
-def mean_loss(run: Finished, model: nn.Module, cases: Dataset, compute: Compute) -> float:
+def mean_loss(run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute) -> float:
     """The model's loss on these cases in evaluation mode."""
     task, data = run.plan.task, as_evaluated(run, model, cases, compute)
     return evaluate(model, data, task.loss, lambda output, target: {}, compute, infer=task.infer)[0]

@@ -23,16 +23,16 @@ from medsilo.check.machine import (
     gpus,
     required_versions,
 )
-from medsilo.check.report import Finding, Report
+from medsilo.check.result import Finding, Report
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
 from medsilo.learning.loop import Compute
 from medsilo.plan import Plan
 from medsilo.site.policy import read_policy
 from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
-from medsilo.tasks.base import SiteData
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS
+from medsilo.tasks.task import SiteData
 
 Rehearse = Callable[[Plan, str, Sequence[str], SiteSettings, SiteData, Path], list[Rehearsal]]
 

@@ -12,12 +12,12 @@ from medsilo.report import findings, panels
 from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
 from medsilo.report.findings import Answer, Notice
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
-from medsilo.report.layout import fill, save
 from medsilo.report.panels import Subject
 from medsilo.report.pictures import Bars, site_bars
 from medsilo.report.provenance import provenance
 from medsilo.report.read import Run, last_round, read, same
 from medsilo.report.table import number
+from medsilo.report.template import fill, save
 
 VERDICT = "verdict.json"
 MEGABYTE = 1e6

@@ -11,8 +11,8 @@ from medsilo.federation.participant import Measure, Participant, Stop
 from medsilo.federation.summary import tested_as
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.base import Cases, SiteData
 from medsilo.tasks.metrics import Measures, added
+from medsilo.tasks.task import Cases, SiteData
 
 POOL = "pooled"
 

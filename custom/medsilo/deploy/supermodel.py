@@ -18,7 +18,7 @@ from medsilo.deploy.card import card
 from medsilo.deploy.model import Rule, SuperModel
 from medsilo.deploy.tuning import Tuning
 from medsilo.models import NETWORKS
-from medsilo.models.base import Network
+from medsilo.models.network import Network
 from medsilo.plan import Plan, load_plan
 
 MANIFEST, PLAN, CARD = "supermodel.json", "plan.yaml", "card.md"
