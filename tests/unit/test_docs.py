@@ -1,11 +1,14 @@
 """What the pages promise is there."""
 
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from docs.tables import PAGES, TABLES, renewed
+from medsilo.cli import parsed
 from tests.conftest import make_plan
 
 
@@ -38,3 +41,23 @@ def test_every_key_of_every_section_is_in_the_plan_s_tables(root: Path) -> None:
         for name, values in plan.resolved().items():
             for key in values if isinstance(values, dict) else ():
                 assert f"`{name}.{key}`" in page or f"`{name}.{key}.name`" in page, f"{name}.{key}"
+
+
+def commands(page: Path) -> Iterator[str]:
+    """The lines of a page's code that call medsilo, without what the shell does with the output."""
+    fenced = False
+    for line in page.read_text().replace("\\\n", " ").splitlines():
+        fenced ^= line.startswith("```")
+        code = line.strip() if fenced or line.startswith("    ") else ""
+        if code.startswith("medsilo "):
+            command = code.removeprefix("medsilo ").partition(" > ")[0]
+            yield re.sub(r"<[^>]*>|…|\.\.\.", "X", command)  # what stands for a reader's own words
+
+
+def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = [(page, line) for page in (root / "README.md", *root.glob("docs/*.md")) for line in commands(page)]
+    for page, line in found:
+        words = shlex.split(line, comments=True)
+        assert parsed(words)[0] == words[0], f"{page.name}: medsilo {line}"
+    assert len(found) > 50

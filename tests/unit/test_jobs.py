@@ -109,8 +109,15 @@ def test_another_plan_goes_into_the_job_that_is_packed(tmp_path: Path, capsys: p
 
 def test_an_unknown_job_lists_those_that_are_there() -> None:
     with pytest.raises(MedsiloError) as error:
+        find_job(JOBS / "nonsense")
+    assert "nonsense" in str(error.value) and ", ".join(FEDERATED) in str(error.value)
+    with pytest.raises(MedsiloError, match=r"did you mean .*jobs/fedavg\?"):
         find_job(JOBS / "fedavgg")
-    assert "fedavgg" in str(error.value) and ", ".join(FEDERATED) in str(error.value)
+
+
+def test_a_job_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(JOBS.parent)
+    assert find_job("fedavg") == find_job("jobs/fedavg") == Path("jobs/fedavg")
 
 
 def test_a_component_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
