@@ -20,7 +20,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.files import is_safe_name, write_json
-from medsilo.flare.jobs import check_components, pack, plan_of, write_job
+from medsilo.flare.jobs import META, check_components, pack, plan_of, write_job
 from medsilo.runs.record import JOBS, Record
 
 CONNECT = 10.0  # seconds NVFlare has to reach the server
@@ -98,19 +98,10 @@ def submit(
                     f"not submitted: the plan needs {plan.participation.required} of {wanted}, and connected are "
                     f"{there}; start those who are missing, or change participation"
                 )
-            if plan.participation.sites:  # nothing of the study reaches a hospital that the plan does not name
-                _address(packed, plan.participation.sites)
             job_id = session.submit_job(str(packed))
         say(f"submitted as {job_id}; waits until the hospitals have joined")
         _await_start(kit, job_id, say, packed, sorted(asked & here))
     return job_id
-
-
-def _address(job: Path, sites: Collection[str], **meta: Any) -> None:
-    """Have a job go to these sites only."""
-    path = job / "meta.json"
-    deploy_map = {"app": ["server", *sites]}
-    write_json(path, {**json.loads(path.read_text()), "deploy_map": deploy_map, **meta})
 
 
 def _await_start(kit: Path, job_id: str, say: Say, packed: Path | None = None, sites: Collection[str] = ()) -> None:
@@ -158,7 +149,8 @@ def _unable(session: Session, packed: Path, sites: Collection[str]) -> list[str]
     for site in sites:
         alone = packed.with_name(f"roll-call-{site}")
         write_job(alone, plan_of(packed), packed, roll_call=True)
-        _address(alone, [site], min_clients=1)
+        meta = json.loads((alone / META).read_text())
+        write_json(alone / META, {**meta, "deploy_map": {"app": ["server", site]}, "min_clients": 1})
         jobs[site] = session.submit_job(str(alone))
     deadline, ended = time.monotonic() + 2 * STARTING, dict[str, str]()
     while len(ended) < len(jobs) and time.monotonic() < deadline:
