@@ -103,19 +103,10 @@ def submit(
                     f"not submitted: the plan needs {plan.participation.required} of {wanted}, and connected are "
                     f"{there}; start those who are missing, or change participation"
                 )
-            if plan.participation.sites:  # nothing of the study reaches a hospital that the plan does not name
-                _address(packed, plan.participation.sites)
             job_id = session.submit_job(str(packed))
         say(f"submitted as {job_id}; waits until the hospitals have joined")
         _await_start(kit, job_id, say, packed, sorted(asked & here))
     return job_id
-
-
-def _address(job: Path, sites: Collection[str], **meta: Any) -> None:
-    """Have a job go to these sites only."""
-    path = job / META
-    deploy_map = {"app": ["server", *sites]}
-    write_json(path, {**json.loads(path.read_text()), "deploy_map": deploy_map, **meta})
 
 
 def _await_start(kit: Path, job_id: str, say: Say, packed: Path | None = None, sites: Collection[str] = ()) -> None:
@@ -163,7 +154,8 @@ def _unable(session: Session, packed: Path, sites: Collection[str]) -> list[str]
     for site in sites:
         alone = packed.with_name(f"roll-call-{site}")
         write_job(alone, plan_of(packed), packed, roll_call=True)
-        _address(alone, [site], min_clients=1)
+        meta = json.loads((alone / META).read_text())
+        write_json(alone / META, {**meta, "deploy_map": {"app": ["server", site]}, "min_clients": 1})
         jobs[site] = session.submit_job(str(alone))
     deadline, ended = time.monotonic() + 2 * STARTING, dict[str, str]()
     while len(ended) < len(jobs) and time.monotonic() < deadline:

@@ -36,12 +36,13 @@ def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
     # Sites look for work this often (seconds); NVFlare's default of 2 would be the least a round takes.
     server = {"server": {"task_request_interval": 0.1}, "workflows": [controller]}
     client = {"executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {}}}]}
+    named = plan.participation.everyone  # nothing of the study reaches a hospital that the plan does not name
     return {
         Path(META): {
             "name": plan.algorithm.name,
             "min_clients": plan.participation.required,
             "resource_spec": {},
-            "deploy_map": {"app": ["@ALL"]},
+            "deploy_map": {"app": ["server", *named] if named else ["@ALL"]},
         },
         CONFIG / SERVER: {**common, **server},
         CONFIG / CLIENT: {**common, **client},
