@@ -9,6 +9,7 @@ import sys
 import time
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from medsilo.cli import COMMANDS, main, parsed
 from medsilo.cli.live import board
 from medsilo.cli.options import complete_job, complete_methods, complete_task
 from medsilo.registry import TASKS
+from medsilo.runs.schema import Round, SiteRound
 from medsilo.study.progress import StudyProgress, round_lines
 
 NAMES = [does.__name__.replace("_", "-") for commands in COMMANDS.values() for does, _ in commands]
@@ -218,11 +220,11 @@ def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- progress
-def record(number: int, score: float | None, **others: object) -> dict:
+def record(number: int, score: float | None) -> Round:
     """A round in which one of three sites answers."""
-    facts = {"validation": score, "train_loss": 0.5, "seconds": 1.5, "samples": 4, "bytes_up": 8, "bytes_down": 8}
-    states = {"refused": {"b": "no data"}, "lost": {"c": "no answer"}, "warnings": {"a": ["slow disk"]}}
-    return {"round": number, "asked": ["a", "b", "c"], "sites": {"a": facts}, **states, **others}
+    own = SiteRound(validation=score, train_loss=0.5, seconds=1.5, samples=4, bytes_up=8, bytes_down=8)
+    states: dict[str, Any] = {"refused": {"b": "no data"}, "lost": {"c": "no answer"}, "warnings": {"a": ["slow disk"]}}
+    return Round(round=number, asked=["a", "b", "c"], answered=["a"], sites={"a": own}, **states)
 
 
 def test_progress_knows_the_sites_the_best_and_the_time_left() -> None:

@@ -70,7 +70,7 @@ def test_who_may_import_whom(path: Path) -> None:
 
 def test_the_rules_are_read_from_the_source() -> None:
     """The reader above finds imports inside functions and under `if TYPE_CHECKING` too."""
-    names = {name for name, _ in imports_of(PACKAGE / "cli/runs.py")}
+    names = {name for name, _ in imports_of(PACKAGE / "cli/running.py")}
     assert "medsilo.report.page.write" in names
     assert "medsilo.site.settings.SiteSettings" in names
     assert len(sources()) > 40
@@ -297,7 +297,7 @@ def test_help_answers_at_once(root: Path, arguments: list[str]) -> None:
         "filelock",
     }
     loaded = modules_after(root, *arguments)
-    assert "medsilo.cli.runs" in loaded
+    assert "medsilo.cli.running" in loaded
     assert loaded & heavy == set()
 
 

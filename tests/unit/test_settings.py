@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from medsilo.cli import parsed
-from medsilo.cli.settings import settings_of
+from medsilo.cli.given_settings import settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.site.settings import SiteSettings, make_settings, read_settings
 from medsilo.tasks.sources import DataSource

@@ -7,33 +7,33 @@ from typing import Annotated, Any
 import typer
 
 from medsilo import __version__
-from medsilo.cli import consortium, hospital, lists, results, runs
+from medsilo.cli import hospital, leading, lists, results, running
 from medsilo.cli.show import command
 from medsilo.cli.usage import Commands, one_line
 
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only when all it promised happened."
 Example = tuple[Callable[..., int], str]
-LINE_BY_LINE = (runs.run, runs.resume, consortium.watch)  # with --json: a line per round, and one with the outcome
+LINE_BY_LINE = (running.run, running.resume, leading.watch)  # with --json: a line per round, and one with the outcome
 
 # Every command with an example, by the people it serves.
 COMMANDS: dict[str, tuple[Example, ...]] = {
     "With all data on one machine": (
-        (runs.demo, "--rounds 3"),
-        (runs.run, "jobs/fedbn --set training.rounds=3 --set seed=1"),
-        (runs.compare, "--methods local,fedavg,harmofl --seeds 0,1,2 --set training.rounds=10"),
-        (runs.resume, "runs/fedavg-synthetic-histology-20261120-120000"),
+        (running.demo, "--rounds 3"),
+        (running.run, "jobs/fedbn --set training.rounds=3 --set seed=1"),
+        (running.compare, "--methods local,fedavg,harmofl --seeds 0,1,2 --set training.rounds=10"),
+        (running.resume, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),
     "For a consortium's lead": (
-        (consortium.pack, "jobs/fedavg --with-code -o dist/fedavg-with-code"),
-        (consortium.provision, "provisioning/consortium.yaml -o kits"),
+        (leading.pack, "jobs/fedavg --with-code -o dist/fedavg-with-code"),
+        (leading.provision, "provisioning/consortium.yaml -o kits"),
         (
-            consortium.submit,
+            leading.submit,
             'jobs/fedbn --kit kits/lead@clinic.example --set "participation.sites=[st-anna,university-clinic]"',
         ),
-        (consortium.status, "--kit KIT"),
-        (consortium.watch, "ID --kit KIT"),
-        (consortium.abort, "ID --kit KIT"),
-        (consortium.fetch, "ID --kit KIT"),
+        (leading.status, "--kit KIT"),
+        (leading.watch, "ID --kit KIT"),
+        (leading.abort, "ID --kit KIT"),
+        (leading.fetch, "ID --kit KIT"),
     ),
     "Of finished runs": (
         (results.report, "runs/one runs/other -o comparison.html"),

@@ -6,14 +6,15 @@ from medsilo.cli.show import Screen
 def methods(screen: Screen) -> int:
     """List the methods.
 
-    With the paper, and what travels.
+    With the paper, and what leaves a hospital.
     """
     screen.note("loading the methods")
+    from medsilo.course.algorithm import what_leaves
     from medsilo.registry import METHODS
 
-    rows = [(name, method.title, method.paper, method.travels) for name, method in METHODS.items()]
-    lines = [f"{name:<14} {paper:<23} travels: {travels}" for name, _, paper, travels in rows]
-    columns = ("name", "title", "paper", "travels")
+    rows = [(name, method.title, method.paper, what_leaves(method)) for name, method in METHODS.items()]
+    lines = [f"{name:<14} {paper:<23} leaves: {leaves}" for name, _, paper, leaves in rows]
+    columns = ("name", "title", "paper", "leaves")
     screen.table(columns, rows, lines)
     screen.answer(methods=[dict(zip(columns, row, strict=True)) for row in rows])
     return 0

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.settings import settings_of
+from medsilo.cli.given_settings import settings_of
 from medsilo.cli.show import Screen
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.settings import settings_of
+from medsilo.cli.given_settings import settings_of
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
@@ -260,7 +260,9 @@ def resume(
     Record(folder).check_unfinished()
     plan = load_plan(folder / "plan.yaml")
     settings = settings_of(device, data, site_config, run_settings(folder), **ALL_MINE)
-    job_of_run = folder / "job" if (folder / "job").is_dir() else None  # else it was begun with --engine inprocess
+    job_of_run = (
+        folder / paths.JOB if (folder / paths.JOB).is_dir() else None
+    )  # else it was begun with --engine inprocess
     _study(screen, plan, folder, settings, job=job_of_run, threads=threads, resumes=True)
     return conclude(screen, folder)
 
@@ -270,10 +272,10 @@ def conclude(screen: Screen, folder: Path) -> int:
     from medsilo.report.page import write
     from medsilo.report.read import read_all
     from medsilo.report.table import text_table
-    from medsilo.runs.record import Record
+    from medsilo.runs.reading import read_summary
 
     screen.say("\n" + text_table(read_all([folder])))
-    page = write([folder], folder / "report.html", folder.name)
+    page = write([folder], folder / paths.REPORT, folder.name)
     screen.say(f"\nreport: {page}")
-    screen.answer(run=folder, report=page, summary=Record(folder).summary())
+    screen.answer(run=folder, report=page, summary=read_summary(folder).as_json())
     return 0

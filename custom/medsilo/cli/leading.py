@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.runs import conclude
+from medsilo.cli.running import conclude
 from medsilo.cli.show import Screen
 from medsilo.study.progress import StudyProgress
 
