@@ -7,6 +7,7 @@ import pytest
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import record
 from medsilo.runs.record import Record
+from medsilo.runs.schema import Round
 from tests.unit.test_report import summary_of
 
 
@@ -44,7 +45,7 @@ def test_what_there_is_to_go_on_from(tmp_path: Path) -> None:
 def test_the_last_rounds_are_few_enough(tmp_path: Path) -> None:
     run = Record(tmp_path)
     assert run.last_rounds(1000) == []
-    rounds = [{"round": number, "sites": {"a": "x" * (number % 7)}} for number in range(1, 41)]
+    rounds = [Round(round=number, asked=["x" * (number % 7)]) for number in range(1, 41)]
     for line in rounds:
         run.add_round(line)
     sizes = [len(line) for line in (tmp_path / "rounds.jsonl").read_bytes().splitlines(keepends=True)]

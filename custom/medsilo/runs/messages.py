@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups
+from medsilo.runs.schema import LARGEST
 
 MOST_CASES = 1_000_000_000
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
@@ -20,7 +21,7 @@ End = Literal["join", "deliver", "test"]
 PARTS = ("train", "validation", "test")
 
 Cases = Annotated[int, Field(ge=1, le=MOST_CASES)]
-Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
