@@ -25,7 +25,7 @@ from medsilo.models.vgg11 import Vgg11
 from medsilo.plan import Plan
 from medsilo.report import page
 from medsilo.report.read import read_all
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import Parcel, Request
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import PERSONAL, SITES, make_plan
@@ -171,7 +171,7 @@ RULES = [
 
 
 def assert_server_holds(study: Study, hand: ByHand) -> None:
-    mixers = study.coordinator.mixers
+    mixers = study.coordinator.state.mixers
     for site in SITES:
         close(mixers["personal"].current(site), wide(hand.nets[site]["model"].state_dict()), 1e-5)
     close(mixers["global"].current(A), wide(hand.nets[A]["global"].state_dict()), 1e-5)
@@ -186,8 +186,8 @@ def test_two_rounds_are_the_paper_s(rule: list[str], tmp_path: Path) -> None:
     for number in (1, 2):
         hand.round(number)
     assert_server_holds(study, hand)
-    if "moments" in study.coordinator.mixers:
-        moments = study.coordinator.mixers["moments"].current(A)
+    if "moments" in study.coordinator.state.mixers:
+        moments = study.coordinator.state.mixers["moments"].current(A)
         names = [name for name, _ in hand.nets[A]["selector"].named_parameters()]
         close({f"first_{i}": hand.first[A][name] for i, name in enumerate(names)}, _only(moments, "first"), 1e-5)
         close({f"second_{i}": hand.second[A][name] for i, name in enumerate(names)}, _only(moments, "second"), 1e-5)
@@ -231,7 +231,7 @@ def test_lambda_1_is_training_alone(tmp_path: Path) -> None:
 def test_lambda_1_over_k_is_the_plain_mean_for_all(tmp_path: Path) -> None:
     study = Study(planned(f"algorithm.pull={1 / 3!r}", "training.rounds=1"), tmp_path / "run")
     study.run()
-    rows = [wide(study.coordinator.mixers["personal"].current(site)) for site in SITES]
+    rows = [wide(study.coordinator.state.mixers["personal"].current(site)) for site in SITES]
     for row in rows[1:]:
         close(row, rows[0])
 
@@ -380,8 +380,8 @@ def test_personal_models_go_only_to_hospitals_that_agreed_and_only_of_those(meth
     study = refusing(Study(plan, tmp_path / "run"), C)
     found = study.run().details.super_model
     assert found.agreed == [A, B]
-    personal = {site: study.coordinator.mixers["personal"].current(site) for site in SITES}
-    common = study.coordinator.mixers["global"].current(A)
+    personal = {site: study.coordinator.state.mixers["personal"].current(site) for site in SITES}
+    common = study.coordinator.state.mixers["global"].current(A)
     shown = {site: {} for site in SITES}
     for site, parcel in study.transport.sent:
         shown[site] |= parcel.groups.get("experts", {})
@@ -406,7 +406,7 @@ def test_a_site_that_never_trained_is_nobody_s_expert(tmp_path: Path) -> None:
 def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned()
     study = Study(plan, tmp_path / "run")
-    joined = Parcel(facts={"task": "join", "round": 0, "study": "run", "plan": plan.hash, "sites": SITES})
+    joined = Request(task="join", round=0, study="run", plan=plan.hash, sites=tuple(SITES)).parcel({})
     answers = [study.participants[A].answer(joined).facts["shares"]]
     monkeypatch.setattr(type(plan.task), "synthetic", False)
     answers.append(study.participants[A].answer(joined).facts["shares"])
@@ -431,7 +431,7 @@ def test_false_scores_of_a_super_model_are_refused(told: Any, reason: str, tmp_p
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
         if site == C and asked.facts["task"] == "deliver":
-            reply.facts["super_model"] = told
+            reply.facts["outcome"] = told
         return [(site, reply)]
 
     with pytest.raises(ParticipationError, match=reason):
@@ -503,7 +503,7 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
         assert found.curve[0][1] == sum(study.participants[site].cases["validation"] for site in (A, B))
         assert sum(found.tested[C].values()) == test["cases"]
         assert right(SuperModel.load(study.folder / "supermodel"), *part).mean() == pytest.approx(test["accuracy"])
-        for name, tensor in study.coordinator.mixers["global"].current(A).items():  # no one's personal model
+        for name, tensor in study.coordinator.state.mixers["global"].current(A).items():  # no one's personal model
             assert torch.equal(study.model(f"sites/{C}/last")[name], tensor)
 
 
@@ -565,7 +565,7 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
     groups = [set(parcel.groups) for site, parcel in study.transport.sent if site == B]
     everything = {"global", "personal", "experts", "selector"}
     assert groups[1:5] == [{"global", "personal"}, everything, {"selector"}, {"selector"}]
-    selector = study.coordinator.mixers["selector"].current(A)
+    selector = study.coordinator.state.mixers["selector"].current(A)
     assert not torch.equal(
         next(iter(selector.values())), next(iter(plan.build_networks()["selector"].state_dict().values()))
     )
