@@ -79,7 +79,7 @@ class Record:
             yield
 
     def claim(self, lead: str | None, resume: bool) -> None:
-        """Bind the study to whoever submitted its job; raises if it is another's, or over. lead: None in simulations."""
+        """Bind the study to who submitted its job; raises if it is another's, or over. lead: None in simulations"""
         path = self.folder / paths.LEAD
         if path.exists() and path.read_text(encoding="utf-8") != (lead or ""):
             raise MedsiloError(f"study {self.folder.name} is another lead's; choose another name")
