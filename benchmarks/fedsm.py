@@ -172,14 +172,14 @@ class MadeUp:
 
     def answer(self, facts: dict[str, Any], number: int) -> Parcel:
         asked = Request.read(facts)
-        chosen = {"chosen": {"global": 1}}
+        chosen, sums = {"chosen": {"global": 1}}, [1.0] * len(THRESHOLDS)
         told: dict[str, dict[str, Any]] = {
             "join": {"shares": True, "classes": dict.fromkeys(PARTS)},
             "round": {"samples": 1, "train_loss": 1.0, "validation": 1.0, "validation_loss": 1.0},
             "deliver": {
                 "validation": 1.0,
                 "validation_loss": 1.0,
-                "outcome": {**chosen, "sums": [1.0] * len(THRESHOLDS)},
+                "outcome": {**chosen, "sums": sums},
             },
             "test": {"test": 1.0, "test_loss": 1.0, "test_cases": 1, "selected": 1, "counts": {}, "outcome": chosen},
         }

@@ -161,14 +161,14 @@ def test_the_whole_course_equals_one_written_by_hand(method: str) -> None:
 class Shares(AdaFed):
     """W with the sites' shares of the cases in every row."""
 
-    def matrix(self, earlier: Any, sites: Sequence[str]) -> Tensor:
-        cases = torch.tensor([float(earlier["statistics"].current(site)["samples"]) for site in sites])
-        return (cases.double() / cases.double().sum()).repeat(len(sites), 1)
+    def matrix(self, server: ServerSide) -> Tensor:
+        cases = torch.tensor([float(server.mixers["statistics"].current(site)["samples"]) for site in server.sites])
+        return (cases.double() / cases.double().sum()).repeat(len(server.sites), 1)
 
 
 class Equal(AdaFed):
-    def matrix(self, earlier: Any, sites: Sequence[str]) -> Tensor:
-        return torch.full((len(sites), len(sites)), 1 / len(sites), dtype=torch.float64)
+    def matrix(self, server: ServerSide) -> Tensor:
+        return torch.full((len(server.sites), len(server.sites)), 1 / len(server.sites), dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_with_other_rows_it_becomes_fedavg_and_fedbn(kind: type[AdaFed], changes
     """One measuring round shifts the order of batches by a round; so the reference starts one round later, too."""
     plan = quick("adafed")
     algorithm = kind(**(plan.algorithm.model_dump() | changes))
-    run = inprocess.run(plan.model_copy(update={"algorithm": algorithm}))
+    run = inprocess.run(Plan.model_validate({**dict(plan), "algorithm": algorithm}))
     other = make_plan(*reference, *SMALL)
     data = load_data(other)
     travels = set(initial(other)) - (set(batch_norm_names(run.models[SITES[0]])) if kind is Equal else set())
@@ -431,10 +431,9 @@ def test_models_can_start_from_f() -> None:
 def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:
     plan = make_plan("adafed", "task.name=activity-windows", sites=SITES)
     networks = plan.build_networks()
-
-    at = Headquarters(SITES, {}, plan.task, plan.training, 0, CPU.compute(), None, lambda: None)
+    server = ServerSide(SITES, {}, {}, set, plan.task, plan.training, 0, CPU.compute(), None, lambda: None)
     with pytest.raises(MedsiloError, match=r"public share of the data is not at the server.*choose f-adafed"):
-        plan.algorithm.prepare(networks, at)
+        plan.algorithm.make_f(server, networks)
 
 
 def test_noise_changes_statistics_and_is_not_drawn_from_the_plans_seed(tmp_path: Path) -> None:

@@ -418,11 +418,14 @@ def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypat
 FALSE = {
     "nothing": (None, "says nothing of the super model"),
     "no counts": ({"chosen": {}, "sums": [0.0] * 8}, "how often each model was chosen"),
-    "half a case": ({"chosen": {A: 0.5}, "sums": [0.0] * 8}, "how often each model was chosen"),
-    "a stranger": ({"chosen": {"x": 5}, "sums": [0.0] * 8}, "has the surplus x"),
+    "half a case": ({"chosen": {A: 0.5}, "sums": [0.0] * 8}, f"chosen.{A}: 0.5 is not a number as it should be"),
+    "a stranger": ({"chosen": {"x": 5}, "sums": [0.0] * 8}, "it chose models of 'x', which is not a site of the study"),
     "too few sums": ({"chosen": {A: 5}, "sums": [0.0] * 7}, "does not give 8 sums"),
-    "no number": ({"chosen": {A: 5}, "sums": [float("nan")] * 8}, "is no number"),
-    "no range": ({"chosen": {A: 5}, "sums": [0.0] * 8, "spacing": [[0.5, 0.6], [0.7, 0.6]]}, "spacing is no range"),
+    "no number": ({"chosen": {A: 5}, "sums": [float("nan")] * 8}, "its sums.0: nan is not a number as it should be"),
+    "no range": (
+        {"chosen": {A: 5}, "sums": [0.0] * 8, "spacing": [[0.5, 0.6], [0.7, 0.6]]},
+        "its spacing is not a range of millimetres",
+    ),
 }
 
 
@@ -441,7 +444,7 @@ def test_false_scores_of_a_super_model_are_refused(told: Any, reason: str, tmp_p
 def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
     for participant in study.participants.values():
-        participant.settings = SiteSettings(device="cpu", smallest_metric=999)
+        participant.evaluation.settings = SiteSettings(device="cpu", smallest_metric=999)
     found = study.run().details.super_model
     assert (found.threshold, found.curve) == (0, [])
     assert "it was not tuned" in (study.folder / "sites" / A / "supermodel/card.md").read_text()
@@ -449,7 +452,7 @@ def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_
 
 def test_a_hospital_with_too_few_validation_cases_is_left_out_of_gamma_s_curve(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
-    study.participants[C].settings = SiteSettings(device="cpu", smallest_metric=999)
+    study.participants[C].evaluation.settings = SiteSettings(device="cpu", smallest_metric=999)
     found = study.run().details.super_model
     cases = sum(len(study.participants[site].data.validation) for site in (A, B))
     assert {point[1] for point in found.curve} == {cases} and found.validated[C] == {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
@@ -22,16 +22,15 @@ from medsilo.deploy.supermodel import SuperModel, assemble
 from medsilo.deploy.tuning import THRESHOLDS, Tuning, tune
 from medsilo.models.network import Network
 from medsilo.runs import paths
+from medsilo.runs.messages import Message
 
 DETAILS = "super_model"  # the key in the summary's details
 Ends = Annotated[tuple[float, float], Field(strict=False)]
 
 
-class Choices(BaseModel):
+class Choices(Message):
     """What a site tells of its cases: how often each model was chosen, and for each threshold that is tried the summed
     score; of its training images the range of their spacing along two or three axes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
     chosen: dict[str, Annotated[int, Field(ge=1, le=1_000_000_000)]]
     sums: list[float] = []
@@ -145,12 +144,9 @@ class SuperModelOutcome(Outcome):
         return {"shown": sorted({site} | (sharing if site in sharing else set()))}
 
     def read(self, answer: Any, part: Part, withheld: bool, sites: Collection[str]) -> Choices:
-        try:
-            told = Choices.model_validate(answer)
-        except ValidationError as error:
-            detail = error.errors()[0]
-            where = ".".join(map(str, detail["loc"]))[:80]
-            raise Refused(f"what it says of the super model is wrong: {where} {detail['msg'][:200]}".strip()) from error
+        if answer is None:
+            raise Refused("it says nothing of the super model")
+        told = Choices.read(answer)
         if bool(told.chosen) == withheld:
             raise Refused("it does not say how often each model was chosen")
         if strangers := sorted(told.chosen.keys() - {GLOBAL, *sites}):
