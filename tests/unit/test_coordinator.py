@@ -564,7 +564,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
 
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
-        modules = study.participants[site].modules
+        modules = study.participants[site].state.modules
         networks = {name: modules[name].state_dict() for name in ("model", "local", "own-control") if name in modules}
         travels = {name for group in ("model", "body", "buffers", "personal") for name in reply.groups.get(group, {})}
         public = [tensor for group in asked.groups.values() for tensor in group.values()]
@@ -602,7 +602,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
     study = Study(plan, tmp_path / "run", script)
     study.run()
     private = {name for name, _ in kept[A]}
-    all_of_it = len(study.participants[A].model.state_dict())
+    all_of_it = len(study.participants[A].state.model.state_dict())
     expected = {
         "fedavg": 0,
         "fedprox": 0,
@@ -610,7 +610,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "fedper": 2,
         "harmofl": 0,
         **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "moon"), 0),
-        "scaffold": len(list(study.participants[A].model.parameters())),
+        "scaffold": len(list(study.participants[A].state.model.parameters())),
         **dict.fromkeys(FEDSM, 0),
         "local": all_of_it,
         **dict.fromkeys(("adafed", "d-adafed", "f-adafed"), 10),
@@ -745,7 +745,7 @@ def test_test_data_are_touched_once_and_at_the_end(method: str, tmp_path: Path) 
     summary = study.run()
     for site in SITES:
         assert (data[site].test.looks == 1).all()
-        looks = plan.rounds + 1 + bool(plan.algorithm.choice(study.coordinator.layout))
+        looks = plan.rounds + 1 + (not plan.algorithm.outcome.common == "model" and plan.algorithm.outcome.for_others)
         assert (data[site].validation.looks == looks).all()  # also before the first round, and for the super model
         assert summary.sites[site].test["cases"] == len(data[site].test)
 
