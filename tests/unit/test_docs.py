@@ -1,5 +1,6 @@
 """What the pages promise is there."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -61,3 +62,24 @@ def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch:
         words = shlex.split(line, comments=True)
         assert parsed(words)[0] == words[0], f"{page.name}: medsilo {line}"
     assert len(found) > 50
+
+
+def names_in(body: list[ast.stmt], prefix: str = "") -> set[str]:
+    """The functions and classes of a file; those of a class as Class.method."""
+    found = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(f"{prefix}{node.name}")
+        if isinstance(node, ast.ClassDef):
+            found |= names_in(node.body, f"{node.name}.")
+    return found
+
+
+def test_every_place_of_the_newcomers_walk_exists(root: Path) -> None:
+    page = (root / "CONTRIBUTING.md").read_text("utf-8")
+    steps = re.findall(r"^(\d+)\. `([\w/]+\.py):([\w.]+)`", page, re.M)
+    assert [int(number) for number, _, _ in steps] == list(range(1, 11))
+    places = re.findall(r"`([\w/]+\.py):([\w.]+)`", page)
+    assert len(places) > len(steps)
+    for file, name in places:
+        assert name in names_in(ast.parse((root / "custom/medsilo" / file).read_text("utf-8")).body), f"{file}:{name}"
