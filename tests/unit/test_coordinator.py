@@ -78,7 +78,7 @@ class Scripted:
                     answered.add(sender)
                 except Refused as error:
                     self.refusals.append(str(error))
-                    missing[sender] = Missing("refused", str(error))
+                    missing[sender] = Missing.refused(error)
         return {site: gone for site, gone in missing.items() if site not in answered and site in sites}
 
     def pause(self, seconds: float) -> None:
