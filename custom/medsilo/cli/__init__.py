@@ -386,10 +386,11 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _methods(options: argparse.Namespace) -> int:
+    from medsilo.check.leaks import leaving
     from medsilo.registry import METHODS
 
     for name, algorithm in METHODS.items():
-        _say(f"{name:<14} {algorithm.paper:<23} travels: {algorithm.travels}")
+        _say(f"{name:<14} {algorithm.paper:<23} leaves a site: {leaving(algorithm())}")
     return 0
 
 

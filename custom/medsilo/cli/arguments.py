@@ -41,7 +41,7 @@ def parser_of(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     _add_consortium(add)
     _add_results(add)
     _add_hospital(add)
-    add("methods", "list the methods", "With the paper, and what travels.", "")
+    add("methods", "list the methods", "With the paper, and what leaves a site.", "")
     add("tasks", "list the tasks", "With the metric of each; a plan names one as task.name.", "")
     return parser
 
