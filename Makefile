@@ -6,10 +6,14 @@ BIN := $(VENV)/bin
 PARALLEL := -n 3 --dist loadgroup
 test test-slow test-long: export OMP_NUM_THREADS = 1
 
-.PHONY: demo test test-slow test-long bench screenshots docs-tables clean
+.PHONY: demo jobs test test-slow test-long bench screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
+
+# Writes the folders in jobs/ from jobs/source/.
+jobs: $(VENV)/.demo-ready
+	$(BIN)/python jobs/source/write.py
 
 test: $(VENV)/.test-ready
 	$(BIN)/ruff check .

@@ -4,13 +4,16 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from medsilo.cli import parsed
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.schema import About
 from medsilo.site.settings import SiteSettings
+from medsilo.study.asked import Asked
 from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.study.compare import Study
 
@@ -32,6 +35,13 @@ def make_plan(method: str = "fedavg", *changes: str, sites: list[str] | None = N
         "participation": {"sites": sites or SITES, "timeout": 120},
     }
     return parse_plan(values, changes)
+
+
+def wanted(command: list[str]) -> Asked:
+    """What a command line asks to compare."""
+    values = parsed(command)[1]
+    own = {field.name: values[field.name] for field in fields(Asked)}
+    return Asked(**own | {"seeds": values["seeds"].numbers})
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError
-from medsilo.core.files import is_safe_name, load_yaml
+from medsilo.core.files import dump_yaml, is_safe_name, load_yaml
 from medsilo.core.package import package_facts
-from medsilo.core.section import Section, in_words
+from medsilo.core.section import Section, checked, in_words
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.phase import Course
 from medsilo.course.workbench import Blueprint
@@ -135,7 +135,8 @@ def _made_by(registry: Registry) -> BeforeValidator:
         if name is None or name not in registry:
             told = {"name": values["name"], "remedy": registry.remedy(values["name"])}
             raise PydanticCustomError("name_not_known", "{name} is not known", told)
-        return registry[name].model_validate({**values, "name": name})
+        text = json.dumps({**values, "name": name}, default=str)  # as JSON, strictly, as the plan around it is read
+        return registry[name].model_validate_json(text, strict=True)
 
     return BeforeValidator(make)
 
@@ -160,7 +161,7 @@ class Plan(Section):
         {},
         exclude_if=lambda packages: not packages,
         description="installed packages that bring the method, task or network, where these are not medsilo's own; "
-        "filled in by itself",
+        "filled in by itself: version and hash of each ([extend.md](extend.md))",
     )
 
     @cached_property
@@ -237,7 +238,7 @@ class Plan(Section):
 
     def to_yaml(self) -> str:
         """The resolved plan as it is written to every run."""
-        return yaml.safe_dump(self.resolved(), sort_keys=False)
+        return dump_yaml(self.resolved())
 
     @property
     def hash(self) -> str:
@@ -289,11 +290,10 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
     check_packages(names, values.get("packages"), allowed)  # before anything of them is imported
     try:
-        plan = Plan.model_validate(values)
+        plan = checked(Plan, values, "the plan")
     except ValidationError as error:
         chosen = {key: TABLES[key].get(name) for key, name in names.items()}
         raise PlanError(in_words(error, Plan, chosen)) from error
-    _refuse_truth_as_number(values, plan.resolved())
     return plan.model_copy(update={"packages": _packages(plan, values.get("packages"), allowed)})
 
 
@@ -308,15 +308,6 @@ def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, Out
     return {name: OutsidePackage(**facts) for name, facts in check_packages(names, given, allowed).items()}
 
 
-def _refuse_truth_as_number(given: Any, taken: Any, key: str = "") -> None:
-    """YAML reads yes as true, and pydantic takes true for 1: nobody means that."""
-    if isinstance(given, dict) and isinstance(taken, dict):
-        for name, value in given.items():
-            _refuse_truth_as_number(value, taken.get(name), f"{key}.{name}".lstrip("."))
-    elif isinstance(given, bool) and not isinstance(taken, bool):
-        raise PlanError(f"{key}: {str(given).lower()} is a truth value (YAML takes yes and no for such); give a number")
-
-
 def _apply(values: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     if not equals or not all(key.split(".")):
@@ -327,7 +318,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
         inner = place.get(part)
         place[part] = place = dict(inner) if isinstance(inner, dict) else {}
     try:
-        value = yaml.safe_load(text)
+        value = load_yaml(text)
     except yaml.YAMLError as error:
         raise PlanError(f"--set {key}: {text!r} is not a value that YAML knows; quote it") from error
     if last == "name" and len(path) == 1 and path[0] in TABLES:

@@ -32,7 +32,7 @@ def ended(kit: Path, job: str) -> str:
 
 
 def status_of(kit: Path, job: str) -> str:
-    return lead.status(kit, job)[0].split()[1]
+    return lead.status(kit, job).jobs[0].status
 
 
 def test_killed_servers_and_sites_cost_no_finished_round(

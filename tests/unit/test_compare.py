@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from medsilo.cli import _parser, main
+from medsilo.cli import main
 from medsilo.core.errors import PlanError
 from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import CellResult
@@ -19,7 +19,7 @@ from medsilo.study.asked import asked
 from medsilo.study.cells import Row, cells_of, parse_sweep
 from medsilo.study.compare import shown
 from medsilo.study.tables import rounds_to
-from tests.conftest import make_plan
+from tests.conftest import make_plan, wanted
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.rounds=1"]
 
@@ -72,14 +72,14 @@ def test_cells_go_seed_by_seed_and_wrong_rows_are_named_before_anything_runs(tmp
 def test_a_protocol_brings_what_it_says_of_each_method() -> None:
     command = ["compare", "--task", "synthetic-histology", "--protocol", "released-code", "--seeds", "0"]
     command += ["--methods", "fedavg,harmofl,fedsm"]
-    _, (fedavg, harmofl, fedsm) = asked(_parser().parse_args(command))
+    _, (fedavg, harmofl, fedsm) = asked(wanted(command))
     assert [cell.plan.protocol for cell in (fedavg, harmofl, fedsm)] == ["released-code"] * 3
     method: Any = harmofl.plan.algorithm
     assert (method.amplitude.band, method.amplitude.decay) == (0, 0)
     assert harmofl.plan.network.norm == "batch-statistics" != fedavg.plan.network.norm  # type: ignore[attr-defined]
     assert fedsm.plan.algorithm.selector == "vgg11"  # type: ignore[attr-defined]
     with pytest.raises(PlanError, match="selector: 'compact', but protocol 'released-code' of fedsm has 'vgg11'"):
-        asked(_parser().parse_args([*command, "--row", "small: algorithm.name=fedsm algorithm.selector=compact"]))
+        asked(wanted([*command, "--row", "small: algorithm.name=fedsm algorithm.selector=compact"]))
 
 
 def test_rounds_until_a_level_is_reached() -> None:
@@ -96,6 +96,7 @@ def test_the_page_shows_a_command_for_everybody() -> None:
     assert shown(given) == "medsilo compare --row 'a b: seed=1' --data DATA --seeds 0"
     given = ["compare", "--data=/home/me/data", "--notes=n", "--site-config", "/home/me", "--set=seed=1"]
     assert shown(given) == "medsilo compare --data DATA --site-config LOCAL --set seed=1"
+    assert shown(["compare", "-o", "/home/me", "-o/home/me", "--json", "--seeds", "0"]) == "medsilo compare --seeds 0"
 
 
 def test_a_comparison_is_filled_once_and_says_what_failed(

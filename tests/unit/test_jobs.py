@@ -7,10 +7,12 @@ import pytest
 from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 
+from jobs.source import write as source
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_yaml
 from medsilo.core.package import ROOT, package_facts, package_files
-from medsilo.flare.jobs import CONFIG, CUSTOM, canonical_job, check_components, find_job, pack, plan_of
+from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, canonical_job, check_components, find_job, pack, plan_of
 from medsilo.plan import load_plan
 from medsilo.registry import METHODS
 
@@ -23,7 +25,17 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_every_federated_method_has_a_job_and_every_job_a_method() -> None:
-    assert sorted(path.name for path in JOBS.iterdir()) == FEDERATED
+    assert sorted(path.parents[2].name for path in JOBS.glob("*/app/config/plan.yaml")) == FEDERATED
+
+
+def test_the_jobs_are_what_make_jobs_writes(tmp_path: Path) -> None:
+    source.write(tmp_path)
+    source.write(tmp_path)  # again, over those that are there
+    committed = {path: content for path, content in files(JOBS).items() if not path.startswith(("source/", "README"))}
+    written = files(tmp_path)
+    assert written.keys() == committed.keys(), "say make jobs, and remove what has no source"
+    changed = [path for path in written if written[path] != committed[path]]
+    assert not changed, "edit jobs/source, never these, and say make jobs"
 
 
 @pytest.mark.parametrize("method", FEDERATED)
@@ -32,9 +44,44 @@ def test_jobs_have_the_canonical_form(method: str) -> None:
     plan = plan_of(job)
     assert plan.algorithm.name == method
     written = {Path(path): content for path, content in files(job).items() if not path.startswith("plans/")}
-    expected = {path: (json.dumps(content, indent=2) + "\n").encode() for path, content in canonical_job(plan).items()}
-    assert written.keys() == {*expected, CONFIG / "plan.yaml"}
-    assert {path: written[path] for path in expected} == expected
+    assert written.keys() == {*canonical_job(plan), PLAN}
+
+
+def test_a_source_says_what_is_different_from_its_base(tmp_path: Path) -> None:
+    base = "# For all.\n\ntask:\n  name: a  # one\n  size: 32      # pixels\n  inner:\n    deep: [1,\n      2]\n"
+    own = "# A title.\n\nbase: _base.yaml\n\nseed: 0\ntask:\n  size: 64\n  inner:\n    more: 'a # b'  # why\n"
+    (tmp_path / "_base.yaml").write_text(base)
+    (tmp_path / "own.yaml").write_text(own)
+    plan = source.read(tmp_path / "own.yaml")
+    assert plan.header == ["# A title.", "# For all."]
+    assert plan.entries["task"].rows() == [
+        ("task:", ""),
+        ("  name: a", "# one"),
+        ("  size: 64", ""),
+        ("  inner:", ""),
+        ("    more: 'a # b'", "# why"),
+        ("    deep: [1,\n      2]", ""),
+    ]
+    task = {"name": "a", "size": 64, "inner": {"deep": [1, 2], "more": "a # b"}}
+    assert load_yaml(plan.text()) == {"seed": 0, "task": task}
+    (tmp_path / "own.yaml").write_text(own + "  # lost\n")
+    with pytest.raises(MedsiloError, match="own.yaml: write the comment '# lost' above the plan or behind a value"):
+        source.read(tmp_path / "own.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "addressed"),
+    [
+        ([], ["server", "hospital-a", "hospital-b", "hospital-c"]),
+        (["participation.unseen=[hospital-z]"], ["server", "hospital-a", "hospital-b", "hospital-c", "hospital-z"]),
+        (["participation.sites=[]", "participation.minimum=2"], ["@ALL"]),
+    ],
+)
+def test_a_job_goes_to_the_hospitals_that_the_plan_names(
+    changes: list[str], addressed: list[str], tmp_path: Path
+) -> None:
+    job = pack(JOBS / "fedavg", tmp_path / "job", changes)
+    assert json.loads((job / "meta.json").read_text())["deploy_map"] == {"app": addressed}
 
 
 def test_a_lost_request_for_tensors_is_made_again_soon() -> None:
@@ -109,8 +156,18 @@ def test_another_plan_goes_into_the_job_that_is_packed(tmp_path: Path, capsys: p
 
 def test_an_unknown_job_lists_those_that_are_there() -> None:
     with pytest.raises(MedsiloError) as error:
+        find_job(JOBS / "nonsense")
+    assert "nonsense" in str(error.value) and ", ".join(FEDERATED) in str(error.value)
+    with pytest.raises(MedsiloError, match=r"did you mean .*jobs/fedavg\?"):
         find_job(JOBS / "fedavgg")
     assert "fedavgg" in str(error.value) and ", ".join(FEDERATED) in str(error.value)
+    with pytest.raises(MedsiloError, match="no job at .*source"):
+        find_job(JOBS / "source")
+
+
+def test_a_job_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(JOBS.parent)
+    assert find_job("fedavg") == find_job("jobs/fedavg") == Path("jobs/fedavg")
 
 
 def test_a_component_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:

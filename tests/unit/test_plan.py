@@ -8,6 +8,7 @@ import torch
 
 from medsilo import registry
 from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.files import load_yaml
 from medsilo.learning.training import Training
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import NETWORKS, TASKS
@@ -53,10 +54,10 @@ WRONG = [
     (["training.learning_rate=0"], "training.learning_rate", "0", "more than 0"),
     (["training.learning_rate=.nan"], "training.learning_rate", "nan", "finite"),
     (["training.learning_rate=.inf"], "training.learning_rate", "inf", "finite"),
-    (["training.learning_rate=1e999"], "training.learning_rate", "1e999", "finite"),
+    (["training.learning_rate=1e999"], "training.learning_rate", "inf", "finite"),
     (["training.learning_rate=fast"], "training.learning_rate", "fast", "number"),
     (["training.momentum=1"], "training.momentum", "1", "less than 1"),
-    (["training.weight_decay=-1e-4"], "training.weight_decay", "-1e-4", "0 or more"),
+    (["training.weight_decay=-1e-4"], "training.weight_decay", "-0.0001", "0 or more"),
     (["training.optimizer=lion"], "training.optimizer", "lion", "'sgd'"),
     (["training.optimizer_state=drop"], "training.optimizer_state", "drop", "'keep'"),
     (["seed=-1"], "seed", "-1", "0 or more"),
@@ -222,9 +223,48 @@ def test_values_that_only_yaml_knows_are_refused(tmp_path: Path, value: str) -> 
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("change", ["training.rounds=true", "training.learning_rate=yes", "seed=false"])
+@pytest.mark.parametrize(
+    "change", ["training.rounds=true", "training.learning_rate=yes", "seed=false", "training.betas=[true, 0.9]"]
+)
 def test_a_truth_value_is_no_number(change: str) -> None:
-    assert refusal([change]).startswith(change.partition("=")[0])
+    text = refusal([change])
+    assert text.startswith(change.partition("=")[0])
+    assert "is a truth value (YAML takes yes and no for such); give a number" in text
+
+
+@pytest.mark.parametrize("value", ["1", "0", "'yes'", "0.0"])
+def test_a_number_is_no_truth_value(value: str) -> None:
+    assert "is no truth value; give true or false" in refusal([f"tracking.mlflow={value}"])
+    assert make_plan("fedavg", "tracking.mlflow=yes").tracking.mlflow is True
+
+
+def test_whole_numbers_stand_for_others_and_lists_for_tuples() -> None:
+    changes = ["training.optimizer=adam", "training.betas=[0, 0.9]", "training.momentum=0"]
+    training = make_plan("fedavg", "training.learning_rate=1", *changes).training
+    assert (training.learning_rate, training.betas) == (1.0, (0.0, 0.9))
+    assert {type(number) for number in (training.learning_rate, *training.betas)} == {float}
+
+
+@pytest.mark.parametrize(
+    ("change", "meant"),
+    [
+        ("rounds=3", "training.rounds"),
+        ("training.round=3", "rounds"),
+        ("training.lr=0.1", "learning_rate"),
+        ("training.epochs=2", "local_epochs"),
+        ("trainig.rounds=3", "training"),
+        ("algorithm.name=fedavgg", "fedavg"),
+        ("algorithm.name=FedBN", "fedbn"),
+        ("training.optimizer=sdg", "sgd"),
+    ],
+)
+def test_what_is_nearly_right_gets_a_suggestion(change: str, meant: str) -> None:
+    assert refusal([change]).endswith(f"(did you mean {meant}?)")
+
+
+def test_a_site_whose_name_looks_like_a_number_keeps_it() -> None:
+    plan = parse_plan({**make_plan().resolved(), "participation": {"sites": ["1e5", "2"], "minimum": 2}})
+    assert parse_plan(load_yaml(plan.to_yaml())) == plan
 
 
 @pytest.mark.parametrize(

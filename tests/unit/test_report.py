@@ -432,7 +432,7 @@ def test_text_table_keeps_control_characters_from_the_terminal(tmp_path: Path) -
 @pytest.mark.parametrize("file", ["summary.json", "plan.yaml", "provenance.json", "rounds.jsonl"])
 def test_a_missing_file_is_named(folders: list[Path], file: str) -> None:
     (folders[1] / file).unlink()
-    with pytest.raises(MedsiloError, match=rf"RunResult 'fedavg-seed0' has no {file}: .*repeat the run") as caught:
+    with pytest.raises(MedsiloError, match=rf"Run 'fedavg-seed0' has no {file}: .*repeat the run") as caught:
         read(folders[1])
     assert str(folders[1].parent) not in str(caught.value)
 

@@ -2,12 +2,14 @@
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from medsilo.cli import _parser
+from medsilo.cli import parsed
 from medsilo.study.asked import asked
+from tests.conftest import wanted
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/reproduce.md").read_text()
 COMMANDS = re.findall(r"^    medsilo (.+)$", TEXT, re.MULTILINE)
@@ -18,23 +20,22 @@ BY_SIZE = [pytest.param(line, marks=pytest.mark.long) if "compare --plan" in lin
 @pytest.mark.parametrize("command", BY_SIZE)
 def test_the_command_is_one(command: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
-    options = _parser().parse_args(shlex.split(command))
-    options.seeds = [0]
-    if command.startswith("compare"):
-        _, cells = asked(options)
+    name, values = parsed(shlex.split(command))
+    if name == "compare":
+        _, cells = asked(replace(wanted(shlex.split(command)), seeds=[0]))
         assert len(cells) >= 2
         names = {cell.row.name for cell in cells}
-        assert options.against is None or options.against in names
-    if command.startswith("run"):
+        assert values["against"] is None or values["against"] in names
+    if name == "run":
         from medsilo.plan import load_plan
 
-        assert list(load_plan(options.plan, options.set).participation.unseen) == ["rim-one"]
+        assert list(load_plan(values["plan"], values["changes"]).participation.unseen) == ["rim-one"]
 
 
 def test_a_sweep_at_equal_work_has_equal_work(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     command = "compare --methods fedavg,local --sweep training.local_epochs=1,2,5 --equal-work --seeds 0"
-    _, cells = asked(_parser().parse_args(shlex.split(command)))
+    _, cells = asked(wanted(shlex.split(command)))
     work = [(cell.plan.training.local_epochs, cell.plan.training.rounds) for cell in cells]
     assert work == [(1, 10), (2, 5), (5, 2)] * 2
 
@@ -42,7 +43,7 @@ def test_a_sweep_at_equal_work_has_equal_work(root: Path, monkeypatch: pytest.Mo
 def test_a_number_of_sites_stands_for_so_many(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     command = "compare --methods fedavg --sweep participation.sites=2,3 --seeds 0"
-    _, cells = asked(_parser().parse_args(shlex.split(command)))
+    _, cells = asked(wanted(shlex.split(command)))
     assert [list(cell.plan.participation.sites) for cell in cells] == [
         ["site-01", "site-02"],
         ["site-01", "site-02", "site-03"],

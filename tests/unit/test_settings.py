@@ -1,10 +1,12 @@
 """A hospital's own settings: what is wrong in them is one line, and defaults hold where nothing is said."""
 
+from datetime import date
 from pathlib import Path
 
 import pytest
 
-from medsilo.cli import _parser, _settings
+from medsilo.cli import parsed
+from medsilo.cli.given_settings import settings_of
 from medsilo.core.errors import MedsiloError
 from medsilo.site.settings import SiteSettings, make_settings, read_settings
 from medsilo.tasks.sources import DataSource
@@ -18,6 +20,9 @@ from medsilo.tasks.sources import DataSource
         ({"device": "cpu\n"}, "device: 'cpu\\n' is not known"),
         ({"precision": "float16"}, "precision: the value is not known; choose 'float32' or 'bfloat16'"),
         ({"threads": 0}, "threads: the value is too small; give 1 or more"),
+        ({"threads": True}, "threads: the value is a truth value (YAML takes yes and no for such); give a number"),
+        ({"isolation": 1}, "isolation: the value is no truth value; give true or false"),
+        ({date(2026, 1, 1): 1}, "give texts, numbers, lists and mappings only"),
         ({"workers": -1}, "workers: the value is too small; give 0 or more"),
         ({"memory_limit": 100}, "memory_limit: the value is too small; give 256 or more"),
         ({"isolation": False, "memory_limit": 1024}, "memory_limit holds for the training process of its own"),
@@ -26,7 +31,7 @@ from medsilo.tasks.sources import DataSource
             {"data": {"folder": "/d/anna", "image": "anna/*"}},
             "data.image: unknown key; remove it or use one of: folder",
         ),
-        ({"data": {"folder": ["/d/anna"]}}, "data.folder: the value is no path; quote it"),
+        ({"data": {"folder": ["/d/anna"]}}, "data.folder: the value is no text (a string); quote it"),
         ("anna", "write a YAML mapping with keys of these: data, output, device"),
         (["anna"], "write a YAML mapping with keys of these: data, output, device"),
     ],
@@ -56,7 +61,8 @@ def test_the_command_line_stands_above_a_sites_settings_and_these_above_those_of
     (tmp_path / "medsilo.yaml").write_text("threads: 3\ndata: {folder: /site, table: t.csv, label_map: {1: ball}}\n")
 
     def told(*words: str) -> SiteSettings:
-        return _settings(_parser().parse_args(["resume", "run", *words]), run, pictures=True)
+        _, values = parsed(["resume", "run", *words])
+        return settings_of(values["device"], values["data"], values["site_config"], run, pictures=True)
 
     assert told() == run.model_copy(update={"pictures": True})
     assert told("--data", "/other").data == DataSource(folder=Path("/other"))

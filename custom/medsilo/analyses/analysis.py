@@ -83,11 +83,18 @@ class FinishedRun:
 
     def part(self, name: str) -> nn.Module:
         """One network of the run's super model, such as its selector, in evaluation mode."""
+        self.check_network(name)
         networks = self.plan.build_networks()
         if name not in networks:
             raise MedsiloError(f"--network {name}: choose one of the method's networks: {', '.join(networks)}")
         networks[name].load_state_dict(load_tensors(self.folder / paths.SUPER_MODEL / f"{name}.safetensors")[0])
         return networks[name].eval()
+
+    def check_network(self, name: str) -> None:
+        """Raise an error if the run's method has no such network."""
+        names = list(self.plan.build_networks())
+        if name not in names:
+            raise MedsiloError(f"--network {name}: run '{self.folder.name}' has {', '.join(names)}; give one of these")
 
     def facts(self) -> dict[str, Any]:
         """What tells this run from others, for the data beside a figure."""

@@ -16,6 +16,8 @@ def analyse(kind: str, folders: Sequence[Path], asked: Question, out: Path) -> t
     """Write <kind>.json and the figures; returns where they are, and what came out in a few lines."""
     module, function = KINDS[kind]
     runs = read_finished(folders)
+    for run in runs if asked.network else ():
+        run.check_network(str(asked.network))
     work = getattr(import_module(f"medsilo.analyses.{module}"), function)
     with asked.settings.compute().reproducible(seed_for(asked.seed, kind)):
         finding = work(runs, asked)

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_yaml
-from medsilo.core.section import Section, in_words
+from medsilo.core.section import Section, checked, in_words
 
 PRIVATE = "private-root"  # the folder beside the kits that never leaves the lead
 
@@ -157,7 +157,7 @@ def read_consortium(path: Path) -> Consortium:
         problem = getattr(error, "problem", None) or getattr(error, "strerror", None) or type(error).__name__
         raise MedsiloError(f"{path.name} cannot be read: {problem}") from error
     try:
-        consortium = Consortium.model_validate(values)
+        consortium = checked(Consortium, values, path.name)
     except ValidationError as error:
         raise MedsiloError(f"{path.name}: {in_words(error, Consortium)}") from error
     for hospital in consortium.hospitals:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -103,19 +103,10 @@ def submit(
                     f"not submitted: the plan needs {plan.participation.required} of {wanted}, and connected are "
                     f"{there}; start those who are missing, or change participation"
                 )
-            if plan.participation.sites:  # nothing of the study reaches a hospital that the plan does not name
-                _address(packed, plan.participation.sites)
             job_id = session.submit_job(str(packed))
         say(f"submitted as {job_id}; waits until the hospitals have joined")
         _await_start(kit, job_id, say, packed, sorted(asked & here))
     return job_id
-
-
-def _address(job: Path, sites: Collection[str], **meta: Any) -> None:
-    """Have a job go to these sites only."""
-    path = job / META
-    deploy_map = {"app": ["server", *sites]}
-    write_json(path, {**json.loads(path.read_text()), "deploy_map": deploy_map, **meta})
 
 
 def _await_start(kit: Path, job_id: str, say: Say, packed: Path | None = None, sites: Collection[str] = ()) -> None:
@@ -163,7 +154,8 @@ def _unable(session: Session, packed: Path, sites: Collection[str]) -> list[str]
     for site in sites:
         alone = packed.with_name(f"roll-call-{site}")
         write_job(alone, plan_of(packed), packed, roll_call=True)
-        _address(alone, [site], min_clients=1)
+        meta = json.loads((alone / META).read_text())
+        write_json(alone / META, {**meta, "deploy_map": {"app": ["server", site]}, "min_clients": 1})
         jobs[site] = session.submit_job(str(alone))
     deadline, ended = time.monotonic() + 2 * STARTING, dict[str, str]()
     while len(ended) < len(jobs) and time.monotonic() < deadline:
@@ -203,23 +195,67 @@ def resume(run: str, kit: Path, say: Say) -> str:
     return new
 
 
-def status(kit: Path, job_id: str | None = None) -> list[str]:
-    """Who is there and what runs, or one job, as lines."""
+@dataclass(frozen=True)
+class JobState:
+    """One job, as the server knows it."""
+
+    id: str
+    status: str
+    name: str
+    submitter: str
+    submitted: str
+    lost: bool  # the server died over it
+    obstacles: tuple[str, ...] = ()  # why it waits or could not start
+
+    def line(self) -> str:
+        """Return the job in one line."""
+        facts = "  ".join(part for part in (self.id, self.status, self.name, self.submitter, self.submitted) if part)
+        return facts + f"  (lost when the server died: medsilo resume {self.id})" * self.lost
+
+
+@dataclass(frozen=True)
+class State:
+    """Who is there and what runs; of one job alone, that job."""
+
+    jobs: tuple[JobState, ...]
+    up_since: str | None = None
+    connected: tuple[str, ...] | None = None
+
+    def lines(self) -> list[str]:
+        """Return the state for people."""
+        if self.connected is None:
+            return [line for job in self.jobs for line in (job.line(), *job.obstacles)]
+        names = ", ".join(self.connected) or "nobody"
+        return [f"server: up since {self.up_since} UTC", f"connected: {names}", *(job.line() for job in self.jobs)]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the state for programs."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def status(kit: Path, job_id: str | None = None) -> State:
+    """Return who is there and what runs, or one job."""
     with connected(kit) as session:
         if job_id:
             job = session.get_job_meta(job_id)
-            return [_job_line(job, session.get_system_info()), *_obstacles(job)]
+            return State((_job_state(job, session.get_system_info(), tuple(_obstacles(job))),))
         info = session.get_system_info()
-        names = sorted(client.name for client in info.client_info)
-        jobs = [_job_line(job, info) for job in session.list_jobs(detailed=True, reverse=True, limit=20)]
+        names = tuple(sorted(client.name for client in info.client_info))
+        jobs = tuple(_job_state(job, info) for job in session.list_jobs(detailed=True, reverse=True, limit=20))
         since = datetime.fromtimestamp(info.server_info.start_time, UTC)
-        return [f"server: up since {since:%Y-%m-%d %H:%M:%S} UTC", f"connected: {', '.join(names) or 'nobody'}", *jobs]
+        return State(jobs, f"{since:%Y-%m-%d %H:%M:%S}", names)
 
 
-def _job_line(job: dict[str, Any], info: SystemInfo) -> str:
-    keys = ("job_id", "status", "job_name" if "job_name" in job else "name", "submitter_name", "submit_time_iso")
-    line = "  ".join(str(job[key]) for key in keys if job.get(key))
-    return line + f"  (lost when the server died: medsilo resume {job['job_id']})" * _is_lost(job, info)
+def _job_state(job: dict[str, Any], info: SystemInfo, obstacles: tuple[str, ...] = ()) -> JobState:
+    return JobState(
+        id=job["job_id"],
+        status=job["status"],
+        name=job.get("job_name") or job.get("name") or "",
+        submitter=job.get("submitter_name") or "",
+        submitted=job.get("submit_time_iso") or "",
+        lost=_is_lost(job, info),
+        obstacles=obstacles,
+    )
 
 
 def _is_lost(job: dict[str, Any], info: SystemInfo) -> bool:

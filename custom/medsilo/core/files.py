@@ -94,8 +94,8 @@ TYPES = {
 def save_tensors(path: Path, tensors: Mapping[str, Kept], facts: Mapping[str, Any] | None = None) -> None:
     """Write named tensors and JSON facts into one safetensors file, atomically.
 
-    One tensor after another, so that those on the disk are never in memory together; the format's own library wants
-    all of them at once.
+    By hand for a reason: one tensor after another, so that those on the disk are never in memory together; the
+    format's own library wants all of them at once.
     """
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts or {}, allow_nan=False)}}
     end = 0
@@ -134,6 +134,10 @@ def newest(folder: Path, pattern: str, key: Callable[[Path], int]) -> Path | Non
     return max(folder.glob(pattern), key=key, default=None)
 
 
+# YAML 1.2's numbers, which PyYAML, of YAML 1.1, reads as text: 1e-4 has no point.
+NUMBER = ("tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789"))
+
+
 class _Loader(yaml.SafeLoader):
     """YAML that refuses a key given twice instead of silently taking the last."""
 
@@ -145,6 +149,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _Dumper(yaml.SafeDumper):
+    """YAML whose texts are quoted where the loader would take them for numbers."""
+
+
+_Loader.add_implicit_resolver(*NUMBER)
+_Dumper.add_implicit_resolver(*NUMBER)
+
+
 def load_yaml(text: str) -> Any:
-    """What a YAML text says; raises yaml.YAMLError."""
+    """Return what a YAML text says; raises yaml.YAMLError."""
     return yaml.load(text, _Loader)
+
+
+def dump_yaml(value: Any) -> str:
+    """Return the value as YAML that `load_yaml` reads, its keys in their order."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False)

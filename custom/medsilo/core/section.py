@@ -1,16 +1,38 @@
 """What every part of a plan, or of a site's settings, is: a fixed, checked set of named values."""
 
-from collections.abc import Mapping
-from typing import Any, get_args
+import json
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
+
+from medsilo.core.errors import MedsiloError
 
 
 class Section(BaseModel):
     """A part of the plan. Unknown keys are refused, values never change after checking, infinities are no numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def checked(kind: type[S], values: Any, origin: str) -> S:
+    """Check values that came as YAML or JSON; raises ValidationError. origin: where they stand, for people.
+
+    Strictly: true is no number, and 1 no truth value. They are checked as JSON, where a list stands for a tuple and
+    text for a path.
+    """
+    try:
+        text = json.dumps(values, default=str)
+    except (TypeError, ValueError) as error:
+        raise MedsiloError(
+            f"{origin}: give texts, numbers, lists and mappings only ({error}); quote other values"
+        ) from error
+    return kind.model_validate_json(text, strict=True)
 
 
 Chosen = Mapping[Any, type[Section] | None]  # key of a section that is one of several → the one that is meant
@@ -21,10 +43,14 @@ MEANINGS = {
     "less_than_equal": "is too large; give {le} or less",
     "less_than": "is too large; give less than {lt}",
     "literal_error": "is not known; choose {expected}",
-    "path_type": "is no path; quote it",
+    "string_type": "is no text (a string); quote it",
     "union_tag_invalid": "is not known; choose one of {expected_tags}",
     "name_not_known": "is not known; {remedy}",
+    "bool_type": "is no truth value; give true or false",
 }
+NUMBERS = ("int_type", "float_type")
+# What people call a key that has another name here.
+ALSO_CALLED = {"lr": "learning_rate", "epochs": "local_epochs", "bs": "batch_size", "method": "algorithm"}
 
 
 def in_words(
@@ -48,7 +74,9 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
     key, section = _place(detail["loc"], root, chosen)
     if kind == "extra_forbidden":
         value = f" with value {given}" if tells_values else ""
-        return f"{key}: unknown key{value}; remove it or use one of: {', '.join(section.model_fields)}"
+        name, known = key.rpartition(".")[2], list(section.model_fields)
+        hint = _meant(name, known, root)
+        return f"{key}: unknown key{value}; remove it or use one of: {', '.join(known)}{hint}"
     if kind == "missing":
         return f"{key}: is missing; add it"
     if kind in ("union_tag_not_found", "name_missing", "model_type", "model_attributes_type", "dict_type"):
@@ -58,11 +86,26 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
         key, given = f"{key}.name", repr(context["tag"])
     if kind == "name_not_known":
         key, given = f"{key}.name", repr(context["name"])
+    if kind in NUMBERS and isinstance(detail["input"], bool):
+        return f"{key}: {given.lower()} is a truth value (YAML takes yes and no for such); give a number"
     if kind in MEANINGS:
-        return f"{key}: {given} {MEANINGS[kind].format(**context)}"
+        choices = str(context.get("expected") or context.get("expected_tags") or "").replace("'", "")
+        hint = _meant(given.strip("'"), choices.replace(" or ", ", ").split(", "))
+        return f"{key}: {given} {MEANINGS[kind].format(**context)}{hint}"
     if kind == "value_error":
         return f"{key}: {context['error']}"
     return f"{key}: {given} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _meant(given: str, known: Sequence[str], root: type[Section] | None = None) -> str:
+    """Return the nearest of the known words as a question; with `root`, also a key of its sections."""
+    names = [ALSO_CALLED.get(given, given), given.lower()]
+    near = next((close[0] for name in names if (close := get_close_matches(name, known, 1))), None)
+    for key, field in root.model_fields.items() if root and not near else ():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section) and given in kind.model_fields:
+            near = f"{key}.{given}"
+    return f" (did you mean {near}?)" if near else ""
 
 
 def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen) -> tuple[str, type[Section]]:

@@ -1,5 +1,6 @@
 """What a federated method is."""
 
+import json
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,8 @@ def _half_of_harmofl(name: str) -> BeforeValidator:
     def read(value: Any) -> Any:
         if value is None or isinstance(value, Section):
             return value
-        return getattr(import_module("medsilo.methods.harmofl"), name).model_validate(value)
+        half = getattr(import_module("medsilo.methods.harmofl"), name)
+        return half.model_validate_json(json.dumps(value, default=str), strict=True)
 
     return BeforeValidator(read)
 

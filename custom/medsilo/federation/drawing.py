@@ -1,13 +1,15 @@
 """Pictures of what an input layer does: images before and after it, and the amplitude that all sites share."""
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
+from scipy.ndimage import binary_erosion
 from torch import Tensor, nn
 
 from medsilo.core.files import write_bytes
-from medsilo.core.png import png
 from medsilo.learning.amplitude import AmplitudeNorm
 
 SMALLEST = 192  # pixels of an overlay's shorter side, so that its lines stay thin beside the image
@@ -24,7 +26,7 @@ def draw_images(layer: nn.Module, images: Tensor, folder: Path) -> None:
     low, high = float(images.min()), float(images.max())
     for number, pair in enumerate(zip(images, after, strict=True), start=1):
         for kind, image in zip(("before", "after"), pair, strict=True):
-            write_bytes(folder / f"{kind}-{number}.png", png(_pixels(image, low, high)))
+            _write_png(folder / f"{kind}-{number}.png", _pixels(image, low, high))
 
 
 def draw_found(image: Tensor, found: Tensor, right: Tensor, path: Path) -> None:
@@ -41,16 +43,12 @@ def draw_found(image: Tensor, found: Tensor, right: Tensor, path: Path) -> None:
     for masks, colour, where in ((right, THERE, True), (found, FOUND, across)):
         for mask in masks.cpu().numpy().astype(bool):
             pixels[_outline(mask.repeat(scale, 0).repeat(scale, 1)) & where] = colour
-    write_bytes(path, png(pixels))
+    _write_png(path, pixels)
 
 
 def _outline(mask: np.ndarray) -> np.ndarray:
-    """The mask's pixels at most two steps from what is outside of it."""
-    inside = mask
-    for _ in range(2):
-        padded = np.pad(inside, 1, mode="edge")
-        inside = inside & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
-    return mask & ~inside
+    """Return the mask's pixels at most two steps from what is outside of it."""
+    return mask & ~binary_erosion(mask, iterations=2, border_value=1)
 
 
 def draw_amplitude(layer: nn.Module | None, path: Path) -> None:
@@ -64,7 +62,7 @@ def draw_amplitude(layer: nn.Module | None, path: Path) -> None:
     turned = amplitude.roll(-1, 0).flip(0)  # |F(-f)| = |F(f)|
     whole = torch.cat([amplitude, turned[:, 1 : (width + 1) // 2].flip(1)], 1)
     scale = torch.fft.fftshift(whole.log1p())
-    write_bytes(path, png(_pixels(scale[None], 0.0, float(scale.max()))))
+    _write_png(path, _pixels(scale[None], 0.0, float(scale.max())))
 
 
 def _pixels(image: Tensor, low: float, high: float) -> np.ndarray:
@@ -73,3 +71,10 @@ def _pixels(image: Tensor, low: float, high: float) -> np.ndarray:
         image = image[:, image.shape[1] // 2]
     values = ((image.float().cpu() - low) / max(high - low, 1e-12)).clamp(0, 1).mul(255).round().byte().numpy()
     return values.transpose(1, 2, 0) if len(values) == 3 else values[0]
+
+
+def _write_png(path: Path, pixels: np.ndarray) -> None:
+    """Write uint8 pixels, [H, W] grey or [H, W, 3] RGB; the same pixels give the same bytes."""
+    content = BytesIO()
+    Image.fromarray(pixels).save(content, "PNG", compress_level=9)
+    write_bytes(path, content.getvalue())

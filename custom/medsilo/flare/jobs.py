@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ CONFIG = Path("app/config")
 SERVER, CLIENT = "config_fed_server.json", "config_fed_client.json"
 PLAN = CONFIG / paths.PLAN
 CUSTOM = Path("app/custom")
+JOBS = Path("jobs")  # where a job is looked for by its name alone
 CONTROLLER = "medsilo.flare.controller.MedsiloController"
 EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
 
@@ -34,12 +36,13 @@ def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
     # Sites look for work this often (seconds); NVFlare's default of 2 would be the least a round takes.
     server = {"server": {"task_request_interval": 0.1}, "workflows": [controller]}
     client = {"executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {}}}]}
+    named = plan.participation.everyone  # nothing of the study reaches a hospital that the plan does not name
     return {
         Path(META): {
             "name": plan.algorithm.name,
             "min_clients": plan.participation.required,
             "resource_spec": {},
-            "deploy_map": {"app": ["@ALL"]},
+            "deploy_map": {"app": ["server", *named] if named else ["@ALL"]},
         },
         CONFIG / SERVER: {**common, **server},
         CONFIG / CLIENT: {**common, **client},
@@ -47,16 +50,23 @@ def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
 
 
 def find_job(job: str | Path) -> Path:
-    """The job's folder; an error that lists the jobs that are there when it is none."""
+    """Return the folder of a job, given as such or as the name of a job in ./jobs; an error says what is near."""
     folder = Path(job)
     if (folder / PLAN).is_file():
         return folder
     if folder.is_file():
         raise MedsiloError(f"{folder} is no job but a file; give the job's folder, and a plan with --plan")
-    around = folder.parent if folder.parent.is_dir() else Path("jobs")
-    known = sorted(path.parents[2].name for path in around.glob(f"*/{PLAN}"))
-    jobs = ", ".join(known) or "none"
-    raise MedsiloError(f"no job at {folder}: it needs {PLAN}; jobs in {around}: {jobs}")
+    if folder.parent == Path() and (JOBS / folder / PLAN).is_file():
+        return JOBS / folder
+    if folder.name == "central":
+        raise MedsiloError(
+            f"{folder.name} pools all data, so no job runs it; compare it: medsilo compare --methods {folder.name}"
+        )
+    around = folder.parent if folder.parent.is_dir() and folder.parent != Path() else JOBS
+    known = sorted(path.parents[2].name for path in around.glob("*/app/config/plan.yaml"))
+    near = get_close_matches(folder.name, known, 1)
+    hint = f"did you mean {around / near[0]}?" if near else f"jobs in {around}: {', '.join(known) or 'none'}"
+    raise MedsiloError(f"no job at {folder}: it needs {PLAN}; {hint}")
 
 
 def plan_of(job: Path, changes: Iterable[str] = (), plan: Path | None = None, allowed: Collection[str] = ANY) -> Plan:

@@ -34,6 +34,78 @@ class _EachOnce(list):
             super().append(item)
 
 
+class _Question:
+    """One question to some sites: a task for each, and how it went. NVFlare's threads call it back."""
+
+    def __init__(self, controller: Controller, outgoing: Outgoing, receive: Receive, timeout: float) -> None:
+        self.controller, self.outgoing, self.receive, self.timeout = controller, outgoing, receive, timeout
+        self.deadline = monotonic() + timeout
+        self.tasks: dict[str, Task] = {}
+        self.refused: dict[str, Missing] = {}
+        self.answered: set[str] = set()
+        self.news = threading.Event()
+
+    def task_for(self, site: str) -> Task:
+        """Make the task that asks this site."""
+        task = self.tasks[site] = Task(
+            name="medsilo",
+            data=Shareable(),
+            timeout=max(1, int(self.timeout)),
+            before_task_sent_cb=self._before_sending,
+            after_task_sent_cb=self._after_sending,
+            result_received_cb=self._received,
+        )
+        task.client_tasks = _EachOnce()
+        return task
+
+    def _before_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        client_task.task.data = to_shareable(self.outgoing(client_task.client.name))
+
+    def _after_sending(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        client_task.task.data = Shareable()  # NVFlare holds its own reference until the site has it
+
+    def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        site, result = client_task.client.name, client_task.result
+        client_task.result = None
+        try:  # an exception that left this callback would end the task without a reason
+            self.receive(site, to_parcel(result))
+        except MedsiloError as error:
+            self.refused[site] = Missing.refused(error)
+        except Exception as error:
+            self.controller.log_exception(fl_ctx, f"while merging the answer of {site}")
+            self.refused[site] = Missing("refused", f"{type(error).__name__} at the server; its log says more")
+        if site in self.refused:
+            add_job_audit_event(fl_ctx, msg=f"medsilo refused the answer of {site}: {self.refused[site].reason}")
+        self.answered.add(site)
+        self.news.set()
+
+    def wait(self) -> None:
+        """Wait for an answer, and for none longer than a moment."""
+        self.news.wait(POLL)
+        self.news.clear()
+
+    def is_over(self) -> bool:
+        """Whether nothing more is to be waited for: each site has answered or can't any more, or the time is up."""
+        ended = {site for site, task in self.tasks.items() if task.completion_status is not None}
+        return len(ended | self.answered) == len(self.tasks) or monotonic() > self.deadline
+
+    def cancel(self) -> None:
+        """Take back the tasks that no site has answered."""
+        for task in self.tasks.values():
+            if task.completion_status is None:
+                self.controller.cancel_task(task, TaskCompletionStatus.CANCELLED)
+
+    def missing(self) -> dict[str, Missing]:
+        """Return the sites whose answer was not accepted, or never came."""
+        lost = {site: Missing("lost", self._reason(site)) for site in self.tasks if site not in self.answered}
+        return {**self.refused, **lost}
+
+    def _reason(self, site: str) -> str:
+        if self.tasks[site].completion_status == TaskCompletionStatus.CLIENT_DEAD:
+            return "its process or connection died"
+        return f"no answer within {self.timeout:g} s"
+
+
 class FlareTransport:
     """Carries parcels between a controller and its sites."""
 
@@ -43,60 +115,18 @@ class FlareTransport:
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         """Ask all these sites at once; returns those without an accepted answer, and why."""
         missing = self._absent(sites)
-        here = [site for site in sites if site not in missing]
-        answered: set[str] = set()
-        news = threading.Event()
-
-        def before_sending(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            client_task.task.data = to_shareable(outgoing(client_task.client.name))
-
-        def after_sending(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            client_task.task.data = Shareable()  # NVFlare holds its own reference until the site has it
-
-        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            site, result = client_task.client.name, client_task.result
-            client_task.result = None
-            try:  # an exception that left this callback would end the task without a reason
-                receive(site, to_parcel(result))
-            except MedsiloError as error:
-                missing[site] = Missing.refused(error)
-            except Exception as error:
-                self.controller.log_exception(fl_ctx, f"while merging the answer of {site}")
-                missing[site] = Missing("refused", f"{type(error).__name__} at the server; its log says more")
-            if site in missing:
-                add_job_audit_event(fl_ctx, msg=f"medsilo refused the answer of {site}: {missing[site].reason}")
-            answered.add(site)
-            news.set()
-
-        tasks = {}
-        for site in here:
-            task = tasks[site] = Task(
-                name="medsilo",
-                data=Shareable(),
-                timeout=max(1, int(timeout)),
-                before_task_sent_cb=before_sending,
-                after_task_sent_cb=after_sending,
-                result_received_cb=received,
-            )
-            task.client_tasks = _EachOnce()
-            self.controller.send(task, self.fl_ctx, targets=[site], send_order=SendOrder.SEQUENTIAL)
-        deadline = monotonic() + timeout
+        question = _Question(self.controller, outgoing, receive, timeout)
+        for site in sites:
+            if site not in missing:
+                task = question.task_for(site)
+                self.controller.send(task, self.fl_ctx, targets=[site], send_order=SendOrder.SEQUENTIAL)
         try:
-            while len(answered) < len(here):
-                news.wait(POLL)
-                news.clear()
+            while not question.is_over():
+                question.wait()
                 self._raise_if_aborted()
-                gone = {site for site, task in tasks.items() if task.completion_status is not None}
-                if monotonic() > deadline or gone | answered == set(here):
-                    break
         finally:
-            for task in tasks.values():
-                if task.completion_status is None:
-                    self.controller.cancel_task(task, TaskCompletionStatus.CANCELLED)
-        for site in here:
-            if site not in answered:
-                missing[site] = Missing("lost", self._reason(tasks[site], timeout))
-        return missing
+            question.cancel()
+        return {**missing, **question.missing()}
 
     def pause(self, seconds: float) -> None:
         """Wait, unless the job is aborted."""
@@ -114,12 +144,6 @@ class FlareTransport:
             if self.controller.get_client_disconnect_time(site):
                 absent[site] = Missing("lost", "its connection broke")
         return absent
-
-    @staticmethod
-    def _reason(task: Task, timeout: float) -> str:
-        if task.completion_status == TaskCompletionStatus.CLIENT_DEAD:
-            return "its process or connection died"
-        return f"no answer within {timeout:g} s"
 
     def _raise_if_aborted(self) -> None:
         if self.abort_signal.triggered:

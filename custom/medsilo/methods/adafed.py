@@ -101,7 +101,7 @@ class StatisticsMixture(Algorithm):
             lambda server: Identity(),
             travels="up",
             personal=True,
-            title="statistics",
+            title="feature statistics",
             check=_possible,
             says=self._said,
         )

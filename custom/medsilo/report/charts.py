@@ -2,6 +2,7 @@
 
 Colours come from the page (CSS classes `s0` to `s7`), so one drawing serves light, dark and print. Each series also
 has its own dash pattern and marker, because colour alone is lost on paper and to one reader in twelve.
+By hand for a reason: drawing libraries write neither classes for the page's colours nor texts for screen readers.
 """
 
 import math

@@ -1,15 +1,17 @@
-"""RunResult folders as objects: read once, checked once, with one-line errors that name the file and the fix."""
+"""Run folders as objects: read once, checked once, with one-line errors that name the file and the fix."""
 
 import base64
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
+from PIL import Image
+
 from medsilo.core.errors import MedsiloError
-from medsilo.core.png import SIGNATURE
 from medsilo.runs import paths
 from medsilo.runs.reading import read_cross, read_provenance, read_rounds, read_summary, read_text
 from medsilo.runs.schema import Cross, Provenance, Round, SiteResult, Summary
@@ -148,6 +150,13 @@ def read(folder: Path) -> RunResult:
     return replace(run, intervals=intervals, overlays=overlays)
 
 
+def runs_within(folder: Path) -> list[Path]:
+    """Return the runs of a folder that holds several, as a demo or a comparison leaves it; else the folder itself."""
+    if (folder / paths.SUMMARY).exists() or (folder / paths.PLAN).exists():
+        return [folder]
+    return sorted(path.parent for path in folder.glob(f"*/{paths.SUMMARY}")) or [folder]
+
+
 def read_all(folders: Sequence[Path]) -> list[RunResult]:
     """Read several run folders. Runs with the same title are told apart by their seed, else by their folder."""
     if not folders:
@@ -228,9 +237,11 @@ def _pictures(folder: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def _picture(path: Path) -> str | None:
-    """A PNG file as a data URI, so that the page stays one file."""
+    """Return a PNG file as a data URI, so that the page stays one file; None for anything else."""
     try:
         content = path.read_bytes() if path.stat().st_size <= LARGEST_PICTURE else b""
-    except OSError:
+        with Image.open(BytesIO(content), formats=["PNG"]) as image:
+            image.verify()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # what Pillow says of a damaged file
         return None
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}" if content.startswith(SIGNATURE) else None
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"

@@ -1,18 +1,17 @@
 """The run tree: what a study leaves on the server's disk, in files that other programs may rely on."""
 
-import fcntl
 import importlib.metadata
 import json
 import os
 import platform
 import secrets
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
@@ -37,16 +36,6 @@ def new_study(plan: Plan) -> str:
     """A name for a new run: method, task and time, and a few letters that tell apart what starts in one second."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return f"{plan.algorithm.name}-{plan.task.name}-{stamp}-{secrets.token_hex(2)}"
-
-
-def _held(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
 
 
 class Record:
@@ -77,15 +66,29 @@ class Record:
     def led_by(self, job: str) -> Iterator[None]:
         """While one job leads a study no other may; the system lets go of a dead process's hold."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / paths.JOBS).open("a") as file:
-            deadline = time.monotonic() + LET_GO
-            while not _held(file):
-                if time.monotonic() > deadline:
-                    raise MedsiloError(f"another job leads {self.folder.name} now; 'medsilo status' lists jobs")
-                time.sleep(0.5)
-            file.write(job + "\n")
-            file.flush()
+        held: AbstractContextManager
+        try:
+            held = FileLock(self.folder / paths.LOCK).acquire(timeout=LET_GO, poll_interval=0.5)
+        except Timeout as error:
+            raise MedsiloError(f"another job leads {self.folder.name} now; 'medsilo status' lists jobs") from error
+        except OSError:  # a file system without locks
+            held = nullcontext()
+        with held:
+            with (self.folder / paths.JOBS).open("a") as file:
+                file.write(job + "\n")
             yield
+
+    def claim(self, lead: str | None, resume: bool) -> None:
+        """Bind the study to who submitted its job; raises if it is another's, or over. lead: None in simulations"""
+        path = self.folder / paths.LEAD
+        if path.exists() and path.read_text(encoding="utf-8") != (lead or ""):
+            raise MedsiloError(f"study {self.folder.name} is another lead's; choose another name")
+        if resume:
+            self.check_unfinished()
+        if lead and not path.exists():
+            if self.folder.exists() and resume:
+                raise MedsiloError(f"study {self.folder.name} does not say whose it is; start it anew")
+            write_text(path, lead)
 
     @staticmethod
     def of_job(studies: Path, job: str) -> "Record | None":

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_yaml
-from medsilo.core.section import Section, in_words
+from medsilo.core.section import Section, checked, in_words
 from medsilo.learning.loop import Compute
 from medsilo.tasks.sources import DataSource
 
@@ -76,7 +76,7 @@ class SiteSettings(Section):
 def make_settings(values: Any, origin: str) -> SiteSettings:
     """Checked settings; an error that names where they came from, the key and the fix."""
     try:
-        return SiteSettings.model_validate({} if values is None else values)
+        return checked(SiteSettings, {} if values is None else values, origin)
     except ValidationError as error:
         raise MedsiloError(f"{origin}: {in_words(error, SiteSettings, tells_values=False)}") from error
 

@@ -1,8 +1,9 @@
 """What the command line asks of a comparison."""
 
 import json
-from argparse import Namespace
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
 from medsilo.flare.jobs import PLAN, find_job
@@ -12,8 +13,24 @@ from medsilo.study.base_plan import base_plan
 from medsilo.study.cells import Cell, Row, cells_of, parse_sweep, swept_rows
 
 
-def asked(options: Namespace) -> tuple[Plan, list[Cell]]:
-    """The plan that the rows change, and the cells; a wrong one is an error before anything starts."""
+@dataclass(frozen=True)
+class Asked:
+    """What a person asks to compare, as it was written."""
+
+    task: str | None
+    plan: Path | None  # a plan or a job's folder
+    methods: Sequence[str]
+    row: Sequence[str]
+    seeds: Sequence[int]
+    sweep: Sequence[str]
+    equal_work: bool
+    protocol: str | None
+    changes: Sequence[str]
+    out: Path
+
+
+def asked(options: Asked) -> tuple[Plan, list[Cell]]:
+    """Return the plan that the rows change, and the cells; a wrong one is an error before anything starts."""
     task = [f"task.name={options.task}"] if options.task else []
     if options.plan:
         path = find_job(options.plan) / PLAN if options.plan.is_dir() else options.plan
@@ -27,10 +44,10 @@ def asked(options: Namespace) -> tuple[Plan, list[Cell]]:
         raise MedsiloError("nothing to compare; give --methods local,fedavg or --row 'title: key=value'")
     work = None
     if options.equal_work:
-        training = plan.with_changes(options.set).training
+        training = plan.with_changes(options.changes).training
         work = training.rounds * training.local_epochs
     rows = swept_rows(rows, parse_sweep(options.sweep), work)
-    return plan, cells_of(plan, rows, options.seeds, options.set, options.out)
+    return plan, cells_of(plan, rows, options.seeds, options.changes, options.out)
 
 
 def _under(row: Row, protocol: str, plan: Plan) -> Row:

@@ -80,8 +80,10 @@ def _time(seconds: float) -> str:
 
 
 def _told_apart(argument: str) -> list[str]:
-    """--data=FOLDER is --data FOLDER."""
-    return argument.split("=", 1) if argument.startswith("--") else [argument]
+    """Return --data=FOLDER as --data FOLDER, and -oFOLDER as -o FOLDER."""
+    if argument.startswith("--"):
+        return argument.split("=", 1)
+    return ["-o", argument[2:]] if argument.startswith("-o") and argument != "-o" else [argument]
 
 
 def shown(arguments: Sequence[str]) -> str:
@@ -89,8 +91,10 @@ def shown(arguments: Sequence[str]) -> str:
     kept: list[str] = []
     words = iter([part for argument in arguments for part in _told_apart(argument)])
     for argument in words:
-        if argument in ("--title", "--notes", "--machine", "--out"):
+        if argument in ("--title", "--notes", "--machine", "--out", "-o"):
             next(words, None)
+        elif argument == "--json":
+            continue
         elif argument in HERE:
             kept += [argument, HERE[argument]]
             next(words, None)

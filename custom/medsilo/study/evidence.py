@@ -1,4 +1,7 @@
-"""How sure a difference between two methods is: paired by test case, over patients and over seeds."""
+"""How sure a difference between two methods is: paired by test case, over patients and over seeds.
+
+By hand for a reason: scipy's bootstrap draws single cases, and here whole patients are drawn, the same for all seeds.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

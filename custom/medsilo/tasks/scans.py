@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from medsilo.core.errors import DataError
-from medsilo.core.png import SIGNATURE
 
-PALETTE = 3  # kind of colours in a PNG file
 ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count
 
 
@@ -75,9 +73,10 @@ def read_scan(path: Path) -> Scan:
 
 def refuse_palette(path: Path) -> None:
     """SimpleITK turns a palette's numbers into colours without a word; labels would be lost and greys become RGB."""
-    with suppress(OSError), path.open("rb") as file:
-        start = file.read(26)
-        if start.startswith(SIGNATURE) and start[25] == PALETTE:
+    from PIL.PngImagePlugin import PngImageFile
+
+    with suppress(OSError, SyntaxError, ValueError), PngImageFile(path) as image:  # whose pixels are not read
+        if image.mode == "P":
             raise DataError("PNG files have a palette; save them as grey or RGB", str(path))
 
 

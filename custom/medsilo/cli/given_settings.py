@@ -1,0 +1,48 @@
+"""The settings of a site as the command line gives them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from medsilo.core.errors import MedsiloError
+
+if TYPE_CHECKING:
+    from medsilo.site.settings import SiteSettings
+
+
+def folder_of_settings(folder: Path | None) -> Path | None:
+    """Return the folder; an error if one was given and is not there."""
+    if folder and not folder.is_dir():
+        raise MedsiloError("there is no such folder of settings; give the folder that holds medsilo.yaml", str(folder))
+    return folder
+
+
+def settings_of(
+    device: str | None,
+    data: Path | None,
+    site_config: Path | None = None,
+    before: "SiteSettings | None" = None,
+    **more: Any,
+) -> "SiteSettings":
+    """Return the command line's settings over a site's own, or over those that a run had before."""
+    from medsilo.site.settings import SiteSettings, make_settings, read_settings
+
+    local = folder_of_settings(site_config)
+    settings = read_settings(local) if local else before or SiteSettings()
+    given = {"device": device, "data": data and data.resolve()}
+    said = {key: value for key, value in given.items() if value is not None}
+    settings = make_settings({**settings.model_dump(), **said, **more}, "the command line")
+    if device:
+        check_device(settings)
+    return settings
+
+
+def check_device(settings: "SiteSettings") -> None:
+    """Raise an error in the words of the command line if the device that was typed there is not on this machine."""
+    try:
+        settings.compute()
+    except MedsiloError as error:
+        raise MedsiloError(
+            f"--device {settings.device}: this machine does not have it; give --device cpu, or install a CUDA build of "
+            "torch",
+            error.private,
+        ) from error

@@ -1,0 +1,235 @@
+"""Commands for a hospital's engineer: predict, export, leak-report, check."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.given_settings import check_device, folder_of_settings
+from medsilo.cli.show import Screen
+from medsilo.core.errors import MedsiloError
+
+if TYPE_CHECKING:
+    from medsilo.check.visit import Visit
+
+
+def predict(
+    screen: Screen,
+    model: options.Model,
+    images: Annotated[list[Path], typer.Argument(help="images, DICOM folders, or folders with such")],
+    *,
+    out: Annotated[
+        Path,
+        typer.Option(
+            *options.OUT,
+            metavar="FOLDER",
+            parser=options.output_folder,
+            help="folder for the masks and predictions.csv",
+        ),
+    ],
+    site: options.ModelOf = "",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help=options.DEVICES)] = "auto",
+) -> int:
+    """Find masks or classes in a hospital's own images.
+
+    Writes a mask for each image, on its own grid, predictions.csv and .json. Ends with 1 if any image failed.
+    """
+    screen.note("reading the model")
+    from medsilo.deploy.predict import predict_all
+    from medsilo.deploy.source import open_source
+    from medsilo.site.settings import make_settings
+
+    settings = make_settings({"device": device}, "the command line")
+    check_device(settings)
+    source = open_source(model, site)
+    with screen.busy("predicting"):
+        failed = predict_all(source, images, out, settings.compute().device, screen.say)
+    screen.say(f"predictions: {out / 'predictions.csv'}")
+    screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
+    if failed:
+        screen.warn(f"images that failed: {failed}; the reasons are in predictions.csv")
+    return 1 if failed else 0
+
+
+def export(
+    screen: Screen,
+    model: options.Model,
+    *,
+    out: Annotated[
+        Path,
+        typer.Option(
+            *options.OUT,
+            metavar="FOLDER",
+            parser=options.output_folder,
+            help="the bundle's folder, which must not exist yet",
+        ),
+    ],
+    site: options.ModelOf = "",
+) -> int:
+    """Write a run's model or super model as a MONAI Bundle.
+
+    docs/supermodel.md says how MONAI runs it.
+    """
+    screen.note("reading the model")
+    from medsilo.deploy import bundle
+    from medsilo.deploy.source import open_source
+
+    written = bundle.export(open_source(model, site), out)
+    screen.say(f"bundle: {written}")
+    screen.answer(bundle=written)
+    return 0
+
+
+def leak_report(
+    screen: Screen,
+    job: options.Job,
+    *,
+    plan: options.PlanFile = None,
+    changes: options.Changes,
+    data: options.Data = None,
+    local: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="a hospital's local/: its medsilo.yaml and privacy.json"),
+    ] = None,
+) -> int:
+    """Say what leaves a site under a job, before anything runs.
+
+    Every group of tensors with its bytes, every number that is told, and what can be done about each.
+    """
+    screen.note("reading the plan")
+    import dataclasses
+
+    from medsilo.check.leaks import averages_images, describe, leaks
+    from medsilo.flare.jobs import find_job, plan_of, stated
+    from medsilo.site.policy import Policy, read_policy
+    from medsilo.site.settings import SiteSettings, read_settings
+    from medsilo.tasks.sources import DataSource
+
+    found, folder = find_job(job), folder_of_settings(local)
+    settings = read_settings(folder) if folder else SiteSettings()
+    study = plan_of(found, changes, plan, settings.packages) if folder else plan_of(found, changes, plan)
+    policy = read_policy(folder, stated(found)[1]) if folder else Policy()
+    source = DataSource(folder=data) if data else settings.data
+    images: dict[str, int | str] = {}
+    for site in study.participation.sites if averages_images(study) else ():
+        try:
+            data_of = study.task.read(site, study.participation.sites, study.seed, source)
+            images[site] = len(data_of.train)  # type: ignore[arg-type]
+        except MedsiloError as error:
+            images[site] = str(error)
+    lines = describe(study, images, settings, policy)
+    for line in lines:
+        screen.say(line)
+    groups = [{**dataclasses.asdict(leak), "leaves": policy.lets_out(leak.group)} for leak in leaks(study)]
+    screen.answer(plan=study.hash, groups=groups, images_averaged=images, lines=lines)
+    return 0
+
+
+def check(
+    screen: Screen,
+    *,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB", help="a job's folder, for example jobs/fedavg", autocompletion=options.complete_job
+        ),
+    ] = None,
+    plan: options.PlanFile = None,
+    changes: options.Changes,
+    kit: Annotated[
+        Path | None,
+        typer.Option(metavar="KIT", help="this site's kit: its settings, certificates and network"),
+    ] = None,
+    site_config: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help=f"without a kit: {options.SITE_CONFIG}")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="another data folder than the settings name")
+    ] = None,
+    site: Annotated[
+        str | None, typer.Option(metavar="SITE", help="this site's name in the job (default: the kit's)")
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PAGE",
+            parser=options.output_file,
+            help="write the report as a page that may be mailed, too",
+        ),
+    ] = None,
+    private: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            parser=options.output_file,
+            help="where names of files go that only this hospital may see",
+        ),
+    ] = Path("medsilo-check-private.txt"),
+) -> int:
+    """At a hospital, before joining: look at machine, kit and data for a job.
+
+    Sends nothing; what it prints may be mailed (docs/check.md). 0: go, 1: no-go, 2: the command makes no sense.
+    """
+    screen.note("loading PyTorch")
+    import sys
+
+    from medsilo.check.rehearsal import rehearse
+    from medsilo.check.visit import check
+    from medsilo.core.files import write_text
+
+    try:
+        if kit and site_config:
+            raise MedsiloError("--kit and --site-config both name settings; give one of them")
+        visit = _visit(job, plan, changes, kit, site_config, data, site)
+    except MedsiloError as error:
+        return screen.fail(error, 2)
+    found = check(visit, rehearse, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
+    if html:
+        write_text(html, found.as_html())
+    kept = found.write_private(private)
+    screen.say(found.as_text())
+    if kept:
+        print(f"names of files and patients, for this hospital only: {private}", file=sys.stderr)
+    screen.answer(**found.as_json())
+    return 0 if found.go else 1
+
+
+def _visit(
+    job_name: str | None,
+    plan_file: Path | None,
+    changes: list[str],
+    kit_folder: Path | None,
+    site_config: Path | None,
+    data: Path | None,
+    site: str | None,
+) -> "Visit":
+    """Return who is checked for what; raise an error where the command makes no sense."""
+    from medsilo.check.kit import read_kit
+    from medsilo.check.visit import Visit
+    from medsilo.core.files import is_safe_name
+    from medsilo.flare.jobs import CUSTOM, find_job, plan_of, stated
+    from medsilo.plan import load_plan
+    from medsilo.site.settings import allowed_packages
+    from medsilo.tasks.sources import DataSource
+
+    job = find_job(job_name) if job_name else None
+    kit = read_kit(kit_folder) if kit_folder else None
+    local = folder_of_settings(kit_folder / "local" if kit_folder else site_config)
+    allowed = allowed_packages(local)
+    plan = load_plan(plan_file, changes, allowed) if plan_file else None
+    if job:
+        plan = plan_of(job, changes, plan_file, allowed)
+    if changes and not plan:
+        raise MedsiloError("--set changes a plan, and there is none; give --job or --plan")
+    site = site or (kit.name if kit else None)
+    if site is None and plan and plan.participation.everyone:
+        known = ", ".join(plan.participation.everyone)
+        raise MedsiloError(f"which site is this? give --site; the job names {known}")
+    site = site or "this-site"
+    if not is_safe_name(site):
+        raise MedsiloError(f"--site {site!r} has odd characters; use letters, digits, '.', '_' and '-'")
+    package, scope = stated(job) if job else ({}, None)
+    source = DataSource(folder=data) if data else None
+    carries_code = job is not None and (job / CUSTOM).is_dir()
+    return Visit(site, plan, package, scope, carries_code, local, kit, source)

@@ -1,0 +1,186 @@
+"""Commands for a consortium's lead: pack, provision, submit, status, watch, abort, fetch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.running import conclude
+from medsilo.cli.show import Screen
+from medsilo.study.progress import StudyProgress
+
+if TYPE_CHECKING:
+    from medsilo.runs.schema import Progress, Round
+
+CONNECTING = "connecting to the server"
+
+
+def pack(
+    screen: Screen,
+    job: options.Job,
+    *,
+    plan: options.PlanFile = None,
+    changes: options.Changes,
+    with_code: options.WithCode = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            *options.OUT,
+            metavar="FOLDER",
+            parser=options.output_folder,
+            help="the folder to write (default: dist/<job or plan>)",
+        ),
+    ] = None,
+) -> int:
+    """Write a job as it is submitted.
+
+    For NVFlare's own tools, and for hospitals that review a job before they run it.
+    """
+    from medsilo.flare import jobs
+
+    found = jobs.find_job(job)
+    folder = out or Path("dist") / (plan.stem if plan else found.resolve().name)
+    written = jobs.pack(found, folder, changes, with_code, plan)
+    screen.say(f"job: {written}")
+    screen.answer(job=written)
+    return 0
+
+
+def provision(
+    screen: Screen,
+    consortium: Annotated[Path, typer.Argument(help="the consortium's file, like provisioning/consortium.yaml")],
+    *,
+    out: Annotated[
+        Path,
+        typer.Option(*options.OUT, metavar="KITS", parser=options.output_folder, help="the folder for the kits"),
+    ],
+    renew: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", default_factory=list, show_default=False, help="give NAME a new certificate"),
+    ],
+    requests: Annotated[
+        bool, typer.Option("--requests", help="no kits, but what each party needs to make its own key and request")
+    ] = False,
+    skip_network_checks: Annotated[
+        bool, typer.Option("--skip-network-checks", help="the server's name and ports can't be seen from here")
+    ] = False,
+) -> int:
+    """Make signed kits for a consortium, or for who is new in it.
+
+    Kits that are there stay as they are. provisioning/README.md says who gets which, and what to guard.
+    """
+    from medsilo.consortium.description import read_consortium
+    from medsilo.consortium.provision import provision, write_requests
+
+    described = read_consortium(consortium)
+    if not skip_network_checks and not (out / described.server.host).exists():
+        described.check_network()
+    if requests:
+        write_requests(described, consortium.parent, out)
+        screen.say(f"requests: {out}; provisioning/README.md says how each party goes on")
+        screen.answer(requests=out)
+        return 0
+    new = provision(described, consortium.parent, out, renew)
+    for name in new:
+        screen.say(f"kit: {out / name}")
+    screen.say(f"{len(new)} kits are new; the others are as they were. Keep {out / 'private-root'} to yourself")
+    screen.answer(kits=[out / name for name in new])
+    return 0
+
+
+def submit(
+    screen: Screen,
+    job: options.Job,
+    *,
+    kit: options.Kit,
+    plan: options.PlanFile = None,
+    changes: options.Changes,
+    with_code: options.WithCode = False,
+) -> int:
+    """Submit a job to a consortium.
+
+    Waits until all hospitals have joined (at most 2 minutes), says why one can't, and prints the job's id.
+    """
+    screen.note("checking the job")
+    from medsilo.consortium import lead
+    from medsilo.flare.jobs import find_job
+
+    submitted = lead.submit(find_job(job), kit, screen.warn, changes, with_code, plan)
+    screen.say(submitted)
+    screen.answer(job=submitted)
+    return 0
+
+
+def status(
+    screen: Screen,
+    job: Annotated[str | None, typer.Argument(metavar="ID", help="one job's id (default: all)")] = None,
+    *,
+    kit: options.Kit,
+) -> int:
+    """Say who is connected and what runs.
+
+    The latest 20 jobs, with id and state.
+    """
+    screen.note(CONNECTING)
+    from medsilo.consortium import lead
+
+    state = lead.status(kit, job)
+    for line in state.lines():
+        screen.say(line)
+    screen.answer(**state.as_json())
+    return 0
+
+
+def watch(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
+    """Show a job's rounds, one line per site, until it ends.
+
+    Ends with 0 if the job finished, else with 1. Ctrl-C ends the watching, not the job.
+    """
+    screen.note(CONNECTING)
+    from medsilo.consortium import lead
+
+    progress = StudyProgress((), 0, "score")
+    screen.answer(job=job)
+    try:
+        with screen.rounds(progress) as on_round:
+
+            def follow(line: "Round", study: "Progress") -> None:
+                progress.planned, progress.metric = study.planned, study.metric
+                on_round(line)
+
+            ended = lead.watch(job, kit, follow, screen.say)
+    except KeyboardInterrupt:
+        screen.warn(f"no longer watching; the job goes on (to end it: medsilo abort {job} --kit {kit})")
+        return 130
+    screen.say(f"{ended}; results: medsilo fetch {job} --kit {kit}")
+    screen.answer(status=ended)
+    if ended == "FINISHED:COMPLETED":
+        return 0
+    screen.say(f"to go on from the last finished round: medsilo resume {job} --kit {kit}")
+    return 1
+
+
+def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
+    """End a job.
+
+    What is finished is kept: 'medsilo resume' goes on from there.
+    """
+    screen.note(CONNECTING)
+    from medsilo.consortium import lead
+
+    said = lead.abort(job, kit)
+    screen.say(said)
+    screen.answer(job=job, server=said)
+    return 0
+
+
+def fetch(screen: Screen, job: options.JobId, *, kit: options.Kit, out: options.RunsFolder = Path("runs")) -> int:
+    """Download a job's results and write the report.
+
+    Scores, rounds and shared models of a job that ended; hospitals' own models stay with them.
+    """
+    screen.note(CONNECTING)
+    from medsilo.consortium import lead
+
+    return conclude(screen, lead.fetch(job, kit, out))

@@ -1,0 +1,73 @@
+"""What a terminal shows while something runs, drawn by rich. Imported only where a person watches."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress import Progress as Bars
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from medsilo.study.progress import StudyProgress, duration
+
+STYLES = {"waiting": "dim", "answered": "green", "refused": "red", "lost": "red"}
+REFRESHES = 4  # a second
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table with a heading."""
+    table = _table(*columns)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def board(progress: StudyProgress) -> RenderableType:
+    """Return the state of a study: a row per site, the rounds done, the best so far, the time left."""
+    table = _table("site", f"{progress.metric} before", "loss", "seconds", "")
+    for name, site in progress.sites.items():
+        table.add_row(
+            Text(name),
+            _value(site.score),
+            _value(site.loss),
+            "–" if site.seconds is None else f"{site.seconds:.1f}",
+            Text(site.state, STYLES[site.state]),
+        )
+    left = progress.seconds_left()
+    facts = [f"round {progress.done} of {progress.planned}", f"{duration(progress.elapsed())} so far"]
+    facts += [f"about {duration(left)} left"] if left else []
+    facts += [f"best {progress.metric} {progress.best[1]:.3f} in round {progress.best[0]}"] if progress.best else []
+    bar = Padding(ProgressBar(progress.planned, progress.done, width=40), (1, 0, 0, 0))
+    return Group(Padding(table, (1, 0, 0, 0)), bar, Text("  ·  ".join(facts)))
+
+
+def _value(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+@contextmanager
+def shown_live(progress: StudyProgress) -> Iterator[Callable[[str], None]]:
+    """Keep the board on the screen and up to date; yields what prints a line above it."""
+    live = Live(get_renderable=lambda: board(progress), refresh_per_second=REFRESHES)
+    with live:
+        yield lambda line: live.console.print(Text(line))
+
+
+@contextmanager
+def spinning(what: str) -> Iterator[Callable[[str], None]]:
+    """Show the words with the time that has passed; yields what prints a line above them."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Bars(*columns, transient=True) as bars:
+        bars.add_task(what, total=None)
+        yield lambda line: bars.console.print(Text(line))

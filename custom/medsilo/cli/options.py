@@ -1,0 +1,207 @@
+"""The options that several commands share, the checks of their values, and how a shell completes them.
+
+Nothing heavy is imported here: --help answers at once.
+"""
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from medsilo.analyses import KINDS
+
+HERE = Path("jobs")
+ENGINES = ("simulator", "inprocess")
+PROTOCOLS = ("paper", "released-code", "clinical")
+
+
+# ---------------------------------------------------------------------------------------------------- values
+def positive(value: object) -> int:
+    """Return a whole number from 1 on."""
+    text = str(value)
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def whole(value: object) -> int:
+    """Return a whole number."""
+    try:
+        return int(str(value))
+    except ValueError:
+        raise ValueError(f"{str(value)!r} is not a whole number") from None
+
+
+def length(value: object) -> float:
+    """Return a finite number above 0."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{str(value)!r} is not a length above 0")
+    return number
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Different numbers, written as 0,1,2."""
+
+    numbers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.numbers))
+
+
+USUAL_SEEDS = Seeds((0, 1, 2))
+
+
+def seeds(value: object) -> Seeds:
+    """Return the numbers of a list like 0,1,2."""
+    parts = str(value).split(",")
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise ValueError(f"{str(value)!r} is not a list of different numbers, like 0,1,2")
+    return Seeds(tuple(map(int, parts)))
+
+
+def one_of(choices: Iterable[str]) -> Callable[[object], str]:
+    """Return a check that takes these words only and suggests the nearest for any other."""
+    known = list(choices)
+
+    def check(value: object) -> str:
+        text = str(value)
+        if text not in known:
+            near = get_close_matches(text, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}"
+            raise ValueError(f"{text!r} is not known; {hint}")
+        return text
+
+    return check
+
+
+def output_folder(value: object) -> Path:
+    """Return a folder that can be written to, or made; nothing is left behind by the trial."""
+    path = Path(str(value))
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} can't be written: {path} is a file; choose a folder")
+    _try_to_write(path, path)
+    return path
+
+
+def output_file(value: object) -> Path:
+    """Return a file that can be written or written over."""
+    path = Path(str(value))
+    if path.is_dir():
+        raise ValueError(f"{path} can't be written: {path} is a folder; give the name of a file")
+    _try_to_write(path, path.parent)
+    return path
+
+
+def _try_to_write(wanted: Path, folder: Path) -> None:
+    """Write a file into the nearest folder that exists: rights alone don't say whether a place takes files."""
+    place = next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
+    if not place.is_dir():
+        raise ValueError(f"{wanted} can't be written: {place} is a file; choose another folder")
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".medsilo-"):
+            pass
+    except OSError as error:
+        # A place like /proc says that there is no such file.
+        why = "takes no files" if error.errno == errno.ENOENT else f"says {os.strerror(error.errno or 0).lower()!r}"
+        raise ValueError(f"{wanted} can't be written: {place} {why}; choose another folder") from error
+
+
+# ---------------------------------------------------------------------------------------------------- completion
+def jobs_nearby() -> list[str]:
+    """Return the names of the jobs in ./jobs."""
+    return sorted(path.parents[2].name for path in HERE.glob("*/app/config/plan.yaml"))
+
+
+def complete_job(incomplete: str) -> list[str]:
+    """Complete a job by its name or by its folder."""
+    names = jobs_nearby()
+    return [name for name in [*names, *(f"{HERE}/{name}" for name in names)] if name.startswith(incomplete)]
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """Complete the last of several methods."""
+    from medsilo.registry import METHODS
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in METHODS if name.startswith(last)]
+
+
+def complete_task(incomplete: str) -> list[str]:
+    """Complete a task's name."""
+    from medsilo.registry import TASKS
+
+    return sorted(name for name in TASKS if name.startswith(incomplete))
+
+
+# ---------------------------------------------------------------------------------------------------- options
+DEVICES = "auto, cpu, cuda or cuda:<n>"
+SITE_CONFIG = "a folder with a medsilo.yaml, which may describe the data (docs/your-data.md)"
+DATA = "folder with the sites' data, for tasks that need one"
+OUT = ("--out", "-o")
+
+Job = Annotated[
+    str,
+    typer.Argument(
+        help="a job's folder, for example jobs/fedavg, or the name of a job in ./jobs",
+        autocompletion=complete_job,
+    ),
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan",
+        help="another plan of the job's method, for example jobs/fedavg/plans/nifti-folder.yaml",
+    ),
+]
+Changes = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        default_factory=list,
+        show_default=False,
+        help="change the plan, as often as wanted: training.rounds=3 (docs/plan.md has every key)",
+    ),
+]
+RunsFolder = Annotated[Path, typer.Option(*OUT, metavar="FOLDER", parser=output_folder, help="where runs are kept")]
+Engine = Annotated[
+    Literal["simulator", "inprocess"],
+    typer.Option(
+        metavar="ENGINE",
+        parser=one_of(ENGINES),
+        autocompletion=lambda: list(ENGINES),
+        help="simulator, or inprocess: the same numbers in one process, without NVFlare",
+    ),
+]
+Kit = Annotated[Path, typer.Option(metavar="KIT", help="your own kit, from the consortium's lead")]
+Threads = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=positive, help="sites that work at the same time (default: all)"),
+]
+Device = Annotated[str | None, typer.Option(metavar="DEVICE", help=f"{DEVICES} (default: auto)")]
+DeviceOfRun = Annotated[str | None, typer.Option(metavar="DEVICE", help=f"{DEVICES} (default: the run's)")]
+Data = Annotated[Path | None, typer.Option(metavar="FOLDER", help=DATA)]
+DataOfRun = Annotated[Path | None, typer.Option(metavar="FOLDER", help=f"{DATA} (default: the run's)")]
+SiteConfig = Annotated[Path | None, typer.Option(metavar="FOLDER", help=SITE_CONFIG)]
+Model = Annotated[Path, typer.Argument(help="folder of a super model or of a run")]
+ModelOf = Annotated[
+    str, typer.Option("--site", metavar="SITE", help="the run's model of this hospital instead of the shared one")
+]
+Runs = Annotated[list[Path], typer.Argument(help="folders of runs")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id, as submit printed it")]
+WithCode = Annotated[bool, typer.Option("--with-code", help="put the package into the job (for sites that allow code)")]
+Kind = Annotated[
+    str,
+    typer.Argument(metavar="KIND", parser=one_of(KINDS), autocompletion=lambda: list(KINDS), help=", ".join(KINDS)),
+]

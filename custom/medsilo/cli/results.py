@@ -1,0 +1,128 @@
+"""Commands for whoever has finished runs: report, cross, analyse."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.given_settings import settings_of
+from medsilo.cli.show import Screen
+
+
+def report(
+    screen: Screen,
+    runs: options.Runs,
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            *options.OUT,
+            metavar="PAGE",
+            parser=options.output_file,
+            help="the page (default: report.html in the first run)",
+        ),
+    ] = None,
+) -> int:
+    """Write one HTML page about one or more runs.
+
+    A folder that holds several runs stands for all of them. The page needs no network.
+    """
+    screen.note("reading the runs")
+    from medsilo.report.page import write
+    from medsilo.report.read import runs_within
+
+    page = out or runs[0] / "report.html"
+    found = [run for folder in runs for run in runs_within(folder)]
+    written = write(found, page, page.parent.resolve().name)
+    screen.say(f"report: {written}")
+    screen.answer(report=written, runs=found)
+    return 0
+
+
+def cross(
+    screen: Screen,
+    run: Annotated[Path, typer.Argument(help="the run's folder, with all its sites on this machine")],
+    *,
+    device: options.DeviceOfRun = None,
+    data: options.DataOfRun = None,
+) -> int:
+    """Test every site's model of a run on every site's data.
+
+    Prints the table, and adds it to the run as cross.json and to its report.
+    """
+    screen.note(f"reading {run}")
+    from medsilo.report.page import write
+    from medsilo.report.read import read
+    from medsilo.report.table import cross_table
+    from medsilo.study import cross as crossing
+
+    with screen.busy("testing every model on every site's data"):
+        scores = crossing.cross(run, settings_of(device, data, before=crossing.run_settings(run)))
+    screen.say(cross_table(read(run)))
+    page = write([run], run / "report.html", run.resolve().name)
+    screen.say(f"\nreport: {page}")
+    screen.answer(run=run, scores=scores, report=page)
+    return 0
+
+
+def analyse(
+    screen: Screen,
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            parser=options.one_of(options.KINDS),
+            autocompletion=lambda: list(options.KINDS),
+            help=", ".join(options.KINDS),
+        ),
+    ],
+    runs: options.Runs,
+    *,
+    out: Annotated[
+        Path,
+        typer.Option(*options.OUT, metavar="FOLDER", parser=options.output_folder, help="the folder to write"),
+    ],
+    seed: Annotated[int, typer.Option(metavar="N", parser=options.whole, help="of directions, maps and attacks")] = 0,
+    cases: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=options.positive, help="so many of each site (default: by kind)"),
+    ] = None,
+    reach: Annotated[
+        float,
+        typer.Option(metavar="LENGTH", parser=options.length, help="landscape, profile: how far they go, in lengths"),
+    ] = 1.0,
+    steps: Annotated[
+        int,
+        typer.Option(metavar="N", parser=options.positive, help="landscape, profile: from the centre to the edge"),
+    ] = 10,
+    iterations: Annotated[
+        int, typer.Option(metavar="N", parser=options.positive, help="inversion: steps of the attacker")
+    ] = 300,
+    network: Annotated[
+        str | None,
+        typer.Option(metavar="NETWORK", help="drift, tsne: one of the method's networks, e.g. selector"),
+    ] = None,
+    pictures: Annotated[
+        bool, typer.Option("--pictures", help="inversion: draw images that are not synthetic, too")
+    ] = False,
+    device: options.Device = None,
+    data: options.Data = None,
+    site_config: options.SiteConfig = None,
+) -> int:
+    """Draw a figure of the papers from finished runs, with its data.
+
+    docs/analyses.md says what each shows and how it is read.
+    """
+    screen.note("reading the runs")
+    from medsilo.analyses import write
+    from medsilo.analyses.analysis import Question
+
+    settings = settings_of(device, data, site_config, pictures=pictures)
+    asked = Question(settings, seed, cases, reach, steps, iterations, network)
+    with screen.busy(f"drawing {kind}"):
+        files, lines = write.analyse(kind, runs, asked, out)
+    for line in [*lines, *map(str, files)]:
+        screen.say(line)
+    screen.answer(files=files, lines=list(lines))
+    return 0

@@ -1,0 +1,281 @@
+"""Commands for a person with all the data on one machine: demo, run, compare, resume."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.given_settings import settings_of
+from medsilo.cli.show import Screen
+from medsilo.core.errors import MedsiloError
+from medsilo.runs import paths
+from medsilo.site.owner import ALL_MINE
+from medsilo.study.progress import StudyProgress
+
+if TYPE_CHECKING:
+    from medsilo.plan import Plan
+    from medsilo.site.settings import SiteSettings
+
+
+def demo(
+    screen: Screen,
+    *,
+    rounds: Annotated[int, typer.Option(metavar="N", parser=options.positive, help="of each method")] = 6,
+    seed: Annotated[int, typer.Option(metavar="N", parser=options.whole, help="of data, weights and order")] = 0,
+    out: options.RunsFolder = Path("runs"),
+) -> int:
+    """Run nine methods over three synthetic hospitals and write a report.
+
+    Takes minutes.
+    """
+    screen.say("loading NVFlare and PyTorch")
+    from medsilo.report.page import write
+    from medsilo.report.read import read_all
+    from medsilo.report.table import text_table
+    from medsilo.study.demo import run_demo
+
+    with screen.busy("running the demo"):
+        runs, failures = run_demo(out, rounds, seed, screen.say)
+    screen.answer(runs=runs, failures=failures)
+    if runs:
+        screen.say("\n" + text_table(read_all(runs)))
+        page = write(runs, runs[0].parent / "report.html", "Demo: three synthetic hospitals")
+        screen.say(f"\nreport: {page}")
+        screen.answer(report=page)
+    for failure in failures:
+        screen.warn(failure)
+    return 1 if failures else 0
+
+
+def run(
+    screen: Screen,
+    job: options.Job,
+    *,
+    plan: options.PlanFile = None,
+    changes: options.Changes,
+    name: Annotated[str, typer.Option(help="name of the run's folder (default: method, task and time)")] = "",
+    out: options.RunsFolder = Path("runs"),
+    engine: options.Engine = "simulator",
+    threads: options.Threads = None,
+    device: options.Device = None,
+    data: options.Data = None,
+    site_config: options.SiteConfig = None,
+) -> int:
+    """Run a job in NVFlare's simulator, with all its sites on this machine.
+
+    Prints a line per site and round; leaves a folder with models, scores and report.html (docs/run-tree.md).
+    """
+    screen.say(f"reading the plan of {job}")
+    from medsilo.core.files import is_safe_name
+    from medsilo.flare.jobs import find_job, plan_of
+    from medsilo.runs.record import new_study
+
+    found = find_job(job)
+    study = plan_of(found, changes, plan)
+    if name and not is_safe_name(name):
+        raise MedsiloError(f"--name {name!r} has odd characters; use letters, digits, '.', '_' and '-'")
+    folder = out / (name or new_study(study))
+    settings = settings_of(device, data, site_config, **ALL_MINE)
+    for line in study.algorithm.cautions(study.participation.sites):
+        screen.say(f"caution: {line}")
+    _study(screen, study, folder, settings, job=found if engine == "simulator" else None, threads=threads)
+    return conclude(screen, folder)
+
+
+def _study(
+    screen: Screen,
+    plan: "Plan",
+    folder: Path,
+    settings: "SiteSettings",
+    *,
+    job: Path | None = None,
+    threads: int | None = None,
+    resumes: bool = False,
+) -> None:
+    """Run or go on with a study, as NVFlare's job or, without one, in this process, and show its rounds."""
+
+    sites = plan.participation.sites
+    where = "starting NVFlare" if job else "starting in this process"
+    screen.say(f"{where}: {len(sites)} hospitals, {plan.rounds} rounds")
+    with screen.rounds(StudyProgress(sites, plan.rounds, plan.task.metric)) as on_round:
+        if job:
+            from medsilo.flare import simulator
+
+            if resumes:
+                simulator.resume(folder, settings, threads, on_round)
+            else:
+                simulator.run(plan, folder, settings, job, threads, on_round)
+        else:
+            from medsilo.federation import inprocess
+
+            inprocess.run(plan, folder=folder, resume=resumes, settings=settings, on_round=on_round)
+
+
+def compare(
+    screen: Screen,
+    ctx: typer.Context,
+    *,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK",
+            autocompletion=options.complete_task,
+            help="the task, of 'medsilo tasks' (default: synthetic-histology)",
+        ),
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="a plan or a job's folder that the rows change")] = None,
+    methods: Annotated[
+        list[str],
+        typer.Option(
+            metavar="M,M:KEY=VALUE",
+            default_factory=list,
+            show_default=False,
+            autocompletion=options.complete_methods,
+            help="rows: methods, each with changes of its own section: local,fedavg,fedprox:mu=0.1",
+        ),
+    ],
+    row: Annotated[
+        list[str],
+        typer.Option(
+            metavar="'TITLE: KEY=VALUE ...'",
+            default_factory=list,
+            show_default=False,
+            help="a row with changes anywhere in the plan: 'slow: algorithm.name=fedavg training.learning_rate=0.001'",
+        ),
+    ],
+    seeds: Annotated[
+        options.Seeds, typer.Option(metavar="N,N,N", parser=options.seeds, help="every row runs with each")
+    ] = options.USUAL_SEEDS,
+    sweep: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KEY=V,V,V",
+            default_factory=list,
+            show_default=False,
+            help="every row that has KEY with every value",
+        ),
+    ],
+    equal_work: Annotated[
+        bool,
+        typer.Option("--equal-work", help="with a sweep of training.local_epochs: fewer rounds for more of them"),
+    ] = False,
+    against: Annotated[
+        str | None, typer.Option(metavar="ROW", help="the row that all are held against (default: fedavg)")
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROTOCOL",
+            parser=options.one_of(options.PROTOCOLS),
+            autocompletion=lambda: list(options.PROTOCOLS),
+            help=f"whose numbers every row declares and follows: {', '.join(options.PROTOCOLS)} (default: the plan's)",
+        ),
+    ] = None,
+    changes: options.Changes,
+    out: Annotated[
+        Path,
+        typer.Option(
+            *options.OUT,
+            metavar="FOLDER",
+            parser=options.output_folder,
+            help="where runs and the table are kept",
+        ),
+    ] = Path("runs/compare"),
+    engine: options.Engine = "simulator",
+    at_once: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=options.positive, help="runs side by side (default: 2 if they fit)"),
+    ] = None,
+    title: Annotated[str, typer.Option(help="of the page")] = "Comparison",
+    notes: Annotated[str, typer.Option(help="a paragraph for the page")] = "",
+    machine: Annotated[str, typer.Option(help="a word on the machine, for the page (default: its CPU cores)")] = "",
+    device: options.Device = None,
+    data: options.Data = None,
+    site_config: options.SiteConfig = None,
+) -> int:
+    """Run methods and seeds on one task and write a table with intervals.
+
+    Every row runs with every seed. Called again, it skips what is finished; a run that fails stops no other.
+    """
+    screen.say("reading the rows' plans")
+    import json
+    import os
+
+    from medsilo.report.study_page import write_study
+    from medsilo.runs.schema import About
+    from medsilo.study.asked import Asked, asked
+    from medsilo.study.compare import Study, most_at_once, shown
+
+    wanted = Asked(task, plan, methods, row, seeds.numbers, sweep, equal_work, protocol, changes, out)
+    base, cells = asked(wanted)
+    about = About(title=title, notes=notes, command=shown(ctx.obj), machine=machine or f"{os.cpu_count()} CPU cores")
+    study = Study(out, about, base, cells, against)
+    settings = settings_of(device, data, site_config, **ALL_MINE)
+    with screen.busy("comparing"):
+        failures = study.run(engine, settings, at_once or most_at_once(), screen.say)
+    page = write_study(out)
+    screen.say(f"\ntable: {out / paths.TABLE}\nreport: {page}")
+    rows = json.loads((out / "table.json").read_text(encoding="utf-8"))
+    screen.answer(table=out / "table.md", report=page, verdict=out / "verdict.json", failures=failures, rows=rows)
+    for failure in failures:
+        screen.warn(failure)
+    return 1 if failures else 0
+
+
+def resume(
+    screen: Screen,
+    run: Annotated[str, typer.Argument(help="the run's folder; with --kit also the id of the job that ended")],
+    *,
+    kit: Annotated[
+        Path | None, typer.Option(metavar="KIT", help="your own kit: go on in the consortium, not here")
+    ] = None,
+    threads: options.Threads = None,
+    device: options.DeviceOfRun = None,
+    data: options.DataOfRun = None,
+    site_config: options.SiteConfig = None,
+) -> int:
+    """Go on with a run that stopped, from its last finished round.
+
+    The numbers are those of a run that never stopped. In a consortium: waits as submit does, prints the new id.
+    """
+    if kit:
+        screen.note("connecting to the server")
+        from medsilo.consortium import lead
+
+        job = lead.resume(run, kit, screen.warn)
+        screen.say(job)
+        screen.answer(job=job)
+        return 0
+    folder = Path(run)
+    if not (folder / "plan.yaml").is_file():
+        raise MedsiloError(
+            f"{run} is no run's folder; give one under runs/, or --kit with the id of a consortium's job"
+        )
+    screen.say(f"reading {run}")
+    from medsilo.plan import load_plan
+    from medsilo.runs.record import Record
+    from medsilo.study.cross import run_settings
+
+    Record(folder).check_unfinished()
+    plan = load_plan(folder / "plan.yaml")
+    settings = settings_of(device, data, site_config, run_settings(folder), **ALL_MINE)
+    job_of_run = (
+        folder / paths.JOB if (folder / paths.JOB).is_dir() else None
+    )  # else it was begun with --engine inprocess
+    _study(screen, plan, folder, settings, job=job_of_run, threads=threads, resumes=True)
+    return conclude(screen, folder)
+
+
+def conclude(screen: Screen, folder: Path) -> int:
+    """Show the table of a run's scores, write its page, and say where it is."""
+    from medsilo.report.page import write
+    from medsilo.report.read import read_all
+    from medsilo.report.table import text_table
+    from medsilo.runs.reading import read_summary
+
+    screen.say("\n" + text_table(read_all([folder])))
+    page = write([folder], folder / paths.REPORT, folder.name)
+    screen.say(f"\nreport: {page}")
+    screen.answer(run=folder, report=page, summary=read_summary(folder).as_json())
+    return 0

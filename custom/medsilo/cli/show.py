@@ -1,0 +1,152 @@
+"""Where a command's words go: lines for people, one JSON document for programs, tables and live rounds on a terminal.
+
+rich is imported only where a person watches: --help and pipes do without it.
+"""
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from medsilo.core.errors import MedsiloError
+
+if TYPE_CHECKING:
+    from medsilo.study.progress import StudyProgress
+
+
+STOPPED = "stopped; what was finished is kept ('medsilo resume', or the same compare again, goes on)"
+AsJson = Annotated[
+    bool, typer.Option("--json", help="print JSON on stdout, for programs; lines for people go to stderr")
+]
+Command = Callable[..., int]
+
+
+class Screen:
+    """What one command shows. With `as_json`, stdout has JSON only."""
+
+    def __init__(self, as_json: bool = False, in_lines: bool = False) -> None:
+        self.as_json = as_json
+        self.in_lines = in_lines  # JSON lines: one per event and the last one with the outcome
+        self.document: Any = {}
+        self.watched = sys.stdout.isatty() and not as_json
+        self._print: Callable[[str], None] | None = None  # above what is live on the terminal
+
+    def say(self, line: str) -> None:
+        """Show a line to a person."""
+        if self._print:
+            self._print(line)
+        else:
+            print(line, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def warn(self, line: str) -> None:
+        """Show what went wrong."""
+        print(f"medsilo: {line}", file=sys.stderr, flush=True)
+
+    def note(self, line: str) -> None:
+        """Say on a terminal what is being waited for; a pipe gets results only."""
+        if sys.stderr.isatty():
+            print(f"{line} ...", file=sys.stderr, flush=True)
+
+    def event(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Print one JSON line, where they are asked for."""
+        if self.as_json:
+            print(json.dumps({"event": kind, **facts}, allow_nan=False, default=str), flush=True)
+
+    def answer(self, **facts: Any) -> None:
+        """Keep the facts for the JSON document that ends the command."""
+        self.document = {**self.document, **facts}
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], lines: Sequence[str]) -> None:
+        """Show rows as a table on a terminal, and as these lines in a pipe."""
+        if not self.watched:
+            for line in lines:
+                self.say(line)
+            return
+        from medsilo.cli.live import print_table
+
+        print_table(columns, rows)
+
+    @contextmanager
+    def rounds(self, progress: "StudyProgress") -> Iterator[Callable[[Any], None]]:
+        """Show the rounds of a study, each given to the yielded function: live on a terminal, else line by line."""
+
+        def on_round(record: Any) -> None:
+            lines = progress.add(record)
+            self.event("round", {"of": progress.planned, **progress.last})
+            if not self.watched:
+                for line in lines:
+                    self.say(line)
+            else:
+                for line in progress.exceptional:
+                    self.say(line)
+
+        if not self.watched:
+            yield on_round
+            return
+        from medsilo.cli.live import shown_live
+
+        with shown_live(progress) as above:
+            self._print = above
+            try:
+                yield on_round
+            finally:
+                self._print = None
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Show on a terminal that the work goes on, and for how long."""
+        if not self.watched:
+            yield
+            return
+        from medsilo.cli.live import spinning
+
+        with spinning(what) as above:
+            self._print = above
+            try:
+                yield
+            finally:
+                self._print = None
+
+    def fail(self, error: MedsiloError, code: int = 1) -> int:
+        """Show the line of an error; return the exit code."""
+        text = str(error) + (f" [{error.private}]" if error.private else "")
+        self.warn(text)
+        self.answer(error=text)
+        return code
+
+    def close(self, code: int) -> int:
+        """Print the JSON that was asked for; return the exit code."""
+        if self.as_json and self.in_lines:
+            self.event("outcome", {"code": code, **self.document})
+        elif self.as_json:
+            print(json.dumps(self.document, indent=2, allow_nan=False, default=str), flush=True)
+        return code
+
+
+def command(does: Command, in_lines: bool = False) -> Command:
+    """Return the command with `--json` added, its screen given, and its errors shown as one line."""
+    signature = inspect.signature(does)
+    parameters = [value for name, value in signature.parameters.items() if name != "screen"]
+    as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+
+    @functools.wraps(does)
+    def shown(*, as_json: bool, **values: Any) -> int:
+        screen = Screen(as_json, in_lines)
+        try:
+            return screen.close(does(screen, **values))
+        except MedsiloError as error:
+            return screen.close(screen.fail(error))
+        except KeyboardInterrupt:
+            screen.warn(STOPPED)
+            screen.answer(error="stopped")
+            return screen.close(130)
+        except BrokenPipeError:
+            return 1
+
+    shown.__signature__ = signature.replace(parameters=[*parameters, as_json])  # type: ignore[attr-defined]
+    return shown

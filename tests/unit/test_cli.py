@@ -1,0 +1,282 @@
+"""The command line: wrong use is one line with the remedy, --json is JSON, --help is complete and quick."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medsilo.cli import COMMANDS, main, parsed
+from medsilo.cli.live import board
+from medsilo.cli.options import complete_job, complete_methods, complete_task
+from medsilo.registry import TASKS
+from medsilo.runs.schema import Round, SiteRound
+from medsilo.study.progress import StudyProgress, round_lines
+
+NAMES = [does.__name__.replace("_", "-") for commands in COMMANDS.values() for does, _ in commands]
+SMALL = ["--set", "task.patients=6", "--set", "task.size=32", "--set", "training.rounds=2", "--device", "cpu"]
+
+
+def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> str:
+    """What a command that can't work says on stderr."""
+    assert main([str(argument) for argument in arguments]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("medsilo: ")
+    return line
+
+
+# ---------------------------------------------------------------------------------------------------- wrong use
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "give a command"),
+        ("comapre", "did you mean compare?"),
+        ("Run jobs/fedavg", "did you mean run?"),
+        ("nonsense", "'nonsense' is no command ("),
+        ("--versoin", "did you mean --version?"),
+        ("run", "JOB is missing: a job's folder"),
+        ("run jobs/fedavg --devcie cpu", "no option --devcie; did you mean --device?"),
+        ("run jobs/fedavg -x 3", "no option -x"),
+        ("run jobs/fedavg extra", "extra is not expected here"),
+        ("run jobs/fedavg --out", "--out needs a value"),
+        ("run jobs/fedavg --json=3", "--json takes no value"),
+        ("run jobs/fedavg --threads 0", "--threads: '0' is not a number from 1 on"),
+        ("run jobs/fedavg --engine inproces", "did you mean inprocess?"),
+        ("compare --seeds a,b", "--seeds: 'a,b' is not a list of different numbers, like 0,1,2"),
+        ("compare --seeds 1,1", "is not a list of different numbers"),
+        ("compare --protocol mine", "choose one of paper, released-code, clinical"),
+        ("demo --seed x", "--seed: 'x' is not a whole number"),
+        ("analyse landscap run -o out", "KIND: 'landscap' is not known; did you mean landscape?"),
+        ("analyse landscape run", "--out is missing"),
+        ("submit jobs/fedavg", "--kit is missing: your own kit"),
+        ("check --json check.json", "to keep the JSON in a file, write --json > FILE"),
+    ],
+)
+def test_wrong_use_is_one_line_with_the_remedy(line: str, words: str, capsys: pytest.CaptureFixture) -> None:
+    told = one_line(capsys, 2, *shlex.split(line))
+    assert words in told
+    name = line.partition(" ")[0]
+    assert told.endswith(f"('medsilo {name} --help' explains)" if name in NAMES else "('medsilo --help' explains)")
+
+
+@pytest.mark.parametrize(
+    ("command", "way"),
+    [
+        ("run jobs/fedavg --out", "file/x"),
+        ("run jobs/fedavg -o", "file"),
+        ("compare --out", "file/x"),
+        ("demo --out", "file"),
+        ("demo --out", "/proc/x"),
+        ("fetch ID --kit KIT --out", "file/x"),
+        ("pack jobs/fedavg --out", "file/x/y"),
+        ("provision consortium.yaml --out", "file"),
+        ("report run --out", "file/x.html"),
+        ("report run --out", "folder"),
+        ("analyse tsne run --out", "file"),
+        ("predict model image --out", "file/x"),
+        ("export model --out", "file/x"),
+        ("check --html", "file/x.html"),
+    ],
+)
+def test_a_place_that_takes_no_files_is_told_before_anything_starts(
+    command: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    assert f"{way} can't be written: " in one_line(capsys, 2, *command.split(), way)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_the_right_to_write(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    tmp_path.chmod(0o500)
+    assert "permission denied" in one_line(capsys, 2, "demo", "--out", tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("leak-report jobs/fedvag", "did you mean jobs/fedavg?"),
+        ("leak-report fedavgg", "did you mean jobs/fedavg?"),
+        ("leak-report jobs/central", "medsilo compare --methods central"),
+        ("predict run image -o out --device cuda:99", "--device cuda:99: this machine does not have it; give --device"),
+        ("report nowhere", "There is no run folder"),
+    ],
+)
+def test_what_is_not_there_is_one_line(
+    line: str, words: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").symlink_to(root / "jobs")
+    assert words in one_line(capsys, 1, *line.split())
+    answer = subprocess.run([sys.executable, "-m", "medsilo.cli", *line.split(), "--json"], capture_output=True)
+    assert words in json.loads(answer.stdout)["error"] and answer.returncode == 1
+
+
+# ---------------------------------------------------------------------------------------------------- options
+def test_every_folder_to_write_is_given_by_both_names(capsys: pytest.CaptureFixture) -> None:
+    writing = []
+    for name in NAMES:
+        assert main([name, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "--json" in text, name
+        assert ("--out" in text) == ("-o, --out" in text), name
+        writing += [name] if "--out" in text else []
+    assert len(writing) == 10
+
+
+def test_help_names_every_command_whole(capsys: pytest.CaptureFixture) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in NAMES:
+        assert re.search(rf"^  {name}  ", text, re.MULTILINE), name
+    assert "..." not in text.replace("[ARGS]...", "")
+
+
+def test_examples_of_help_are_right(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for commands in COMMANDS.values():
+        for does, example in commands:
+            name = does.__name__.replace("_", "-")
+            assert parsed([name, *shlex.split(example)])[0] == name
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+def test_help_is_quick(arguments: list[str]) -> None:
+    """Under 0.3 s on a machine at rest; the best of three, with room for one that is not."""
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "medsilo.cli", *arguments], check=True, stdout=subprocess.DEVNULL)
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.6
+
+
+# ---------------------------------------------------------------------------------------------------- completion
+def test_names_are_completed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    assert complete_task("") == sorted(TASKS)
+    assert complete_job("fedavg") == ["fedavg", "fedavgm"] and complete_job("jobs/harm") == ["jobs/harmofl"]
+    assert complete_methods("local,ce") == ["local,central"]
+    environment = {"_MEDSILO_COMPLETE": "complete_bash", "COMP_WORDS": "medsilo analyse l", "COMP_CWORD": "2"}
+    done = subprocess.run(
+        [sys.executable, "-m", "medsilo.cli"], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["landscape"]
+    shown = subprocess.run([sys.executable, "-m", "medsilo.cli", "--show-completion", "bash"], capture_output=True)
+    assert b"_MEDSILO_COMPLETE" in shown.stdout
+
+
+# ---------------------------------------------------------------------------------------------------- JSON
+def test_a_run_as_json_lines_and_its_page(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(root)
+    place = ["--out", str(tmp_path), "--engine", "inprocess"]
+    assert main(["run", "fedavg", *place, "--name", "one", *SMALL, "--json"]) == 0
+    heard = capsys.readouterr()
+    lines = [json.loads(line) for line in heard.out.splitlines()]
+    assert [line["event"] for line in lines] == ["round", "round", "outcome"]
+    assert [line["round"] for line in lines[:2]] == [1, 2] and {line["of"] for line in lines[:2]} == {2}
+    assert lines[2]["code"] == 0 and lines[2]["summary"]["status"] == "finished"
+    assert Path(lines[2]["report"]).is_file() and Path(lines[2]["run"]) == tmp_path / "one"
+    assert "round 2/2" in heard.err and heard.err.startswith("reading the plan of fedavg\n")
+
+    assert main(["run", "fedavg", *place, "--name", "one", *SMALL, "--json"]) == 1
+    (outcome,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert outcome["event"] == "outcome" and outcome["code"] == 1 and "exists" in outcome["error"]
+
+    for line, key in (
+        (f"cross {tmp_path}/one --device cpu", "scores"),
+        (f"report {tmp_path} -o {tmp_path}/all.html", "report"),
+        ("leak-report jobs/fedavg --set training.rounds=2", "groups"),
+        (f"pack jobs/fedavg -o {tmp_path}/job", "job"),
+        (f"export {tmp_path}/one -o {tmp_path}/bundle", "error"),
+        ("methods", "methods"),
+        ("tasks", "tasks"),
+    ):
+        code = main([*line.split(), "--json"])
+        assert code == (key == "error"), line
+        assert json.loads(capsys.readouterr().out)[key], line
+    assert (tmp_path / "all.html").read_text().count("FedAvg") > 0
+
+
+def test_a_folder_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
+    from medsilo.report.read import runs_within
+
+    for name in ("b", "a"):
+        (tmp_path / "demo" / name).mkdir(parents=True)
+        (tmp_path / "demo" / name / "summary.json").touch()
+    assert runs_within(tmp_path / "demo") == [tmp_path / "demo/a", tmp_path / "demo/b"]
+    assert runs_within(tmp_path / "demo/a") == [tmp_path / "demo/a"]
+
+
+# ---------------------------------------------------------------------------------------------------- progress
+def record(number: int, score: float | None) -> Round:
+    """A round in which one of three sites answers."""
+    own = SiteRound(validation=score, train_loss=0.5, seconds=1.5, samples=4, bytes_up=8, bytes_down=8)
+    states: dict[str, Any] = {"refused": {"b": "no data"}, "lost": {"c": "no answer"}, "warnings": {"a": ["slow disk"]}}
+    return Round(round=number, asked=["a", "b", "c"], answered=["a"], sites={"a": own}, **states)
+
+
+def test_progress_knows_the_sites_the_best_and_the_time_left() -> None:
+    now = [100.0]
+    progress = StudyProgress(["a", "b", "c"], 5, "dice", lambda: now[0])
+    assert progress.seconds_left() is None and progress.sites["a"].state == "waiting"
+    now[0] = 130.0  # the start took 20 s
+    assert progress.add(record(1, 0.4)) == round_lines(record(1, 0.4), 5, "dice")
+    assert progress.seconds_left() == 30 * 4
+    for number, score in ((2, 0.6), (3, 0.5)):
+        now[0] += 10
+        progress.add(record(number, score))
+    assert progress.seconds_left() == 10 * 2 and progress.elapsed() == 50
+    assert progress.best == (2, 0.6)
+    assert {name: site.state for name, site in progress.sites.items()} == {"a": "answered", "b": "refused", "c": "lost"}
+    assert [line.split("  ", 2)[2] for line in progress.exceptional] == [
+        "WARNING: slow disk",
+        "MISSING: no data",
+        "MISSING: no answer",
+    ]
+
+
+def test_a_terminal_sees_a_row_per_site(root: Path) -> None:
+    from rich.console import Console
+
+    progress = StudyProgress(["a", "b", "c", "[d]"], 5, "dice")
+    progress.add(record(1, 0.4))
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(board(progress))
+    text = console.export_text()
+    rows = [line.split() for line in text.splitlines()]
+    assert ["a", "0.400", "0.500", "1.5", "answered"] in rows and ["[d]", "–", "–", "–", "waiting"] in rows
+    assert "round 1 of 5" in text and "left" in text and "best dice 0.400 in round 1" in text
+
+
+def test_a_run_on_a_terminal_is_live(root: Path, tmp_path: Path) -> None:
+    """In a pseudo-terminal, as a person would start it: the first words at once, then the board."""
+    import pty
+
+    main_end, own_end = pty.openpty()
+    command = [sys.executable, "-m", "medsilo.cli", "run", "fedavg", "--engine", "inprocess", "--out", str(tmp_path)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    process = subprocess.Popen([*command, *SMALL], stdout=own_end, stderr=own_end, cwd=root, env=environment)
+    os.close(own_end)
+    seen = b""
+    try:
+        while part := os.read(main_end, 4096):
+            seen += part
+    except OSError:  # the other end is closed
+        pass
+    assert process.wait() == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+    assert text.startswith("reading the plan of fedavg\r\nstarting in this process: 3 hospitals, 2 rounds\r\n")
+    assert "round 0 of 2" in text and "round 2 of 2" in text and "answered" in text and "report: " in text
+    assert "round 1/2" not in text  # the lines of a pipe
