@@ -20,8 +20,8 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
-from medsilo.core.files import is_safe_name, write_json
-from medsilo.flare.jobs import META, check_components, pack, plan_of, write_job
+from medsilo.core.files import is_safe_name
+from medsilo.flare.jobs import add_meta, check_components, pack, plan_of, write_job
 from medsilo.flare.wire import STATISTICS
 from medsilo.runs import paths
 from medsilo.runs.reading import read_progress
@@ -154,8 +154,7 @@ def _unable(session: Session, packed: Path, sites: Collection[str]) -> list[str]
     for site in sites:
         alone = packed.with_name(f"roll-call-{site}")
         write_job(alone, plan_of(packed), packed, roll_call=True)
-        meta = json.loads((alone / META).read_text())
-        write_json(alone / META, {**meta, "deploy_map": {"app": ["server", site]}, "min_clients": 1})
+        add_meta(alone, {"deploy_map": {"app": ["server", site]}, "min_clients": 1})
         jobs[site] = session.submit_job(str(alone))
     deadline, ended = time.monotonic() + 2 * STARTING, dict[str, str]()
     while len(ended) < len(jobs) and time.monotonic() < deadline:

@@ -4,7 +4,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -121,12 +121,22 @@ def pack(
     """Write the job as it is submitted, with the package's code inside if asked (for sites that allow custom code)."""
     write_job(destination, plan_of(job, changes, plan), job)
     if with_code:
-        for path in package_files():
-            target = destination / CUSTOM / "medsilo" / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((ROOT / path).read_bytes())
-        write_json(destination / META, {**_meta(destination), "custom_props": {"medsilo": package_facts()}})
+        add_code(destination)
     return destination
+
+
+def add_code(job: Path) -> None:
+    """Put the package's code, and which one it is, into a job."""
+    for path in package_files():
+        target = job / CUSTOM / "medsilo" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((ROOT / path).read_bytes())
+    add_meta(job, {"custom_props": {**_meta(job).get("custom_props", {}), "medsilo": package_facts()}})
+
+
+def add_meta(job: Path, properties: Mapping[str, Any]) -> None:
+    """Set these properties in a job's meta.json."""
+    write_json(job / META, {**_meta(job), **properties})
 
 
 def check_components(job: Path) -> None:

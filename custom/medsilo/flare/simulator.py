@@ -66,7 +66,8 @@ def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int |
     settings.compute()  # a device that is not there ends the run before anything starts,
     parse_plan(plan.resolved(), allowed=settings.packages)  # and so does a package that the sites would refuse
     check_components(record.folder / paths.JOB)
-    workspace = _prepare_workspace(record, settings)
+    workspace = record.folder / paths.NVFLARE
+    prepare_workspace(workspace, settings, record.folder.parent)
     sites = ",".join(plan.participation.everyone)
     command = [sys.executable, "-m", __name__, str(record.folder / paths.JOB), str(workspace), sites]
     command.append(str(threads or len(plan.participation.everyone)))
@@ -90,14 +91,13 @@ def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int |
     return record
 
 
-def _prepare_workspace(record: Record, settings: SiteSettings) -> Path:
-    """The simulator's workspace with the policy a hospital would have: our classes on the allow-list, no others."""
-    workspace = record.folder / paths.NVFLARE
+def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path) -> None:
+    """Give a simulator's workspace the sites' settings, and the policy that a hospital would have: our classes on the
+    allow-list, no others."""
     one_machine = {"isolation": False, "memory_limit": None}  # its sites are processes of a run that one person started
-    local = {**settings.model_dump(mode="json"), **one_machine, "output": str(record.folder.parent)}
+    local = {**settings.model_dump(mode="json"), **one_machine, "output": str(output)}
     write_text(workspace / "local" / FILE_NAME, yaml.safe_dump(local))
     write_json(workspace / "local" / "resources.json", {"format_version": 2, "class_allow_list": ["medsilo.flare."]})
-    return workspace
 
 
 def _watch(process: subprocess.Popen, record: Record, seen: int, on_round: OnRound) -> None:
