@@ -51,7 +51,7 @@ class Faulty(MedsiloExecutor):
                 if fault == "raise":
                     raise ValueError("/data/patients/MUELLER_HANS_1961.nii.gz is truncated")
                 if fault == "nan":
-                    next(self.model.parameters()).data.view(-1)[0] = float("nan")
+                    next(self.state.model.parameters()).data.view(-1)[0] = float("nan")
                 if fault == "hang":
                     while True:
                         stop()
@@ -90,7 +90,7 @@ def test_an_exception_at_a_site_is_a_refusal_without_patient_data(tmp_path: Path
         run_with_fault(tmp_path, "raise")
     record = Record(tmp_path / "run")
     assert record.summary().status == "failed"
-    assert record.rounds()[-1]["refused"].keys() == {"hospital-b"}
+    assert record.rounds()[-1].refused.keys() == {"hospital-b"}
     assert record.load_checkpoint()[1]["round"] == 1
     assert "MUELLER" not in all_texts(tmp_path / "run")
     own_log = tmp_path / "run" / "sites" / "hospital-b" / "errors.log"

@@ -23,6 +23,7 @@ from medsilo.site.settings import make_settings
 from medsilo.tasks.listing import find
 from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.patches import from_windows, patch
+from medsilo.tasks.segmentation import FURTHEST
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_hash
 from medsilo.tasks.survey import PARTS
@@ -839,3 +840,12 @@ def test_every_key_of_the_plan_and_of_the_data_section_is_explained(root: Path) 
     assert [
         key for key in sorted(keys) if f"`{key}`" not in text and f".{key}" not in text and f"{key}:" not in text
     ] == []
+
+
+def test_a_distance_between_surfaces_may_be_many_millimetres() -> None:
+    """Else the server would refuse the tests of real hospitals."""
+    task = volumes()
+    ranges = {name: task.range_of(name) for name, numbers in task.layout.items() if numbers == 2}
+    distances = {name for name in ranges if name.startswith("hd95")}
+    assert distances and all(ranges[name] == (0.0, FURTHEST) for name in distances)
+    assert all(ranges[name] == (0.0, 1.0) for name in ranges.keys() - distances)
