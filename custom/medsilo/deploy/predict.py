@@ -22,6 +22,7 @@ BATCH = 16  # cases (slices of a volume) that go through the network together
 FAR = 1.5  # a spacing this many times beyond the training images' is warned of
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")  # masks are written as their images are
 COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
+COLUMNS = ("image", "mask", "error", "detail", "warnings", "expert", "experts", "confidence")  # whatever was found
 Say = Callable[[str], None]
 
 
@@ -125,7 +126,7 @@ def _case(source: Source, path: Path, mask: Path, device: torch.device) -> dict[
             row["mask"] = mask.name
     except MedsiloError as error:
         return row | {"error": str(error), "detail": error.private or None}
-    except (RuntimeError, MemoryError, OSError) as error:  # too large for the device, no place on the disk
+    except Exception as error:  # too large for the device, no place on the disk, a library's own: the next may do
         return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}
     return row | {"warnings": prediction.warnings} | prediction.found
 
@@ -206,7 +207,7 @@ def _line(row: dict[str, Any]) -> str:
 def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     """predictions.json and predictions.csv."""
     write_json(out / "predictions.json", {"model": model, "cases": list(rows)})
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = list(dict.fromkeys((*COLUMNS, *(key for row in rows for key in row))))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()

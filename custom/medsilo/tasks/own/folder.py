@@ -426,6 +426,10 @@ def _held(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]]) -
             held.append(cache.hold(entry))
         except DataError as error:
             wrong[re.sub(r"\d+ values", "values", str(error))].append(entry.name)
+        except MedsiloError:  # not the image's fault
+            raise
+        except Exception as error:
+            wrong[f"images can't be made ready ({type(error).__name__}); export them again"].append(entry.name)
     return held
 
 

@@ -108,7 +108,9 @@ def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
             if mode and image.mode[0] in "IF":
                 raise DataError(f"a {what} has more than 8 bits per value; save it with 8", private=str(path))
             return np.asarray(image.convert(mode) if mode else image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises anything over damaged files
         message = f"a {what} is absent or damaged; see this site's log for its name"
         raise DataError(message, f"{path}: {error}") from error
 
