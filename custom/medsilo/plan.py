@@ -12,9 +12,10 @@ import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 from torch import Tensor, nn
 
-from medsilo.core.errors import PlanError
+from medsilo.core.errors import PlanError, YamlError
 from medsilo.core.files import is_safe_name, load_yaml
-from medsilo.core.section import Section, in_words
+from medsilo.core.section import SHOWN, Section, in_words
+from medsilo.core.text import plain
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.methods import ALGORITHMS
@@ -235,10 +236,8 @@ def load_plan(path: Path, changes: Iterable[str] = ()) -> Plan:
         raise PlanError(f"{path}: the plan cannot be read ({type(error).__name__}); give a plan.yaml") from error
     try:
         values = load_yaml(text)
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where = f"line {mark.line + 1}" if mark else "the file"
-        raise PlanError(f"{path.name}: {where} is not valid YAML: {problem or 'syntax'}; correct it") from error
+    except YamlError as error:
+        raise PlanError(f"{path.name}: {error}; correct it") from error
     return parse_plan(values, changes)
 
 
@@ -281,9 +280,10 @@ def _apply(values: dict[str, Any], change: str) -> None:
         inner = place.get(part)
         place[part] = place = dict(inner) if isinstance(inner, dict) else {}
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise PlanError(f"--set {key}: {text!r} is not a value that YAML knows; quote it") from error
+        value = load_yaml(text)
+    except YamlError as error:
+        shown = plain(repr(text), SHOWN)
+        raise PlanError(f"--set {key}: {shown} is not a value that YAML knows: {error.problem}; quote it") from error
     if last == "name" and place.get("name") != value:
         place.clear()  # another method, task or network: the numbers of the one before don't carry over
         if path == ["task"]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from medsilo.cli.arguments import parser_of
 from medsilo.core.errors import MedsiloError
+from medsilo.core.text import plain, printable
 
 if TYPE_CHECKING:
     from medsilo.check.check import Visit
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.command(options)
     except MedsiloError as error:
-        _warn(str(error) + (f" [{error.private}]" if error.private else ""))
+        _warn(_whole(error))
         return 1
     except KeyboardInterrupt:
         _warn("stopped; what was finished is kept ('medsilo resume', or the same compare again, goes on)")
@@ -314,7 +315,7 @@ def _check(options: argparse.Namespace) -> int:
     try:
         visit = _visit(options)
     except MedsiloError as error:
-        print(f"medsilo: {error}" + (f" [{error.private}]" if error.private else ""), file=sys.stderr)
+        _warn(_whole(error))
         return 2
     report = check(visit, rehearse, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))
     if options.json:
@@ -397,12 +398,17 @@ def _tasks(options: argparse.Namespace) -> int:
     return 0
 
 
+def _whole(error: MedsiloError) -> str:
+    """An error with what only this side may read."""
+    return str(error) + (f" [{error.private}]" if error.private else "")
+
+
 def _warn(line: str) -> None:
-    print(f"medsilo: {line}", file=sys.stderr)
+    print(f"medsilo: {plain(line)}", file=sys.stderr)
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
+def _say(lines: str) -> None:
+    print("\n".join(map(printable, lines.split("\n"))), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.files import is_safe_name, write_json
+from medsilo.core.text import plain
 from medsilo.flare.jobs import check_components, pack, plan_of, write_job
 from medsilo.runs.record import JOBS, Record
 
@@ -143,7 +144,7 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
         absent = _so_far(session, job_id).get("absent") if job["status"] == "RUNNING" else None
         if absent is not None:
             for site, reason in absent.items():
-                say(f"goes on without {site}: {reason}")
+                say(f"goes on without {site}: {plain(reason)}")
             return
         if time.monotonic() > deadline:
             waits = "; ".join(_obstacles(job)) or "the hospitals have not joined yet"
@@ -227,8 +228,8 @@ def _is_lost(job: dict[str, Any], info: SystemInfo) -> bool:
 def _obstacles(job: dict[str, Any]) -> list[str]:
     """Why a job waits or could not start, as NVFlare's scheduler and the hospitals said."""
     if job["status"] == "SUBMITTED":
-        return [said.partition(": ")[2] for said in job.get("schedule_history", [])[-1:]]  # without the time
-    return [said for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
+        return [plain(said.partition(": ")[2]) for said in job.get("schedule_history", [])[-1:]]  # without the time
+    return [plain(said) for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
 
 
 def watch(job_id: str, kit: Path, on_round: Callable[[dict[str, Any], dict[str, Any]], None], say: Say) -> str:
@@ -260,7 +261,7 @@ def watch(job_id: str, kit: Path, on_round: Callable[[dict[str, Any], dict[str, 
                         seen += 1
                     if _is_over(status):
                         if study.get("reason"):
-                            say(study["reason"])
+                            say(plain(study["reason"]))
                         return status
                     heard = time.monotonic()
                     time.sleep(POLL)

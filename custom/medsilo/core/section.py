@@ -6,6 +6,10 @@ from typing import get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
+from medsilo.core.text import plain
+
+SHOWN = 200  # letters of a value
+
 
 class Section(BaseModel):
     """A part of the plan. Unknown keys are refused, values never change after checking, infinities are no numbers."""
@@ -39,7 +43,7 @@ def in_words(
 
 def _in_words(detail: ErrorDetails, root: type[Section], tables: Tables, tells_values: bool) -> str:
     context = dict(detail.get("ctx") or {})
-    kind, given = detail["type"], repr(detail["input"]) if tells_values else "the value"
+    kind, given = detail["type"], plain(repr(detail["input"]), SHOWN) if tells_values else "the value"
     if not detail["loc"]:
         keys = ", ".join(root.model_fields)
         return str(context["error"]) if kind == "value_error" else f"write a YAML mapping with keys of these: {keys}"

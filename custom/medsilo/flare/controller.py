@@ -13,6 +13,7 @@ from nvflare.widgets.info_collector import InfoCollector
 
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.files import is_safe_name
+from medsilo.core.text import plain
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.tracking import Course
 from medsilo.flare.tracking import receivers, send
@@ -69,7 +70,7 @@ class MedsiloController(Controller):
         except Aborted as error:
             self.log_warning(fl_ctx, str(error))
         except MedsiloError as error:
-            self.log_error(fl_ctx, f"{error} {error.private}".strip())
+            self.log_error(fl_ctx, plain(f"{error} {error.private}"))
             self.system_panic(str(error), fl_ctx)
 
     def _call(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
@@ -114,10 +115,10 @@ class MedsiloController(Controller):
     def _tell(self, course: Course, fl_ctx: FLContext) -> Callable[[dict], None]:
         def on_round(record: dict) -> None:
             send(self, course.of_round(record), fl_ctx)
-            missing = {**record["refused"], **record["lost"]}
+            missing = plain({**record["refused"], **record["lost"]} or "none")
             self.log_info(
                 fl_ctx,
-                f"round {record['round']}: {len(record['answered'])} sites answered, missing: {missing or 'none'}",
+                f"round {record['round']}: {len(record['answered'])} sites answered, missing: {missing}",
             )
 
         return on_round

@@ -18,6 +18,7 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 from medsilo.core.errors import Aborted, Died, Refused
 from medsilo.core.files import is_safe_name
 from medsilo.core.package import package_facts
+from medsilo.core.text import plain
 from medsilo.federation.checks import check_package
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.isolated import Isolated
@@ -58,7 +59,7 @@ class MedsiloExecutor(Executor):
                 return to_shareable(parcel)
             reply = self._participant(parcel, fl_ctx).answer(parcel, stop)
             for warning in reply.facts.get("warnings", []):
-                self.log_warning(fl_ctx, warning)
+                self.log_warning(fl_ctx, plain(warning))
             return to_shareable(reply)
 
         try:
@@ -67,7 +68,7 @@ class MedsiloExecutor(Executor):
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
-            reason = public_reason(error)
+            reason = plain(public_reason(error))
             self.log_error(fl_ctx, reason)
             add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)

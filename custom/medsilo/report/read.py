@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.png import SIGNATURE
+from medsilo.core.text import plain
 
 SCHEMA = 1
 CASES = "test.csv"  # of a site: its test cases' scores
@@ -345,11 +346,6 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(f"{group[0]}–{group[-1]}" if len(group) > 2 else ", ".join(map(str, group)) for group in groups)
 
 
-def one_line(text: str) -> str:
-    """Text from elsewhere on one line, without control characters that could steer a terminal."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-
-
 def _summary(folder: Path, name: str) -> Summary:
     content = _parsed(_text(folder, "summary.json", name), f"summary.json of run '{name}'")
     version = content.get("schema") if isinstance(content, dict) else None
@@ -440,9 +436,18 @@ def _text(folder: Path, file: str, name: str) -> str:
 def _parsed(text: str, where: str) -> Any:
     try:
         # NaN and Infinity are no JSON, but programs write them: for a reader such a number is missing.
-        return json.loads(text, parse_constant=lambda constant: None)
-    except ValueError as error:
+        return _plain(json.loads(text, parse_constant=lambda constant: None))
+    except (ValueError, RecursionError) as error:
         raise MedsiloError(f"{where} is no JSON: {BROKEN}", str(error)) from None
+
+
+def _plain(value: Any) -> Any:
+    """The same with all its texts fit to be shown: sites and servers elsewhere wrote them."""
+    if isinstance(value, dict):
+        return {plain(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return plain(value) if isinstance(value, str) else value
 
 
 def _checked(model: type[Any], content: Any, where: str) -> Any:

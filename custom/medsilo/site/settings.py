@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml
 from medsilo.core.section import Section, in_words
 from medsilo.learning.loop import Compute
@@ -82,9 +81,8 @@ def read_settings(folder: Path) -> SiteSettings:
         return SiteSettings()
     try:
         values = load_yaml(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or "no valid YAML"
-        raise MedsiloError(f"the site's {FILE_NAME} cannot be read: {problem}; correct it there") from error
+    except YamlError as error:
+        raise MedsiloError(f"the site's {FILE_NAME} cannot be read: {error.problem}; correct it there") from error
     except (OSError, UnicodeDecodeError) as error:
         raise MedsiloError(f"the site's {FILE_NAME} cannot be read ({type(error).__name__}); write YAML") from error
     return make_settings(values, f"the site's {FILE_NAME}")

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from medsilo.core.text import plain
+
 
 def round_lines(record: dict[str, Any], rounds: int, metric: str) -> list[str]:
     """The lines of one round; a site that is missing says why."""
@@ -11,9 +13,11 @@ def round_lines(record: dict[str, Any], rounds: int, metric: str) -> list[str]:
     for site in record["asked"]:
         facts = record["sites"].get(site)
         reason = record["refused"].get(site) or record["lost"].get(site)
-        text = _facts(facts, metric) if facts else f"MISSING: {reason}"
+        text = _facts(facts, metric) if facts else f"MISSING: {plain(reason)}"
         lines.append(f"{head}  {site:<{width}}  {text}")
-        lines += [f"{head}  {site:<{width}}  WARNING: {line}" for line in record.get("warnings", {}).get(site, [])]
+        lines += [
+            f"{head}  {site:<{width}}  WARNING: {plain(line)}" for line in record.get("warnings", {}).get(site, [])
+        ]
     return lines
 
 
