@@ -1,6 +1,7 @@
 """The command line. Nothing heavy is imported before a command needs it: --help answers at once."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:  # a command of its own, which the system may end: then as by Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return options.command(options)
     except MedsiloError as error:

@@ -1,5 +1,6 @@
 """The one controller of all methods: gives the coordinator its place on NVFlare's server."""
 
+import os
 from collections.abc import Callable
 
 from nvflare.apis.client import Client
@@ -13,6 +14,7 @@ from nvflare.widgets.info_collector import InfoCollector
 
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.files import is_safe_name
+from medsilo.core.lifeline import end_with
 from medsilo.core.text import plain
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.tracking import Course
@@ -42,6 +44,7 @@ class MedsiloController(Controller):
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         let_tensors_travel()
+        end_with(os.getppid())
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Tell the rounds so far to who asks for the job's statistics, as 'medsilo watch' does; pass on what is

@@ -1,6 +1,7 @@
 """The one executor of all methods: gives the participant its place in NVFlare's client."""
 
 import math
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,7 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, Died, Refused
 from medsilo.core.files import is_safe_name
+from medsilo.core.lifeline import end_with
 from medsilo.core.package import package_facts
 from medsilo.core.text import plain
 from medsilo.federation.checks import check_package
@@ -44,6 +46,7 @@ class MedsiloExecutor(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             let_tensors_travel()
+            end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         started = time.monotonic()

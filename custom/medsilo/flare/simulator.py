@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
+from medsilo.core.lifeline import end_with
 from medsilo.flare.jobs import check_components, write_job
 from medsilo.plan import Plan, load_plan
 from medsilo.runs.record import Record
@@ -67,7 +70,7 @@ def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int |
     workspace = _prepare_workspace(record, settings)
     sites = ",".join(plan.participation.everyone)
     command = [sys.executable, "-m", __name__, str(record.folder / "job"), str(workspace), sites]
-    command.append(str(threads or len(plan.participation.everyone)))
+    command += [str(threads or len(plan.participation.everyone)), str(os.getpid())]
     seen = len(record.rounds()) if (record.folder / "rounds.jsonl").exists() else 0
     log_path = record.folder / "nvflare.log"
     # Few memory arenas: freed models go back to the system instead of staying with one of many threads.
@@ -120,7 +123,17 @@ def _watch(process: subprocess.Popen, record: Record, seen: int, on_round: OnRou
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End the simulator and every process it started; they share a process group of their own."""
+    """End the simulator and every process it started: its own share its group, its sites' have groups of their own."""
+    family: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    _end_group(process)
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+
+
+def _end_group(process: subprocess.Popen) -> None:
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)
@@ -142,7 +155,8 @@ def main() -> int:
     """Run NVFlare's simulator; a process of its own, since it changes folders and starts processes."""
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 
-    job, workspace, sites, threads = sys.argv[1:]
+    job, workspace, sites, threads, parent = sys.argv[1:]
+    end_with(int(parent))
     return SimulatorRunner(job, workspace, clients=sites, threads=int(threads)).run()
 
 
