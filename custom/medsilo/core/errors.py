@@ -1,5 +1,8 @@
 """Errors that a person can act on: one line that says what is wrong, where, and what to do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from medsilo.core.text import plain
 
 
@@ -50,3 +53,17 @@ class Aborted(MedsiloError):
 
 class Unreachable(MedsiloError):
     """The server does not answer; it may later."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Say in one line that a file of ours is damaged, whatever goes wrong over its content."""
+    try:
+        yield
+    except MedsiloError:
+        raise
+    except Exception as error:
+        raise MedsiloError(
+            f"{what} is damaged or was changed ({type(error).__name__}); put it back from a copy, or begin anew",
+            private=" ".join(str(error).split()),
+        ) from error

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from medsilo.core.errors import Aborted, Died, MedsiloError, ParticipationError, Refused
+from medsilo.core.errors import Aborted, Died, MedsiloError, ParticipationError, Refused, reading
 from medsilo.core.package import package_facts
 from medsilo.core.spill import Kept
 from medsilo.deploy import THRESHOLDS, Spacing
@@ -144,7 +144,11 @@ class Coordinator:
     def run(self, resume: bool = False) -> dict[str, Any]:
         """Lead the study to its end; returns the summary, which is also written when the study fails."""
         started, clock = now(), time.monotonic()
-        self._restore() if resume else self.record.begin(self.plan)
+        if resume:
+            with reading(f"the checkpoint of run {self.record.folder.name}"):
+                self._restore()
+        else:
+            self.record.begin(self.plan)
         reason: str | None = "stopped"
         try:
             self._check_sites()
@@ -234,7 +238,8 @@ class Coordinator:
         if self.common:
             self._save_global("last", number)
         if chosen != number:
-            self._take_over(*self.record.load_best(chosen), self._shared(self.plan.last_phase))
+            with reading(f"the best checkpoint of run {self.record.folder.name}"):
+                self._take_over(*self.record.load_best(chosen), self._shared(self.plan.last_phase))
         if not self.personal:
             self._save_global("best", chosen)
         if self.choice:
@@ -531,6 +536,8 @@ class Coordinator:
             raise MedsiloError("the checkpoint belongs to another plan; resume with the plan.yaml of its run folder")
         if facts["sites"] != self.sites:
             raise MedsiloError(f"the checkpoint's sites were {', '.join(facts['sites'])}; resume with the same sites")
+        if facts["round"] > self.plan.rounds:
+            raise MedsiloError("the checkpoint is of a round that the plan does not have; it is damaged, begin anew")
         for number in range(1, max(facts["round"], 1) + 1):  # the mixers of every phase so far, in their order
             if self.plan.stage_of(number) != self.stage:
                 self._enter(self.plan.phase_of(number), prepare=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import load_tensors
 from medsilo.federation import tracking
 from medsilo.federation.central import POOL, Pool, spread_over_hospitals
@@ -115,5 +115,6 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
 
 def _last_model(plan: Plan, folder: Path) -> nn.Module:
     model = plan.method.whole(plan.build_networks())
-    model.load_state_dict(load_tensors(folder / "last.safetensors")[0])
+    with reading("last.safetensors of a site"):
+        model.load_state_dict(load_tensors(folder / "last.safetensors")[0])
     return model

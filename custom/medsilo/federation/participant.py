@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, Subset
 
-from medsilo.core.errors import DataError, Refused
+from medsilo.core.errors import DataError, Refused, reading
 from medsilo.core.files import load_tensors, save_tensors, sweep, write_json, write_text
 from medsilo.core.memory import forget_most, most_held
 from medsilo.core.package import package_facts
@@ -440,12 +440,13 @@ class Participant:
                 self._state_path(old).unlink(missing_ok=True)
 
     def _load_state(self, number: int) -> None:
-        tensors, facts = load_tensors(self._state_path(number))
-        for module, network in self.modules.items():
-            network.load_state_dict(_under(tensors, f"module/{module}/"), strict=False)
-        for name, optimizer in self.optimizers.items():
-            _restore_optimizer(optimizer, _under(tensors, f"optimizer/{name}/"))
-        self.best = facts["best"]
+        with reading("this site's saved state"):
+            tensors, facts = load_tensors(self._state_path(number))
+            for module, network in self.modules.items():
+                network.load_state_dict(_under(tensors, f"module/{module}/"), strict=False)
+            for name, optimizer in self.optimizers.items():
+                _restore_optimizer(optimizer, _under(tensors, f"optimizer/{name}/"))
+            self.best = None if facts["best"] is None else float(facts["best"])
         self.done = number
 
     def _save_model(self, which: str, rounds: int) -> None:
@@ -454,15 +455,17 @@ class Participant:
         write_text(self.folder / "plan.yaml", self.plan.to_yaml())  # so that the hospital can use the model by itself
 
     def _load_model(self, which: str) -> dict[str, Any]:
-        tensors, facts = load_tensors(self.folder / f"{which}.safetensors")
-        self.model.load_state_dict(tensors)
-        return facts
+        with reading("this site's saved model"):
+            tensors, facts = load_tensors(self.folder / f"{which}.safetensors")
+            self.model.load_state_dict(tensors)
+            return {"round": int(facts["round"])} | facts
 
     def _write_row(self, number: int, phase: str, metrics: dict[str, float | None], seconds: float) -> None:
         """One line a round in metrics.csv; a round that is repeated replaces its line."""
         path = self.folder / "metrics.csv"
-        rows = list(csv.DictReader(io.StringIO(path.read_text()))) if path.exists() else []
-        rows = [row for row in rows if int(row["round"]) < number]
+        with reading("metrics.csv in this site's results"):
+            rows = list(csv.DictReader(io.StringIO(path.read_text("utf-8")))) if path.exists() else []
+            rows = [{key: row[key] for key in COLUMNS} for row in rows if int(row["round"]) < number]
         row = {"round": number, "phase": phase, "samples": self._samples(), "validated_round": number - 1}
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import yaml
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import write_json, write_text
 from medsilo.core.lifeline import end_with
 from medsilo.flare.jobs import check_components, write_job
@@ -57,8 +57,9 @@ def resume(
     record.check_unfinished()
     plan = load_plan(folder / "plan.yaml")
     path = folder / "job/app/config/config_fed_server.json"
-    config = json.loads(path.read_text())
-    config["workflows"][0]["args"]["resume"] = True
+    with reading(f"the job of run {record.folder.name}"):
+        config = json.loads(path.read_text("utf-8"))
+        config["workflows"][0]["args"]["resume"] = True
     write_json(path, config)
     (folder / "summary.json").unlink(missing_ok=True)
     return _simulate(record, plan, settings, threads, on_round)
@@ -87,7 +88,7 @@ def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int |
     if not summary:
         raise MedsiloError(f"NVFlare ended without a result: {_last_error(log_path)} (all of it: {log_path})")
     if summary["status"] != "finished":
-        raise MedsiloError(summary["reason"])
+        raise MedsiloError(summary.get("reason") or "the study failed and does not say why; see nvflare.log")
     return record
 
 

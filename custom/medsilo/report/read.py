@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.png import SIGNATURE
 from medsilo.core.text import plain
 
@@ -292,6 +292,11 @@ class Run:
 def read(folder: Path) -> Run:
     """Read one run folder, or raise a MedsiloError that names the file and what to do."""
     name = Path(folder).resolve().name
+    with reading(f"run '{name}'"):
+        return _read(folder, name)
+
+
+def _read(folder: Path, name: str) -> Run:
     if not Path(folder).is_dir():
         raise MedsiloError(f"There is no run folder '{name}': give the folder that holds summary.json", str(folder))
     summary = _summary(folder, name)

@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from pydantic import BaseModel, Field
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import load_tensors, newest, save_tensors, sweep, write_bytes, write_json, write_text
 from medsilo.core.package import package_facts
 from medsilo.core.spill import Kept
@@ -46,6 +47,35 @@ def _held(file: TextIO) -> bool:
     except OSError:  # a file system without locks
         return True
     return True
+
+
+def _of_kind(value: Any, keys: dict[str, type]) -> dict[str, Any]:
+    """A JSON object that has these keys with values of their kinds; what else it holds, who uses it checks."""
+    if not isinstance(value, dict):
+        raise TypeError("no object")
+    for key, kind in keys.items():
+        if not isinstance(value[key], kind):
+            raise TypeError(f"{key} is no {kind.__name__}")
+    return value
+
+
+class Best(BaseModel):
+    """The best round so far in a checkpoint's facts."""
+
+    round: int = Field(ge=0)
+    scores: dict[str, float]
+
+
+class Facts(BaseModel):
+    """What every checkpoint says beside its tensors; the mixers' part is checked by those who take it over."""
+
+    plan: str
+    sites: list[str]
+    best: Best | None
+    settled: dict[str, list[str]]
+    details: dict[str, Any]
+    mixers: dict[str, Any]
+    round: int = Field(ge=0)
 
 
 class Record:
@@ -96,8 +126,11 @@ class Record:
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds written so far; a line that a crash cut short doesn't count."""
         path = self.folder / "rounds.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        if not path.exists():
+            return []
+        with reading(f"rounds.jsonl of run {self.folder.name}"):
+            lines = [line for line in path.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
+            return [_of_kind(json.loads(line), {"round": int}) for line in lines]
 
     def add_round(self, record: dict[str, Any]) -> None:
         """Append one line to rounds.jsonl."""
@@ -140,10 +173,18 @@ class Record:
 
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The newest checkpoint."""
-        path = newest(self.checkpoints, "round-*.safetensors", lambda path: int(path.stem.removeprefix("round-")))
-        if path is None:
-            raise MedsiloError(f"run {self.folder.name} has no checkpoint to resume from; start it anew")
-        return load_tensors(path)
+        with reading(f"the checkpoint of run {self.folder.name}"):
+            path = newest(self.checkpoints, "round-*.safetensors", self._round_of)
+            if path is None:
+                raise MedsiloError(f"run {self.folder.name} has no checkpoint to resume from; start it anew")
+            tensors, facts = load_tensors(path)
+            if Facts.model_validate(facts, strict=True).round != self._round_of(path):
+                raise ValueError("its name and its content tell different rounds")
+        return tensors, facts
+
+    @staticmethod
+    def _round_of(checkpoint: Path) -> int:
+        return int(checkpoint.stem.removeprefix("round-"))
 
     def keep_as_best(self, round_number: int) -> None:
         """Keep a round's checkpoint beyond the next. A second name for the same file, so it costs no copy."""
@@ -185,4 +226,7 @@ class Record:
     def summary(self) -> dict[str, Any]:
         """The run's outcome; an empty dict while there is none."""
         path = self.folder / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        if not path.exists():
+            return {}
+        with reading(f"summary.json of run {self.folder.name}"):
+            return _of_kind(json.loads(path.read_text("utf-8")), {"status": str})
