@@ -25,17 +25,23 @@ from medsilo.models import NETWORKS
 from medsilo.tasks import TASKS
 
 
+MOST_SITES = 4096
+MOST_PARAMETERS = 500_000_000  # of all networks of a method together
+
+
 class Participation(Section):
     """Which hospitals the study needs, and what happens when one is missing."""
 
-    sites: tuple[str, ...] = ()  # empty: whoever is connected when the job starts
-    unseen: tuple[str, ...] = ()  # hospitals that do not train and are tested with the outcome
+    sites: tuple[str, ...] = Field((), max_length=MOST_SITES)  # empty: whoever is connected when the job starts
+    unseen: tuple[str, ...] = Field(
+        (), max_length=MOST_SITES
+    )  # hospitals that do not train and are tested with the outcome
     minimum: int | None = Field(None, ge=1)  # contributors a round needs; by default all named sites
     # stop: any missing site ends the run. wait: ask it again until `patience` is over. continue: go on without it.
     # Going on always needs `minimum` contributors.
     when_missing: Literal["stop", "wait", "continue"] = "stop"
-    timeout: int = Field(600, ge=1, le=604_800)  # seconds a site has for one answer
-    patience: int = Field(3600, ge=1, le=2_592_000)  # seconds a round waits for missing sites under "wait"
+    timeout: int = Field(600, ge=1, le=86_400)  # seconds a site has for one answer
+    patience: int = Field(3600, ge=1, le=604_800)  # seconds a round waits for missing sites under "wait"
 
     @field_validator("sites", "unseen")
     @classmethod
@@ -127,6 +133,8 @@ class Plan(Section):
         self.method.phases(self.training)  # raises where these rounds are too few
         with torch.device("meta"):
             networks = self.method.networks(self._blueprint())
+        if (parameters := _parameters(networks)) > MOST_PARAMETERS:
+            raise PlanError(f"network: has {parameters} parameters with all of the method's; {MOST_PARAMETERS} may be")
         self.method.check(networks)
         self.method.suits(self.training)
         self._network_reads_task(networks["model"])
@@ -178,6 +186,12 @@ class Plan(Section):
             torch.manual_seed(seed_for(self.seed, "initial weights"))
             return self.method.networks(self._blueprint())
 
+    @property
+    def parameters(self) -> int:
+        """The parameters of all the method's networks at a site, counted without making them."""
+        with torch.device("meta"):
+            return _parameters(self.method.networks(self._blueprint()))
+
     def phase_of(self, round_number: int) -> str:
         """The phase that a round (from 1) belongs to; after the last round, the last phase, if it has rounds or not."""
         return self.method.phases(self.training)[self.stage_of(round_number)].name
@@ -226,6 +240,10 @@ class Plan(Section):
     def with_changes(self, changes: Iterable[str]) -> "Plan":
         """This plan with `a.b=value` changes."""
         return parse_plan(self.resolved(), changes)
+
+
+def _parameters(networks: Mapping[str, nn.Module]) -> int:
+    return sum(tensor.numel() for network in networks.values() for tensor in network.parameters())
 
 
 def load_plan(path: Path, changes: Iterable[str] = ()) -> Plan:

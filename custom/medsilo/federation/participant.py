@@ -25,6 +25,7 @@ from medsilo.core.memory import forget_most, most_held
 from medsilo.core.package import package_facts
 from medsilo.federation import ending
 from medsilo.federation.checks import same_layout
+from medsilo.federation.limits import check_limits, free_disk
 from medsilo.federation.pictures import FOLDER, draw_found, draw_images
 from medsilo.federation.scoring import write_measures
 from medsilo.learning.layers import judges_by_batch
@@ -64,6 +65,7 @@ class Participant:
             if cases == 0:
                 raise DataError(f"the {part} part of task {plan.task.name} has no cases at this site; check its split")
             _check_inputs(part, self._pieces(getattr(self.data, part), "check"), plan.task.shape)
+        check_limits(plan, settings, plan.parameters, self.cases["train"], free_disk(folder))
         self.train = self.data.train
         self._check_average()
         self.best: float | None = None  # validation score of the model this site chose so far
@@ -88,6 +90,10 @@ class Participant:
             reply = work[facts["task"]](parcel, facts["round"], stop)
         echo = {key: facts[key] for key in ("task", "round", "study")}
         seconds = time.monotonic() - started
+        reply.metrics = {
+            name: self.settings.rounded(value) if isinstance(value, float) else value
+            for name, value in reply.metrics.items()
+        }
         reply.facts |= {
             **echo,
             "package": package_facts(),

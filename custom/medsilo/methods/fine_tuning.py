@@ -20,7 +20,7 @@ class FineTuning(Personal):
     passing: ClassVar[frozenset[str]] = frozenset({"model"})
 
     name: Literal["fine-tuning"] = "fine-tuning"
-    epochs: int = Field(1, ge=0, le=10_000)  # 0 is FedAvg
+    epochs: int = Field(1, ge=0, le=1000)  # 0 is FedAvg
 
     def personalise(self, bench: Workbench) -> None:
         copy_into(bench.modules["model"], bench.modules["global"])

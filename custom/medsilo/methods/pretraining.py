@@ -33,7 +33,7 @@ class Pretraining(Section):
     # file: a .safetensors file with the network's state in the server's own data folder.
     source: Literal["share", "file"] = "share"
     share: float = Field(0.2, gt=0, le=1)
-    epochs: int = Field(15, ge=1, le=10_000)
+    epochs: int = Field(15, ge=1, le=1000)
     file: str = Field("pretrained.safetensors", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 
     def obtain(self, model: nn.Module, at: Headquarters) -> dict[str, Any]:
