@@ -1,6 +1,7 @@
 """The command line. Nothing heavy is imported before a command needs it: --help answers at once."""
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     options.arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments is None:  # a command of its own, which the system may end: then as by Ctrl-C
+    if arguments is None:  # a command of its own: what it writes is for this account, and it may be ended as by Ctrl-C
+        os.umask(0o077)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return options.command(options)
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     runs, consortium = (_demo, _run, _compare, _resume), (_pack, _provision, _submit, _status, _watch, _abort, _fetch)
-    results, hospital = (_report, _cross, _analyse), (_predict, _export, _leak_report, _check)
+    results, hospital = (_report, _cross, _analyse, _clean), (_predict, _export, _leak_report, _check)
     commands = [*runs, *consortium, *results, *hospital, _methods, _tasks]
     return parser_of({command.__name__.strip("_").replace("_", "-"): command for command in commands})
 
@@ -108,8 +110,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    import os
-
     from medsilo.report.study import write_study
     from medsilo.study.asked import asked
     from medsilo.study.compare import Study, most_at_once, shown
@@ -280,6 +280,21 @@ def _analyse(options: argparse.Namespace) -> int:
     files, lines = analyse(options.kind, options.runs, asked, options.out)
     for line in [*lines, *map(str, files)]:
         _say(line)
+    return 0
+
+
+def _clean(options: argparse.Namespace) -> int:
+    from medsilo.runs.clean import find_old, remove
+
+    old = find_old(options.folder, options.older_than)
+    for one in old:
+        _say(f"{one.bytes:>14,} bytes  {one.path}  {one.why}")
+    total = f"{len(old)} files, {sum(one.bytes for one in old):,} bytes"
+    if options.yes:
+        remove(old)
+        _say(f"removed: {total}")
+    else:
+        _say(f"may go: {total}" + ("; 'medsilo clean --yes' removes them" if old else ""))
     return 0
 
 

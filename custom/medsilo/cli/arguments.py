@@ -244,6 +244,19 @@ def _add_results(add: Add) -> None:
     analyse.add_argument("--pictures", action="store_true", help="inversion: draw images that are not synthetic, too")
     _add_site_options(analyse)
 
+    clean = add(
+        "clean",
+        "list what old runs no longer need, and remove it with --yes",
+        "That is what was kept for going on with studies that have finished since, and half-written files. Models, "
+        "scores and reports stay.",
+        "runs --older-than 30 --yes",
+    )
+    clean.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="runs (default: runs)")
+    clean.add_argument(
+        "--older-than", type=_length, default=7.0, metavar="DAYS", help="what was last changed before (default: 7)"
+    )
+    clean.add_argument("--yes", action="store_true", help="remove it")
+
 
 def _add_hospital(add: Add) -> None:
     predict = add(

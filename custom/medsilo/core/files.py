@@ -20,9 +20,19 @@ from medsilo.core.spill import Kept, Stored, bytes_of
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
+FOLDER, FILE = 0o700, 0o600  # what is written here is for this account alone: it may tell of patients
+
+
 def is_safe_name(name: str) -> bool:
     """Whether a name of a site or a study may become the name of a folder."""
     return NAME.fullmatch(name) is not None and ".." not in name
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that lack, for this account alone; one that is there stays as it is."""
+    for place in (*reversed(folder.parents), folder):
+        if not place.is_dir():
+            place.mkdir(FOLDER, exist_ok=True)
 
 
 @contextmanager
@@ -30,7 +40,9 @@ def _replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well; else `path` stays as it was."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        temporary.touch(FILE)
+        temporary.chmod(FILE)
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())

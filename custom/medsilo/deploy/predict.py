@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.core.files import write_json, write_text
+from medsilo.core.files import make_folder, write_json, write_text
 from medsilo.deploy.source import Source
 from medsilo.learning.layers import judges_by_batch
 from medsilo.tasks.scans import Scan, read_scan
@@ -101,7 +101,7 @@ def predict_all(source: Source, images: Sequence[Path], out: Path, device: torch
     if judges_by_batch(source.network):
         say("note: this network's norms look at the whole batch, so a slice's result depends on its volume")
     source.network.to(device)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     rows: list[dict[str, Any]] = []
     try:
         for number, (path, mask) in enumerate(named, 1):

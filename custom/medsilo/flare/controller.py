@@ -44,6 +44,7 @@ class MedsiloController(Controller):
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         let_tensors_travel()
+        os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

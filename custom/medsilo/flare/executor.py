@@ -17,7 +17,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, Died, Refused
-from medsilo.core.files import is_safe_name
+from medsilo.core.files import is_safe_name, make_folder
 from medsilo.core.lifeline import end_with
 from medsilo.core.package import package_facts
 from medsilo.core.text import plain
@@ -46,6 +46,7 @@ class MedsiloExecutor(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             let_tensors_travel()
+            os.umask(0o077)  # logs, too, are for this account alone
             end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -99,7 +100,7 @@ class MedsiloExecutor(Executor):
         """The whole story, which may name files and patients, into a file of this site: NVFlare's logs may leave it."""
         try:
             folder = self.folder or output_folder(fl_ctx, settings_of_site(fl_ctx))
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             with (folder / "errors.log").open("a") as file:
                 file.write(details(error) + "\n")
         except Exception as second:

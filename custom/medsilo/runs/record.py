@@ -17,7 +17,16 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, reading
-from medsilo.core.files import load_tensors, newest, save_tensors, sweep, write_bytes, write_json, write_text
+from medsilo.core.files import (
+    load_tensors,
+    make_folder,
+    newest,
+    save_tensors,
+    sweep,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from medsilo.core.package import package_facts
 from medsilo.core.spill import Kept
 from medsilo.plan import Plan
@@ -105,7 +114,7 @@ class Record:
     @contextmanager
     def led_by(self, job: str) -> Iterator[None]:
         """While one job leads a study no other may; the system lets go of a dead process's hold."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         with (self.folder / JOBS).open("a") as file:
             deadline = time.monotonic() + LET_GO
             while not _held(file):

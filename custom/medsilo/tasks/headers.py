@@ -32,6 +32,8 @@ def open_reader(path: Path) -> Any:
         values = _file_of_meta(path)
     if kind == "NrrdImageIO":
         _check_nrrd(path)
+    if kind == "TIFFImageIO":
+        _check_tiff(path)
     reader = SimpleITK.ImageFileReader()
     reader.SetImageIO(kind)
     reader.SetFileName(str(path))
@@ -78,3 +80,15 @@ def _check_nrrd(path: Path) -> None:
         raise DataError(ELSEWHERE, str(path))
     if NRRD_END.search(head) is None:
         raise DataError("an image has no whole header; export it again", str(path))
+
+
+def _check_tiff(path: Path) -> None:
+    """Refuse a picture of absurd height before the library makes a table of its lines."""
+    from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, ImageFileDirectory_v2
+
+    with path.open("rb") as file:
+        start = file.read(8)
+        tags = ImageFileDirectory_v2(start + file.read(8) if start[2:3] == b"+" else start)  # 43: with 64-bit places
+        file.seek(tags.next)
+        tags.load(file)
+    check_size((tags[IMAGEWIDTH], tags[IMAGELENGTH]), 1, path)

@@ -13,8 +13,11 @@ Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 
 def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
     if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise ValueError("give three shares above 0 that add up to 1: train, validation, test")
+        raise ValueError("give three shares above 0 that add up to 1: train, validation and test")
     return shares
+
+
+Shares = Annotated[tuple[float, float, float], AfterValidator(_whole)]  # of training, validation and test
 
 
 class Columns(Section):
@@ -38,7 +41,7 @@ class DataSource(Section):
     columns: Columns = Columns()
     label_map: dict[str | int, str | int] = {}  # this site's labels to the plan's
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
-    shares: Annotated[tuple[float, float, float], AfterValidator(_whole)] | None = None
+    shares: Shares | None = None
     split: int | None = Field(None, ge=0, lt=2**32)
     cache: Literal["memory", "disk", "none"] = "memory"  # where images that are ready for the network are kept
     cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again

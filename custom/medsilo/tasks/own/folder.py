@@ -23,10 +23,9 @@ from medsilo.tasks.metrics import Counts, Figures, Measures
 from medsilo.tasks.own.measuring import Classes, Structures
 from medsilo.tasks.own.patches import Augmentation, augmented, fitted, from_windows, patch, resized
 from medsilo.tasks.partition import Partition
-from medsilo.tasks.published.reading import Shares
 from medsilo.tasks.ready import Cache, Facts, Held, Made, Ready
 from medsilo.tasks.scans import Scan, read_scan, refuse_palette
-from medsilo.tasks.sources import DataSource
+from medsilo.tasks.sources import DataSource, Shares
 from medsilo.tasks.survey import PARTS, Part, Problem, Survey, digest, range_of, ranges_of, repeated
 from medsilo.tasks.volumes import SAME_PLACE
 

@@ -3,11 +3,10 @@
 import csv
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import AfterValidator
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset
@@ -16,17 +15,13 @@ from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
 from medsilo.learning.seeds import seed_for
 from medsilo.tasks.base import Cases, SiteData
+from medsilo.tasks.headers import check_size
+from medsilo.tasks.sources import Shares
 
 Split = Literal["patient", "paper"]
 
 
-def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
-    if min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise ValueError("give three shares above 0 that add up to 1: train, validation and test")
-    return shares
-
-
-Shares = Annotated[tuple[float, float, float], AfterValidator(_whole)]
+LARGEST_VALUE = 8  # bytes, as int64
 
 
 def read_all(items: Sequence[Hashable], patients: Sequence[str], read: Callable[..., Case]) -> Cases:
@@ -107,6 +102,7 @@ def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
         with Image.open(path) as image:
             if mode and image.mode[0] in "IF":
                 raise DataError(f"a {what} has more than 8 bits per value; save it with 8", private=str(path))
+            check_size((*image.size, len(image.getbands())), LARGEST_VALUE, path)
             return np.asarray(image.convert(mode) if mode else image)
     except DataError:
         raise
