@@ -13,6 +13,7 @@ from medsilo.check.data import data_findings
 from medsilo.cli import main
 from medsilo.core.errors import DataError
 from medsilo.plan import parse_plan
+from medsilo.tasks.dicom import check_dicom
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.volumes import Volume, read_mask, write_volume
@@ -187,3 +188,37 @@ def test_a_nifti_of_a_few_bytes_that_claims_terabytes_is_refused(tmp_path: Path)
         for read in (read_scan, read_mask):
             with pytest.raises(DataError, match="claims more values"):
                 read(tmp_path / name)
+
+
+# ---------------------------------------------------------------------------------------------------- DICOM
+def dicom(path: Path) -> bytes:
+    image = SimpleITK.GetImageFromArray(np.arange(30, dtype=np.int16).reshape(1, 5, 6))
+    SimpleITK.WriteImage(image, str(path))
+    return path.read_bytes()
+
+
+def test_a_dicom_element_that_claims_gigabytes_is_refused_before_they_are_taken(tmp_path: Path) -> None:
+    """GDCM alone takes the memory and never gives it back."""
+    whole = dicom(tmp_path / "a.dcm")
+    assert read_scan(tmp_path / "a.dcm").values.size == 30
+    place = whole.rindex(struct.pack("<HH", 0x7FE0, 0x0010)) + 4  # implicit: no kind before the length
+    (tmp_path / "a.dcm").write_bytes(whole[:place] + struct.pack("<I", 3_000_000_000) + whole[place + 4 :])
+    with pytest.raises(DataError, match="damaged") as caught:
+        read_scan(tmp_path / "a.dcm")
+    assert "claims 3000000000 bytes" in caught.value.private
+    with pytest.raises(DataError, match="damaged"):  # as one of a series, too
+        read_scan(tmp_path)
+
+
+def test_sequences_and_both_ways_of_writing_are_walked_through(tmp_path: Path) -> None:
+    meta = struct.pack("<HH2sH", 2, 0x10, b"UI", 18) + b"1.2.840.10008.1.2\0"
+    item = struct.pack("<HHI", 0xFFFE, 0xE000, 8) + struct.pack("<HHI", 8, 0x60, 0)
+    sequence = struct.pack("<HHI", 8, 0x1140, 0xFFFFFFFF) + item + struct.pack("<HHI", 0xFFFE, 0xE0DD, 0)
+    lying = sequence.replace(struct.pack("<HHI", 8, 0x60, 0), struct.pack("<HHI", 8, 0x60, 2**31))
+    for data, well in ((sequence, True), (lying, False)):
+        (tmp_path / "x.dcm").write_bytes(bytes(128) + b"DICM" + meta + data)
+        if well:
+            check_dicom(tmp_path / "x.dcm")
+        else:
+            with pytest.raises(DataError):
+                check_dicom(tmp_path / "x.dcm")

@@ -16,6 +16,7 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import make_folder, write_json, write_text
 from medsilo.deploy.source import Source
 from medsilo.learning.layers import judges_by_batch
+from medsilo.tasks.dicom import is_dicom
 from medsilo.tasks.scans import Scan, read_scan
 
 BATCH = 16  # cases (slices of a volume) that go through the network together
@@ -164,9 +165,8 @@ def _within(folder: Path) -> Iterator[Path]:
 
 
 def _is_series(folder: Path) -> bool:
-    import SimpleITK
-
-    return folder.is_dir() and bool(SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder)))
+    """Whether files of a folder say that they are DICOM; a damaged one is found when the series is read."""
+    return folder.is_dir() and any(path.is_file() and is_dicom(path) for path in sorted(folder.iterdir()))
 
 
 def masks_for(images: Sequence[Path]) -> list[tuple[Path, str]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.core.errors import DataError
+from medsilo.tasks.dicom import check_dicom, is_dicom
 
 # SimpleITK's for the kinds that the docs promise. Others follow names, too (HDF5, Stimulate).
 READERS = ("BMP", "GDCM", "JPEG", "Meta", "Nifti", "Nrrd", "PNG", "TIFF")
@@ -13,6 +14,7 @@ HEAD = 1 << 20  # bytes that a text header may have
 LONGEST = 400  # letters of a line of it
 FREE = 256 << 20  # bytes that any image may have,
 RATIO = 2000  # and so many times its file beyond: zlib reaches 1032
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins; with + places in it have 64 bits
 META_LINE = re.compile(rb"[\t\x20-\x7e]*\r?")
 META_DATA = re.compile(rb"ElementDataFile\s*[=:]\s*([^\s/\\]+)\s*")
 NRRD_DATA = re.compile(rb"(?:^|[\r\n])\s*data\s*file\s*:", re.IGNORECASE)
@@ -24,16 +26,18 @@ def open_reader(path: Path) -> Any:
     """Return SimpleITK's reader of a file whose header was read and holds nothing that must not be followed."""
     import SimpleITK
 
+    dicom = is_dicom(path)
+    if dicom:
+        check_dicom(path)
+    _check_tiff(path)
     kind = SimpleITK.ImageFileReader.GetImageIOFromFileName(str(path))
-    if kind.removesuffix("ImageIO") not in READERS:
+    if kind.removesuffix("ImageIO") not in READERS or (kind == "GDCMImageIO" and not dicom):
         raise DataError("an image can't be read: it is damaged or no image; copy or export it again", str(path))
     values = path
     if kind == "MetaImageIO":
         values = _file_of_meta(path)
     if kind == "NrrdImageIO":
         _check_nrrd(path)
-    if kind == "TIFFImageIO":
-        _check_tiff(path)
     reader = SimpleITK.ImageFileReader()
     reader.SetImageIO(kind)
     reader.SetFileName(str(path))
@@ -88,7 +92,9 @@ def _check_tiff(path: Path) -> None:
 
     with path.open("rb") as file:
         start = file.read(8)
-        tags = ImageFileDirectory_v2(start + file.read(8) if start[2:3] == b"+" else start)  # 43: with 64-bit places
+        if not start.startswith(TIFF):
+            return
+        tags = ImageFileDirectory_v2(start + file.read(8) if b"+" in start[:4] else start)
         file.seek(tags.next)
         tags.load(file)
     check_size((tags[IMAGEWIDTH], tags[IMAGELENGTH]), 1, path)

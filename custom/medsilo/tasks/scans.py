@@ -9,6 +9,7 @@ import numpy as np
 
 from medsilo.core.errors import DataError
 from medsilo.core.png import SIGNATURE
+from medsilo.tasks.dicom import check_dicom, is_dicom
 from medsilo.tasks.headers import check_size, open_reader
 
 PALETTE = 3  # kind of colours in a PNG file
@@ -99,6 +100,9 @@ def series_of(folder: Path) -> list[str]:
     """The files of the one DICOM series in a folder, in order; raises DataError when there are several or none."""
     import SimpleITK
 
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and is_dicom(path):
+            check_dicom(path)
     series = SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
     if len(series) != 1:
         raise DataError(f"a folder has {len(series)} DICOM series; give one folder per series", str(folder))
