@@ -164,4 +164,6 @@ def require(names: Sequence[str], method: str, layer: str, remedy: str) -> None:
 
 def what_leaves(method: type[Algorithm]) -> str:
     """Return what leaves a site under a method with its own defaults, in words for a table."""
-    return "all data (in process only)" if method.pooled else leaving(method.model_validate({}).course(Training()).phases)
+    return (
+        "all data (in process only)" if method.pooled else leaving(method.model_validate({}).course(Training()).phases)
+    )

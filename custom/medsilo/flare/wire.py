@@ -15,6 +15,7 @@ from nvflare.fuel.utils import fobs
 from torch import Tensor
 
 from medsilo.core.errors import Died, Refused
+from medsilo.core.text import plain
 from medsilo.runs.messages import Parcel
 
 META = "medsilo"
@@ -42,7 +43,7 @@ def to_parcel(shareable: Shareable) -> Parcel:
     if code != ReturnCode.OK:
         filtered = code == ReturnCode.TASK_RESULT_FILTER_ERROR
         reason = "a privacy filter of the site held the answer back" if filtered else f"the site answered {code}"
-        reason = shareable.get_header(REFUSAL) or f"{reason}; its own log says why"
+        reason = plain(shareable.get_header(REFUSAL) or f"{reason}; its own log says why")
         if shareable.get_header(DIED):
             raise Died(reason)
         raise Refused(reason)
