@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.federation.asking import Missing, Outgoing, Receive
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import ANSWERS, PARTS, Counted, Parcel, Request
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -38,7 +38,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from medsilo.core.memory import most_held
-from medsilo.core.package import package_facts
+from medsilo.course.group import views
 from medsilo.deploy import THRESHOLDS
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
@@ -129,8 +129,7 @@ def training_time(kind: str, from_files: bool) -> tuple[float, float, float]:
         reading = fastest(lambda: in_memory(cases), 3)
         data = SiteData(cases if from_files else in_memory(cases), in_memory(cases), in_memory(cases))
         site = Participant(plan, SITES[0], SITES, SiteSettings(device="cpu"), Path(place) / "site", data)
-        bench = site._bench("shuffle", 1, lambda: None)
-        method = plan.method
+        bench = site.bench("shuffle", 1, lambda: None)
 
         def tell_apart(selector: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
             return functional.cross_entropy(selector(inputs), torch.zeros(len(inputs), dtype=torch.long))
@@ -138,10 +137,10 @@ def training_time(kind: str, from_files: bool) -> tuple[float, float, float]:
         def three_passes() -> None:
             bench.train(bench.lesson("model"))
             bench.train(bench.lesson("global"))
-            with method.learning_selector(bench, tell_apart) as selector:
+            with plan.algorithm.learning_selector(bench, tell_apart) as selector:
                 bench.train(selector)
 
-        return *fastest_in_turn(three_passes, lambda: method.train(bench, "train"), 5), reading
+        return *fastest_in_turn(three_passes, lambda: plan.course.phase_of(1).work(bench), 5), reading
 
 
 # ---------------------------------------------------------------------------------------------------- bytes
@@ -172,22 +171,34 @@ class MadeUp:
         return {}
 
     def answer(self, facts: dict[str, Any], number: int) -> Parcel:
-        echo = {key: facts[key] for key in ("task", "round", "study")}
-        parts = ("train", "validation", "test")
-        about = {"package": package_facts(), "cases": dict.fromkeys(parts, 1), "classes": dict.fromkeys(parts)}
-        about |= {"seconds": 0.0, "memory": 0, "warnings": [], "withheld": [], "counts": {}}
-        told = {"chosen": {"global": 1}, "sums": [1.0] * len(THRESHOLDS) if facts["task"] == "deliver" else []}
-        names = {
-            "round": ("train_loss", "validation", "validation_loss"),
-            "deliver": ("validation", "validation_loss"),
-            "test": ("test", "test_loss", "cases", "selected"),
+        asked = Request.read(facts)
+        chosen, sums = {"chosen": {"global": 1}}, [1.0] * len(THRESHOLDS)
+        told: dict[str, dict[str, Any]] = {
+            "join": {"shares": True, "classes": dict.fromkeys(PARTS)},
+            "round": {"samples": 1, "train_loss": 1.0, "validation": 1.0, "validation_loss": 1.0},
+            "deliver": {
+                "validation": 1.0,
+                "validation_loss": 1.0,
+                "outcome": {**chosen, "sums": sums},
+            },
+            "test": {"test": 1.0, "test_loss": 1.0, "test_cases": 1, "selected": 1, "counts": {}, "outcome": chosen},
         }
-        metrics = dict.fromkeys(names.get(facts["task"], ()), 1)
-        groups = self.groups(number) if facts["task"] == "round" else {}
-        return Parcel(groups, {**echo, **about, "shares": True, "super_model": told}, 1, metrics)
+        answer = ANSWERS[asked.task](
+            task=asked.task,
+            round=asked.round,
+            study=asked.study,
+            package=self.plan.code,
+            cases=Counted(train=1, validation=1, test=1),
+            seconds=0.0,
+            memory=0,
+            warnings=[],
+            withheld=[],
+            **told[asked.task],
+        )
+        return answer.parcel(self.groups(number) if asked.task == "round" else {})
 
     def groups(self, number: int) -> dict[str, dict[str, Tensor]]:
-        shared = self.plan.method.shared(self.layout, "train")
+        shared = views(self.plan.course.phase_of(1).sent, self.layout)
         return {
             group: {name: torch.full(like.shape, number / 100, dtype=like.dtype) for name, like in tensors.items()}
             for group, tensors in shared.items()
@@ -205,7 +216,7 @@ def server_memory(count: int, selector: str, sync: str) -> tuple[float, float, f
     plan = make_plan({"name": "synthetic-prostate"}, sites, algorithm=method, network=PAPER, training={"rounds": 2})
     with tempfile.TemporaryDirectory() as place:
         Coordinator(small, SITES, MadeUp(small), Record(Path(place) / "small"), "made up").run()
-        shared = plan.method.shared(MadeUp(plan).layout, "train")
+        shared = views(plan.course.phase_of(1).sent, MadeUp(plan).layout)
         sizes = {group: sum(tensor.nbytes for tensor in tensors.values()) for group, tensors in shared.items()}
         before = most_held()
         Coordinator(plan, sites, MadeUp(plan), Record(Path(place) / "large"), "made up").run()

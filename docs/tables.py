@@ -26,6 +26,7 @@ from medsilo.runs.paths import RUN_TREE, STUDY_TREE
 HERE = Path(__file__).parent
 PAGES = ("plan.md", "run-tree.md")
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+REST = ("seed", "protocol", "packages")  # the plan's keys that are no sections
 MOST_NAMES = 6  # of methods, tasks or networks in one cell, before those that lack a key are named instead
 
 
@@ -72,7 +73,7 @@ def default_of(field: FieldInfo) -> str:
         return str(value).lower()
     if isinstance(value, float | int):
         return f"{value:g}" if isinstance(value, float) else str(value)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | dict):
         return ", ".join(map(str, value)) or "none"
     return str(value)
 
@@ -169,7 +170,7 @@ def named(having: Sequence[str], among: Sequence[str]) -> str:
 
 def top_level() -> str:
     """Return the plan's keys that are no sections."""
-    rows = [(f"`{name}`", values_of(Plan.model_fields[name]), described(Plan, name)) for name in ("seed", "protocol")]
+    rows = [(f"`{name}`", values_of(Plan.model_fields[name]), described(Plan, name)) for name in REST]
     return table(("key", "values (default)", "meaning"), rows)
 
 

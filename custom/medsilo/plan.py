@@ -167,7 +167,7 @@ class Plan(Section):
         {},
         exclude_if=lambda packages: not packages,
         description="installed packages that bring the method, task or network, where these are not medsilo's own; "
-        "filled in by itself",
+        "filled in by itself: version and hash of each ([extend.md](extend.md))",
     )
 
     @cached_property

@@ -11,7 +11,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from medsilo.check.leaks import told_besides
 from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.tensors import Modules
+from medsilo.course.server_side import ServerSide
 from medsilo.federation import inprocess
 from medsilo.federation.asking import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
@@ -158,14 +161,14 @@ def test_the_whole_course_equals_one_written_by_hand(method: str) -> None:
 class Shares(AdaFed):
     """W with the sites' shares of the cases in every row."""
 
-    def matrix(self, earlier: Any, sites: Sequence[str]) -> Tensor:
-        cases = torch.tensor([float(earlier["statistics"].current(site)["samples"]) for site in sites])
-        return (cases.double() / cases.double().sum()).repeat(len(sites), 1)
+    def matrix(self, server: ServerSide) -> Tensor:
+        cases = torch.tensor([float(server.mixers["statistics"].current(site)["samples"]) for site in server.sites])
+        return (cases.double() / cases.double().sum()).repeat(len(server.sites), 1)
 
 
 class Equal(AdaFed):
-    def matrix(self, earlier: Any, sites: Sequence[str]) -> Tensor:
-        return torch.full((len(sites), len(sites)), 1 / len(sites), dtype=torch.float64)
+    def matrix(self, server: ServerSide) -> Tensor:
+        return torch.full((len(server.sites), len(server.sites)), 1 / len(server.sites), dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_with_other_rows_it_becomes_fedavg_and_fedbn(kind: type[AdaFed], changes
     """One measuring round shifts the order of batches by a round; so the reference starts one round later, too."""
     plan = quick("adafed")
     algorithm = kind(**(plan.algorithm.model_dump() | changes))
-    run = inprocess.run(plan.model_copy(update={"algorithm": algorithm}))
+    run = inprocess.run(Plan.model_validate({**dict(plan), "algorithm": algorithm}))
     other = make_plan(*reference, *SMALL)
     data = load_data(other)
     travels = set(initial(other)) - (set(batch_norm_names(run.models[SITES[0]])) if kind is Equal else set())
@@ -254,7 +257,7 @@ def test_statistics_go_up_once_and_never_down(tmp_path: Path) -> None:
     for number in (2, 3, 4):
         assert study.groups(number) == [({"model"}, {"model"})] * 3
     assert all("statistics" not in parcel.groups for *_, parcel, _ in study.transport.carried)
-    assert set(study.coordinator.mixers) == {"model", "statistics"}  # f is gone from the server's memory
+    assert set(study.coordinator.state.mixers) == {"model", "statistics"}  # f is gone from the server's memory
 
 
 def test_f_adafed_shares_no_data_and_sends_running_statistics_in_the_middle(tmp_path: Path) -> None:
@@ -282,7 +285,7 @@ def test_f_adafed_shares_no_data_and_sends_running_statistics_in_the_middle(tmp_
 def test_phases(method: str, changes: list[str], phases: str, tmp_path: Path) -> None:
     names = {"m": "measure", "t": "train", "a": "measure again", "v": "average"}
     plan = quick(method, *changes)
-    assert [plan.phase_of(n) for n in range(1, plan.rounds + 1)] == [names[letter] for letter in phases]
+    assert [plan.course.phase_of(n).name for n in range(1, plan.rounds + 1)] == [names[letter] for letter in phases]
     run = inprocess.run(plan)
     assert [line.phase for line in run.history] == [names[letter] for letter in phases]
 
@@ -299,11 +302,11 @@ def test_a_refresh_changes_the_weights(tmp_path: Path) -> None:
 def test_batch_norm_stays_or_is_mixed_or_is_averaged(share: str, tmp_path: Path) -> None:
     study = Study(quick("adafed", f"algorithm.bn_share={share}", "tracking.select=last"), tmp_path / "run")
     study.coordinator.run()
-    norms = set(batch_norm_names(study.transport.participants[SITES[0]].model))
+    norms = set(batch_norm_names(study.transport.participants[SITES[0]].state.model))
     reply = next(r for t, n, *_, r in study.transport.carried if (t, n) == ("round", 2))
     assert bool(norms & set(reply.groups["model"])) == (share == "weighted")
     assert set(reply.groups) == ({"model", "batch-norm"} if share == "mean" else {"model"})
-    ends = [participant.model.state_dict() for participant in study.transport.participants.values()]
+    ends = [participant.state.model.state_dict() for participant in study.transport.participants.values()]
     alike = all(torch.equal(ends[0][name], ends[1][name]) for name in norms)
     assert alike == (share == "mean")
     assert not torch.equal(ends[0]["6.weight"], ends[1]["6.weight"])
@@ -322,16 +325,15 @@ def test_a_study_that_stops_anywhere_goes_on_with_the_same_numbers(method: str, 
         study.coordinator.run()
     (study.folder / "summary.json").unlink()
     with pytest.MonkeyPatch.context() as patch:  # what was made at the start is not made again
-        patch.setattr(AdaFed, "prepare", lambda self, modules, at: _no_pretraining(self, modules, at))
+        patch.setattr(AdaFed, "make_f", _no_pretraining)
         resumed = inprocess.run(plan, folder=study.folder, resume=True)
     assert same_models(whole.models, resumed.models)
     assert whole.summary.details == resumed.summary.details
     assert whole.summary.mean_test == resumed.summary.mean_test
 
 
-def _no_pretraining(algorithm: AdaFed, modules: Any, at: Any) -> dict[str, Any]:
-    assert "pretrained" in at.mixers or "statistics" in at.mixers
-    return {}
+def _no_pretraining(algorithm: AdaFed, server: ServerSide, modules: Modules) -> dict[str, Any]:
+    raise AssertionError("f is made again")
 
 
 # ------------------------------------------------------------------------------------------------ absent sites
@@ -429,10 +431,9 @@ def test_models_can_start_from_f() -> None:
 def test_the_public_share_must_be_at_the_server_for_real_tasks() -> None:
     plan = make_plan("adafed", "task.name=activity-windows", sites=SITES)
     networks = plan.build_networks()
-
-    at = Headquarters(SITES, {}, plan.task, plan.training, 0, CPU.compute(), None, lambda: None)
+    server = ServerSide(SITES, {}, {}, set, plan.task, plan.training, 0, CPU.compute(), None, lambda: None)
     with pytest.raises(MedsiloError, match=r"public share of the data is not at the server.*choose f-adafed"):
-        plan.algorithm.prepare(networks, at)
+        plan.algorithm.make_f(server, networks)
 
 
 def test_noise_changes_statistics_and_is_not_drawn_from_the_plans_seed(tmp_path: Path) -> None:
@@ -449,13 +450,13 @@ def test_noise_changes_statistics_and_is_not_drawn_from_the_plans_seed(tmp_path:
 @pytest.mark.parametrize(("method", "numbers"), [("adafed", 96), ("d-adafed", 128), ("f-adafed", 96)])
 def test_the_leaks_are_listed(method: str, numbers: int) -> None:
     plan = quick(method)
-    lines = "\n".join(plan.algorithm.leaves(plan.build_networks()))
+    lines = "\n".join(told_besides(plan))
     assert f"{numbers} numbers, once; no noise is added" in lines
     assert ("declared public" in lines) == (method != "f-adafed")
     noisy = plan.with_changes(["algorithm.noise=0.1", "algorithm.refresh=3"])
-    lines = "\n".join(noisy.algorithm.leaves(noisy.build_networks()))
+    lines = "\n".join(told_besides(noisy))
     assert "after every 3 weighted rounds" in lines and "no differential privacy" in lines
-    assert plan.with_changes(["algorithm.noise=0"]).algorithm.leaves(plan.build_networks())
+    assert told_besides(plan.with_changes(["algorithm.noise=0"]))
 
 
 # ------------------------------------------------------------------------------------------------ bad input

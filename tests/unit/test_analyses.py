@@ -19,13 +19,14 @@ from medsilo.analyses.features import embed, features, maps
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
+from medsilo.course.group import views
 from medsilo.deploy import SuperModel
 from medsilo.federation import inprocess
 from medsilo.federation.participant import Participant
 from medsilo.federation.pool import POOL
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import Request
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
@@ -128,7 +129,7 @@ def test_the_centre_is_the_models_own_loss(method: str, finished: Callable[..., 
     lines = landscape.profiles([run], asked).data["profiles"]
     for one, line in zip(found, lines, strict=True):
         site = one["site"]
-        model = run.plan.method.whole(run.plan.build_networks())
+        model = run.plan.algorithm.whole(run.plan.build_networks())
         model.load_state_dict(load_tensors(run.folder / "sites" / site / "best.safetensors")[0])
         cases = drawn(run.plan.task.load(site, SITES, run.plan.seed, None).train, 20, 0, site)
         inputs, targets = (torch.stack([cases[place][part] for place in range(20)]) for part in (0, 1))
@@ -216,18 +217,21 @@ def test_a_replay_is_the_run_and_measures_what_travels(method: str, finished: Ca
         }
 
 
+def first_round(plan: Plan) -> Request:
+    return Request(task="round", round=1, study="x", plan=plan.hash, sites=tuple(SITES))
+
+
 def test_batch_norm_that_stays_is_no_drift(tmp_path: Path) -> None:
     plan = image_plan("fedbn")
     site = drift.WatchedParticipant(plan, SITES[0], SITES, CPU, tmp_path, "model")
-    groups = plan.method.shared(plan.build_networks(), "train")
-    facts = {"task": "round", "round": 1, "study": "x"}
-    before = {name: tensor.clone() for name, tensor in site.modules["model"].state_dict().items()}
-    site.answer(Parcel(groups, facts=facts))
-    after = site.modules["model"].state_dict()
-    sent = [name for name, _ in site.modules["model"].named_parameters() if name in groups["model"]]
+    groups = views(plan.course.phase_of(1).sent, plan.build_networks())
+    before = {name: tensor.clone() for name, tensor in site.state.modules["model"].state_dict().items()}
+    site.answer(first_round(plan).parcel(groups))
+    after = site.state.modules["model"].state_dict()
+    sent = [name for name, _ in site.state.modules["model"].named_parameters() if name in groups["model"]]
     last = sum(float((after[name] - before[name]).double().square().sum()) for name in sent)
     assert site.squares[-1] == pytest.approx(last, rel=1e-5)
-    assert len(sent) < len(list(site.modules["model"].parameters()))
+    assert len(sent) < len(list(site.state.modules["model"].parameters()))
 
 
 @pytest.mark.parametrize(
@@ -355,8 +359,8 @@ def test_what_an_amplitude_tells_by_itself() -> None:
 def test_the_amplitude_under_attack_is_the_one_that_leaves(changes: list[str], tmp_path: Path) -> None:
     plan = image_plan("harmofl", *changes)
     site = Participant(plan, SITES[1], SITES, CPU, tmp_path)
-    groups = plan.method.given(plan.build_networks(), "harmonise")
-    left = site.answer(Parcel(groups, facts={"task": "round", "round": 1, "study": "x"})).groups["amplitude"]
+    groups = views(plan.course.phase_of(1).given, plan.build_networks())
+    left = site.answer(first_round(plan).parcel(groups)).groups["amplitude"]
     run = FinishedRun(tmp_path, "HarmoFL", plan, {"agreed": {"sites": SITES}})
     attacked = inversion.site_amplitude(run, SITES[1], site.data.train, Question(CPU))
     assert torch.equal(attacked, left["amplitude"])

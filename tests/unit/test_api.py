@@ -97,12 +97,12 @@ def test_a_run_shows_what_its_folder_holds(small: medsilo.Run, tmp_path: Path) -
     table = small.table
     assert list(table.index) == SITES and table.index.name == "site"
     for site in SITES:
-        assert table.loc[site, "accuracy"] == summary["sites"][site]["test"]["accuracy"]
-        assert table.loc[site, "train"] == summary["sites"][site]["cases"]["train"]
-        assert table.loc[site, "round"] == summary["selected"]["rounds"][site]
-    assert [line["round"] for line in small.history] == [1, 2]
+        assert table.loc[site, "accuracy"] == summary.sites[site].test["accuracy"]
+        assert table.loc[site, "train"] == summary.sites[site].cases["train"]
+        assert table.loc[site, "round"] == summary.selected.rounds[site]
+    assert [line.round for line in small.history] == [1, 2]
     assert repr(small) == (
-        f"<Run FedBN on synthetic-activity, 3 sites, finished: mean test accuracy {summary['mean_test']:.3f}>"
+        f"<Run FedBN on synthetic-activity, 3 sites, finished: mean test accuracy {summary.mean_test:.3f}>"
     )
     assert small._repr_html_().count("<tr>") == 4 and f"{table.loc[SITES[0], 'accuracy']:.3f}" in small._repr_html_()
     assert small.report(tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
@@ -131,7 +131,7 @@ def test_a_plan_may_be_given_in_every_form(tmp_path: Path, root: Path) -> None:
     (tmp_path / "plan.yaml").write_text(plan.to_yaml())
     seen: list[int] = []
     for given in (plan, plan.resolved(), tmp_path / "plan.yaml", str(tmp_path / "plan.yaml")):
-        done = medsilo.run(given, sites=["a", "b"], device="cpu", on_round=lambda record: seen.append(record["round"]))
+        done = medsilo.run(given, sites=["a", "b"], device="cpu", on_round=lambda record: seen.append(record.round))
         assert done.plan == plan.with_changes(["participation.sites=[a, b]"])
     assert seen == [1, 1, 1, 1]
     few = ["task.name=synthetic-activity", *SMALL, "training.rounds=1"]
@@ -184,15 +184,15 @@ def test_a_comparison_is_that_of_the_command_line(tmp_path: Path) -> None:
     values = {"plan": make_plan("fedavg", *SMALL), "seeds": [0, 1], "folder": tmp_path / "c", "device": "cpu"}
     found = medsilo.compare(rows, **values, say=said.append)  # type: ignore[arg-type]
     assert len(said) == 7 and found.failures == []
-    assert found.headline == found.verdict["headline"]
+    assert found.headline == found.verdict.headline
     assert list(found.table.index) == ["local", "fedavg", "little"]
-    assert found.table.loc["fedavg", "mean"] == found.verdict["rows"][1]["score"]["mean"]
-    assert found.table.loc["little", "difference"] == found.verdict["rows"][2]["difference"]["mean"]["mean"]
+    assert found.table.loc["fedavg", "mean"] == found.verdict.rows[1].score.mean
+    assert found.table.loc["little", "difference"] == found.verdict.rows[2].difference.mean.mean
     assert len(found.runs) == 6 and found.runs["local", 1].plan.seed == 1
     assert found._repr_html_().count("<tr>") == 4
     assert "medsilo.compare" in found.report().read_text("utf-8")
     again = medsilo.compare(rows, **values, say=said.append)  # type: ignore[arg-type]
-    assert len(said) == 8 and again.verdict["rows"] == found.verdict["rows"]  # all were there
+    assert len(said) == 8 and again.verdict.rows == found.verdict.rows  # all were there
 
 
 def test_runs_of_a_comparison_outlive_it() -> None:

@@ -180,7 +180,7 @@ def test_an_impossible_reach_is_refused_before_anything_of_the_site_counts(tmp_p
         runs.append(listen(plan, tmp_path / name, participants)[1])
     assert "reach is 1000000000000.0" in runs[0].rounds[0].refused["hospital-a"]
     for group in ("model", "buffers"):
-        one, other = (run.mixers[group].current("hospital-b") for run in runs)
+        one, other = (run.state.mixers[group].current("hospital-b") for run in runs)
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -287,8 +287,8 @@ def test_controls_stay_whole_when_a_site_is_away(tmp_path: Path) -> None:
     away(participants["hospital-b"], 2)
     _, coordinator = listen(plan, tmp_path / "run", participants)
     assert [len(line.sites) for line in coordinator.rounds] == [3, 2, 3, 3]
-    control = coordinator.mixers["control"].current(SITES[0])
-    own = [participant.modules["own-control"].state_dict() for participant in participants.values()]
+    control = coordinator.state.mixers["control"].current(SITES[0])
+    own = [participant.state.modules["own-control"].state_dict() for participant in participants.values()]
     for name, tensor in control.items():
         torch.testing.assert_close(tensor, sum(one[name] for one in own) / 3, rtol=0, atol=1e-6)
 
@@ -405,7 +405,7 @@ def test_stragglers_do_a_part_of_their_steps(tmp_path: Path) -> None:
     participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
     for site, participant in participants.items():
         counted = steps[site]
-        participant.optimizers["model"].register_step_post_hook(lambda *_, counted=counted: counted.append(1))
+        participant.state.optimizers["model"].register_step_post_hook(lambda *_, counted=counted: counted.append(1))
     listen(plan, tmp_path / "run", participants)
     sizes = {site: len(data.train) for site, data in load_data(plan).items()}
     every = {site: 3 * (size // 16 + (size % 16 > 1)) for site, size in sizes.items()}

@@ -490,7 +490,7 @@ def test_every_method_can_be_rehearsed(method: str, tmp_path: Path) -> None:
     before = torch.get_rng_state()
     tried = rehearse(plan, SITES[0], SITES, CPU, data, tmp_path)
     assert [one.phase for one in tried] == list(
-        dict.fromkeys(phase.name for phase in plan.method.phases(plan.training) if phase.trains and phase.rounds)
+        dict.fromkeys(phase.name for phase in plan.course.phases if phase.trains and phase.rounds)
     )
     assert sum(one.rounds for one in tried) <= plan.rounds
     for one in tried:

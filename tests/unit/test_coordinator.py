@@ -78,7 +78,7 @@ class Scripted:
                     answered.add(sender)
                 except Refused as error:
                     self.refusals.append(str(error))
-                    missing[sender] = Missing("refused", str(error))
+                    missing[sender] = Missing.refused(error)
         return {site: gone for site, gone in missing.items() if site not in answered and site in sites}
 
     def pause(self, seconds: float) -> None:
@@ -205,30 +205,39 @@ FALSE = {
     "another package": (change_facts(package={**package_facts(), "hash": "0" * 64}), "(000000000000), the server"),
     "another version": (change_facts(package={**package_facts(), "version": "0.0.9"}), "runs medsilo 0.0.9"),
     "no package": (change_facts(package=None), "install the same package at both"),
-    "no samples": (samples(0), "sample count 0 is not between 1 and 1000000000"),
-    "negative samples": (samples(-5), "sample count -5"),
-    "too many samples": (samples(10**12), "sample count 1000000000000"),
-    "half a sample": (samples(1.5), "sample count 1.5"),
-    "true samples": (samples(True), "sample count True"),
-    "samples in words": (samples("30"), "sample count '30'"),
-    "samples NaN": (samples(float("nan")), "sample count nan"),
-    "samples None": (samples(None), "sample count None"),
+    "no samples": (samples(0), "its samples: 0 is out of range; it must be at least 1"),
+    "negative samples": (samples(-5), "its samples: -5 is out of range; it must be at least 1"),
+    "too many samples": (samples(10**12), "its samples: 1000000000000 is out of range; it must be at most 1000000000"),
+    "half a sample": (samples(1.5), "its samples: 1.5 is not a whole number"),
+    "true samples": (samples(True), "its samples: True is not a whole number"),
+    "samples in words": (samples("30"), "its samples: '30' is not a whole number"),
+    "samples NaN": (samples(float("nan")), "its samples: nan is not a whole number"),
+    "samples None": (samples(None), "its samples: None is not a whole number"),
 }
 FALSE_FACTS = {
     "package in words": (change_facts(package="medsilo"), "install the same package at both"),
     "a list of packages": (change_facts(package=["medsilo"]), "install the same package at both"),
-    "validation NaN": (lambda reply: reply.metrics.update(validation=float("nan")), "validation"),
-    "validation in words": (lambda reply: reply.metrics.update(validation="good"), "validation"),
+    "validation NaN": (
+        lambda reply: reply.metrics.update(validation=float("nan")),
+        "its validation: nan is not a finite number",
+    ),
+    "validation in words": (lambda reply: reply.metrics.update(validation="good"), "its validation: 'good' is not a"),
     "a metric infinite": (lambda reply: reply.metrics.update(train_loss=float("inf")), "train_loss"),
-    "no warnings": (lambda reply: reply.facts.pop("warnings"), "no list of a few lines"),
-    "a long warning": (change_facts(warnings=["x" * 400]), "no list of a few lines"),
-    "many warnings": (change_facts(warnings=["x"] * 10), "no list of a few lines"),
-    "a number as a warning": (change_facts(warnings=[7]), "no list of a few lines"),
+    "no warnings": (lambda reply: reply.facts.pop("warnings"), "its answer lacks warnings"),
+    "a long warning": (change_facts(warnings=["x" * 401]), "its warnings.0 is too long: at most 400"),
+    "many warnings": (change_facts(warnings=["x"] * 10), "its warnings is too long: at most 9"),
+    "a number as a warning": (change_facts(warnings=[7]), "its warnings.0: 7 is not a text"),
     "no seconds": (lambda reply: reply.facts.pop("seconds"), "seconds"),
     "seconds in words": (change_facts(seconds="long"), "seconds"),
     "seconds NaN": (change_facts(seconds=float("nan")), "seconds"),
-    "a score beyond its range": (lambda reply: reply.metrics.update(validation=7.5), "validation: 7.5 is out of range"),
-    "a loss beyond float32": (lambda reply: reply.metrics.update(train_loss=1e308), "train_loss: 1e+308 is out of"),
+    "a score beyond its range": (
+        lambda reply: reply.metrics.update(validation=7.5),
+        "its validation score 7.5 is outside 0 to 1",
+    ),
+    "a loss beyond float32": (
+        lambda reply: reply.metrics.update(train_loss=1e308),
+        "its train_loss: 1e+308 is out of range; it must be at most 1e+30",
+    ),
     "negative seconds": (change_facts(seconds=-1.0), "seconds: -1.0 is out of range"),
     "negative memory": (change_facts(memory=-1), "memory: -1 is out of range"),
     "no memory": (lambda reply: reply.facts.pop("memory"), "memory"),
@@ -564,7 +573,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
 
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
-        modules = study.participants[site].modules
+        modules = study.participants[site].state.modules
         networks = {name: modules[name].state_dict() for name in ("model", "local", "own-control") if name in modules}
         travels = {name for group in ("model", "body", "buffers", "personal") for name in reply.groups.get(group, {})}
         public = [tensor for group in asked.groups.values() for tensor in group.values()]
@@ -602,7 +611,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
     study = Study(plan, tmp_path / "run", script)
     study.run()
     private = {name for name, _ in kept[A]}
-    all_of_it = len(study.participants[A].model.state_dict())
+    all_of_it = len(study.participants[A].state.model.state_dict())
     expected = {
         "fedavg": 0,
         "fedprox": 0,
@@ -610,7 +619,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "fedper": 2,
         "harmofl": 0,
         **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "moon"), 0),
-        "scaffold": len(list(study.participants[A].model.parameters())),
+        "scaffold": len(list(study.participants[A].state.model.parameters())),
         **dict.fromkeys(FEDSM, 0),
         "local": all_of_it,
         **dict.fromkeys(("adafed", "d-adafed", "f-adafed"), 10),
@@ -745,7 +754,7 @@ def test_test_data_are_touched_once_and_at_the_end(method: str, tmp_path: Path) 
     summary = study.run()
     for site in SITES:
         assert (data[site].test.looks == 1).all()
-        looks = plan.rounds + 1 + bool(plan.algorithm.choice(study.coordinator.layout))
+        looks = plan.rounds + 1 + (method in FEDSM)
         assert (data[site].validation.looks == looks).all()  # also before the first round, and for the super model
         assert summary.sites[site].test["cases"] == len(data[site].test)
 

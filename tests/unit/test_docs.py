@@ -1,5 +1,6 @@
 """What the pages promise is there."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from docs.tables import PAGES, TABLES, renewed
-from medsilo.cli import parsed
+from medsilo.check.leaks import leaks, leaving
+from medsilo.cli import main, parsed
+from medsilo.registry import METHODS
 from tests.conftest import make_plan
 
 
@@ -61,3 +64,63 @@ def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch:
         words = shlex.split(line, comments=True)
         assert parsed(words)[0] == words[0], f"{page.name}: medsilo {line}"
     assert len(found) > 50
+
+
+def names_in(body: list[ast.stmt], prefix: str = "") -> set[str]:
+    """The functions and classes of a file; those of a class as Class.method."""
+    found = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(f"{prefix}{node.name}")
+        if isinstance(node, ast.ClassDef):
+            found |= names_in(node.body, f"{node.name}.")
+    return found
+
+
+def test_every_place_of_the_newcomers_walk_exists(root: Path) -> None:
+    page = (root / "CONTRIBUTING.md").read_text("utf-8")
+    steps = re.findall(r"^(\d+)\. `([\w/]+\.py):([\w.]+)`", page, re.M)
+    assert [int(number) for number, _, _ in steps] == list(range(1, 11))
+    places = re.findall(r"`([\w/]+\.py):([\w.]+)`", page)
+    assert len(places) > len(steps)
+    for file, name in places:
+        assert name in names_in(ast.parse((root / "custom/medsilo" / file).read_text("utf-8")).body), f"{file}:{name}"
+
+
+def rows_of_methods(root: Path) -> dict[str, str]:
+    """README's column "what leaves a hospital", by method; a row may be of several."""
+    lines = (root / "README.md").read_text("utf-8").splitlines()
+    (head,) = [line.split(" | ") for line in lines if "what leaves a hospital |" in line]
+    rows = [line.split(" | ") for line in lines if line.startswith("| [") and "custom/medsilo/methods/" in line]
+    found = {}
+    for row in rows:
+        cell = dict(zip(head, row, strict=True))
+        for name in re.findall(r"\(jobs/([\w-]+)\)", cell["job"]) or ["central"]:
+            found[name] = cell["what leaves a hospital"]
+    return found
+
+
+def test_readme_says_what_leaves_a_hospital(root: Path) -> None:
+    """A cell begins with the groups that the phases send; remarks follow after a semicolon."""
+    rows = rows_of_methods(root)
+    assert rows.keys() == METHODS.keys()
+    assert {name: cell.partition(";")[0] for name, cell in rows.items()} == {
+        name: leaving(method()) for name, method in METHODS.items()
+    }
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.pooled])
+def test_every_group_that_leaves_is_named(method: str, root: Path) -> None:
+    """The leak report names groups that have tensors in this plan's networks; the list has their titles."""
+    plan = make_plan(method)
+    titles = {group.name: group.title or group.name for phase in plan.course.phases for group in phase.sent}
+    told = rows_of_methods(root)[method]
+    assert all(titles[leak.group] in told for leak in leaks(plan))
+    assert (told == "nothing") == (not leaks(plan))
+
+
+def test_the_command_says_what_leaves_too(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    for name, cell in rows_of_methods(root).items():
+        assert lines[name].endswith(cell.partition(";")[0])

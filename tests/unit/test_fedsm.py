@@ -25,7 +25,7 @@ from medsilo.models.vgg11 import Vgg11
 from medsilo.plan import Plan
 from medsilo.report import page
 from medsilo.report.read import read_all
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import Parcel, Request
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import PERSONAL, SITES, make_plan
@@ -171,7 +171,7 @@ RULES = [
 
 
 def assert_server_holds(study: Study, hand: ByHand) -> None:
-    mixers = study.coordinator.mixers
+    mixers = study.coordinator.state.mixers
     for site in SITES:
         close(mixers["personal"].current(site), wide(hand.nets[site]["model"].state_dict()), 1e-5)
     close(mixers["global"].current(A), wide(hand.nets[A]["global"].state_dict()), 1e-5)
@@ -186,8 +186,8 @@ def test_two_rounds_are_the_paper_s(rule: list[str], tmp_path: Path) -> None:
     for number in (1, 2):
         hand.round(number)
     assert_server_holds(study, hand)
-    if "moments" in study.coordinator.mixers:
-        moments = study.coordinator.mixers["moments"].current(A)
+    if "moments" in study.coordinator.state.mixers:
+        moments = study.coordinator.state.mixers["moments"].current(A)
         names = [name for name, _ in hand.nets[A]["selector"].named_parameters()]
         close({f"first_{i}": hand.first[A][name] for i, name in enumerate(names)}, _only(moments, "first"), 1e-5)
         close({f"second_{i}": hand.second[A][name] for i, name in enumerate(names)}, _only(moments, "second"), 1e-5)
@@ -231,7 +231,7 @@ def test_lambda_1_is_training_alone(tmp_path: Path) -> None:
 def test_lambda_1_over_k_is_the_plain_mean_for_all(tmp_path: Path) -> None:
     study = Study(planned(f"algorithm.pull={1 / 3!r}", "training.rounds=1"), tmp_path / "run")
     study.run()
-    rows = [wide(study.coordinator.mixers["personal"].current(site)) for site in SITES]
+    rows = [wide(study.coordinator.state.mixers["personal"].current(site)) for site in SITES]
     for row in rows[1:]:
         close(row, rows[0])
 
@@ -380,8 +380,8 @@ def test_personal_models_go_only_to_hospitals_that_agreed_and_only_of_those(meth
     study = refusing(Study(plan, tmp_path / "run"), C)
     found = study.run().details.super_model
     assert found.agreed == [A, B]
-    personal = {site: study.coordinator.mixers["personal"].current(site) for site in SITES}
-    common = study.coordinator.mixers["global"].current(A)
+    personal = {site: study.coordinator.state.mixers["personal"].current(site) for site in SITES}
+    common = study.coordinator.state.mixers["global"].current(A)
     shown = {site: {} for site in SITES}
     for site, parcel in study.transport.sent:
         shown[site] |= parcel.groups.get("experts", {})
@@ -406,7 +406,7 @@ def test_a_site_that_never_trained_is_nobody_s_expert(tmp_path: Path) -> None:
 def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned()
     study = Study(plan, tmp_path / "run")
-    joined = Parcel(facts={"task": "join", "round": 0, "study": "run", "plan": plan.hash, "sites": SITES})
+    joined = Request(task="join", round=0, study="run", plan=plan.hash, sites=tuple(SITES)).parcel({})
     answers = [study.participants[A].answer(joined).facts["shares"]]
     monkeypatch.setattr(type(plan.task), "synthetic", False)
     answers.append(study.participants[A].answer(joined).facts["shares"])
@@ -418,11 +418,14 @@ def test_only_synthetic_data_are_shared_without_a_word(tmp_path: Path, monkeypat
 FALSE = {
     "nothing": (None, "says nothing of the super model"),
     "no counts": ({"chosen": {}, "sums": [0.0] * 8}, "how often each model was chosen"),
-    "half a case": ({"chosen": {A: 0.5}, "sums": [0.0] * 8}, "how often each model was chosen"),
-    "a stranger": ({"chosen": {"x": 5}, "sums": [0.0] * 8}, "has the surplus x"),
+    "half a case": ({"chosen": {A: 0.5}, "sums": [0.0] * 8}, f"chosen.{A}: 0.5 is not a number as it should be"),
+    "a stranger": ({"chosen": {"x": 5}, "sums": [0.0] * 8}, "it chose models of 'x', which is not a site of the study"),
     "too few sums": ({"chosen": {A: 5}, "sums": [0.0] * 7}, "does not give 8 sums"),
-    "no number": ({"chosen": {A: 5}, "sums": [float("nan")] * 8}, "is no number"),
-    "no range": ({"chosen": {A: 5}, "sums": [0.0] * 8, "spacing": [[0.5, 0.6], [0.7, 0.6]]}, "spacing is no range"),
+    "no number": ({"chosen": {A: 5}, "sums": [float("nan")] * 8}, "its sums.0: nan is not a number as it should be"),
+    "no range": (
+        {"chosen": {A: 5}, "sums": [0.0] * 8, "spacing": [[0.5, 0.6], [0.7, 0.6]]},
+        "its spacing is not a range of millimetres",
+    ),
 }
 
 
@@ -431,7 +434,7 @@ def test_false_scores_of_a_super_model_are_refused(told: Any, reason: str, tmp_p
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
         if site == C and asked.facts["task"] == "deliver":
-            reply.facts["super_model"] = told
+            reply.facts["outcome"] = told
         return [(site, reply)]
 
     with pytest.raises(ParticipationError, match=reason):
@@ -441,7 +444,7 @@ def test_false_scores_of_a_super_model_are_refused(told: Any, reason: str, tmp_p
 def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
     for participant in study.participants.values():
-        participant.settings = SiteSettings(device="cpu", smallest_metric=999)
+        participant.evaluation.settings = SiteSettings(device="cpu", smallest_metric=999)
     found = study.run().details.super_model
     assert (found.threshold, found.curve) == (0, [])
     assert "it was not tuned" in (study.folder / "sites" / A / "supermodel/card.md").read_text()
@@ -449,7 +452,7 @@ def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_
 
 def test_a_hospital_with_too_few_validation_cases_is_left_out_of_gamma_s_curve(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
-    study.participants[C].settings = SiteSettings(device="cpu", smallest_metric=999)
+    study.participants[C].evaluation.settings = SiteSettings(device="cpu", smallest_metric=999)
     found = study.run().details.super_model
     cases = sum(len(study.participants[site].data.validation) for site in (A, B))
     assert {point[1] for point in found.curve} == {cases} and found.validated[C] == {}
@@ -503,7 +506,7 @@ def test_an_unseen_hospital_is_tested_and_gives_nothing(method: str, tmp_path: P
         assert found.curve[0][1] == sum(study.participants[site].cases["validation"] for site in (A, B))
         assert sum(found.tested[C].values()) == test["cases"]
         assert right(SuperModel.load(study.folder / "supermodel"), *part).mean() == pytest.approx(test["accuracy"])
-        for name, tensor in study.coordinator.mixers["global"].current(A).items():  # no one's personal model
+        for name, tensor in study.coordinator.state.mixers["global"].current(A).items():  # no one's personal model
             assert torch.equal(study.model(f"sites/{C}/last")[name], tensor)
 
 
@@ -565,7 +568,7 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
     groups = [set(parcel.groups) for site, parcel in study.transport.sent if site == B]
     everything = {"global", "personal", "experts", "selector"}
     assert groups[1:5] == [{"global", "personal"}, everything, {"selector"}, {"selector"}]
-    selector = study.coordinator.mixers["selector"].current(A)
+    selector = study.coordinator.state.mixers["selector"].current(A)
     assert not torch.equal(
         next(iter(selector.values())), next(iter(plan.build_networks()["selector"].state_dict().values()))
     )

@@ -13,6 +13,7 @@ from torch.nn import functional
 from medsilo.check.leaks import describe
 from medsilo.core.errors import DataError, MedsiloError, PlanError, Refused
 from medsilo.core.files import load_tensors
+from medsilo.course.group import views
 from medsilo.federation import inprocess
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
@@ -20,7 +21,7 @@ from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedper import FedPer
 from medsilo.methods.harmofl import HarmoFL
 from medsilo.plan import Plan
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
@@ -184,15 +185,15 @@ def test_every_method_takes_both_halves(method: str, tmp_path: Path) -> None:
     """Harmonised in the first round that trains; each half makes a difference."""
     plan = make_plan(method, *SMALL, "training.rounds=3")
     allowed = HALVES[: 1 if plan.algorithm.own_step else 2]
-    first = next(place for place, phase in enumerate(plan.method.phases(plan.training)) if phase.trains)
+    first = next(place for place, phase in enumerate(plan.algorithm.phases(plan.training)) if phase.trains)
     transport, _ = listen(plan.with_changes(allowed), tmp_path / "both")
     for site in SITES:
         groups = {p.facts["round"]: p.groups.keys() for who, p in transport.received if who == site and p.groups}
         assert [number for number, names in groups.items() if "amplitude" in names] == [first + 1]
         down = [p.facts["round"] for who, p in transport.sent if who == site and "amplitude" in p.groups]
-        assert down == [first + 1, first + 2]
-    assert all(one.modules["amplitude"].frozen for one in transport.participants.values())
-    both = transport.participants["hospital-b"].model.model.state_dict()
+        assert down == [first + 2]
+    assert all(one.state.modules["amplitude"].frozen for one in transport.participants.values())
+    both = transport.participants["hospital-b"].state.model.model.state_dict()
     for fewer in [[], *([half] for half in allowed if len(allowed) == 2)]:
         model = inprocess.run(plan.with_changes(fewer)).models["hospital-b"]
         assert not torch.equal(both["4.weight"], getattr(model, "model", model).state_dict()["4.weight"])
@@ -257,7 +258,7 @@ def test_amplitudes_go_up_in_round_1_and_come_down_once(band: str, numbers: int,
         assert [number for number, groups in up.items() if "amplitude" in groups] == [1]
         assert up[1]["amplitude"]["amplitude"].numel() == numbers
         down = [p.facts["round"] for who, p in transport.sent if who == site and "amplitude" in p.groups]
-        assert down == [1, 2]  # in round 1 the beginning, zeros; in round 2 the mean
+        assert down == [2]  # in round 1 there is none yet; in round 2 the mean
     saved, _ = load_tensors(tmp_path / "run/global/best.safetensors")
     assert saved["input.frozen"]
     mean = torch.stack([p.groups["amplitude"]["amplitude"] for _, p in transport.received if "amplitude" in p.groups])
@@ -288,9 +289,11 @@ def test_a_site_that_was_away_gets_the_amplitude_when_it_comes_back(tmp_path: Pa
     absent.answer = sometimes  # type: ignore[method-assign]
     transport, coordinator = listen(plan, tmp_path / "run", participants)
     down = [p.facts["round"] for site, p in transport.sent if site == "hospital-c" and "amplitude" in p.groups]
-    assert down == [1, 2, 3]
+    assert down == [2, 3]
     assert [sorted(line.sites) for line in coordinator.rounds] == [SITES[:2], SITES[:2], SITES, SITES]
-    assert torch.equal(absent.modules["amplitude"].amplitude, participants["hospital-a"].modules["amplitude"].amplitude)
+    assert torch.equal(
+        absent.state.modules["amplitude"].amplitude, participants["hospital-a"].state.modules["amplitude"].amplitude
+    )
 
 
 def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_path: Path) -> None:
@@ -303,7 +306,7 @@ def test_a_site_that_lost_its_disk_says_so_and_is_given_the_amplitude_again(tmp_
         if parcel.facts["task"] == "round" and parcel.facts["round"] == 3:
             for path in loser.folder.glob("state-*"):
                 path.unlink()
-            loser.done = -1
+            loser.state.done = -1
         return answer(parcel, *more)
 
     loser.answer = after_a_fire  # type: ignore[method-assign]
@@ -379,6 +382,10 @@ def participant(plan: Plan, folder: Path, settings: SiteSettings = CPU, **parts:
     return Participant(plan, "hospital-a", SITES, settings, folder, replace(data, **changed))
 
 
+def first_round(plan: Plan, **asked: Any) -> Request:
+    return Request(task="round", round=1, study="s", plan=plan.hash, sites=tuple(SITES), **asked)
+
+
 def test_nan_is_refused_with_counts_and_no_names(tmp_path: Path) -> None:
     def spoil(cases: Cases) -> Cases:
         inputs = cases.inputs.clone()
@@ -419,9 +426,9 @@ def test_sizes_that_change_between_batches_are_refused(tmp_path: Path) -> None:
 
     any_average = SiteSettings(device="cpu", smallest_average=1)
     site = participant(harmofl("training.batch_size=1"), tmp_path, any_average, train=Mixed)
-    facts = {"task": "round", "round": 1, "study": "s", "selected": None}
+    groups = views(site.plan.course.phase_of(1).given, site.state.modules)
     with pytest.raises(DataError, match=r"\[9, 30\].*\[9, 32\].*task.size"):
-        site.answer(Parcel(site.plan.method.shared(site.modules, site.plan.phase_of(1)), facts=facts))
+        site.answer(first_round(site.plan).parcel(groups))
 
 
 def test_a_site_refuses_an_average_of_too_few_images(tmp_path: Path) -> None:
@@ -500,14 +507,13 @@ def test_sites_train_on_as_many_cases_as_the_smallest(tmp_path: Path) -> None:
 
 def test_truncation_is_refused_when_too_few_images_are_left(tmp_path: Path) -> None:
     site = participant(harmofl("training.truncate=true"), tmp_path)
-    facts = {"task": "round", "round": 1, "study": "s", "selected": None, "train_cases": 4}
     with pytest.raises(Refused, match="averages 4 images"):
-        site.answer(Parcel(facts=facts))
+        site.answer(first_round(site.plan, train_cases=4).parcel({}))
 
 
 def test_the_file_reads_like_the_paper() -> None:
     import inspect
 
-    assert len(inspect.getsource(inspect.getmodule(HarmoFL)).splitlines()) < 150
+    assert len(inspect.getsource(inspect.getmodule(HarmoFL)).splitlines()) < 160
     assert Coordinator  # the server needs to know nothing of it: no name of the method stands there
     assert "harmofl" not in inspect.getsource(Coordinator).lower()

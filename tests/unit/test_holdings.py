@@ -7,9 +7,11 @@ import pytest
 
 from medsilo.core.errors import Refused
 from medsilo.federation import inprocess
+from medsilo.federation.accepting import Acceptance
 from medsilo.federation.participant import Participant
 from medsilo.report import holdings, page
 from medsilo.report.read import read_all
+from medsilo.runs.messages import Request
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 from tests.unit.test_report import save, summary_of
@@ -28,24 +30,24 @@ def test_a_synthetic_site_tells_its_classes(tmp_path: Path) -> None:
         data = plan.task.load(site, SITES, plan.seed, None)
         labels = {part: getattr(data, part).targets.tolist() for part in PARTS}
         expected = {part: [mine.count(label) for label in range(6)] for part, mine in labels.items()}
-        assert of_site(plan, site, tmp_path / site).classes() == expected
+        assert of_site(plan, site, tmp_path / site).evaluation.classes() == expected
 
 
 def test_a_class_with_few_cases_hides_its_part(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
-    open_ = of_site(plan, SITES[1], tmp_path).classes()
-    strict = of_site(plan, SITES[1], tmp_path, smallest_metric=2).classes()
+    open_ = of_site(plan, SITES[1], tmp_path).evaluation.classes()
+    strict = of_site(plan, SITES[1], tmp_path, smallest_metric=2).evaluation.classes()
     for part in PARTS:
         rare = min(count for count in open_[part] if count)
         assert strict[part] == (open_[part] if rare >= 2 else None)
-    assert None in strict.values() and of_site(plan, SITES[1], tmp_path, smallest_metric=99).classes() == dict.fromkeys(
-        PARTS
-    )
+    assert None in strict.values() and of_site(
+        plan, SITES[1], tmp_path, smallest_metric=99
+    ).evaluation.classes() == dict.fromkeys(PARTS)
 
 
 def test_masks_have_no_classes(tmp_path: Path) -> None:
     plan = make_plan("fedavg", "task={name: synthetic-prostate}")
-    assert of_site(plan, SITES[0], tmp_path).classes() == dict.fromkeys(PARTS)
+    assert of_site(plan, SITES[0], tmp_path).evaluation.classes() == dict.fromkeys(PARTS)
 
 
 def test_the_summary_has_them_at_the_sites_and_when_pooled(tmp_path: Path) -> None:
@@ -59,27 +61,37 @@ def test_the_summary_has_them_at_the_sites_and_when_pooled(tmp_path: Path) -> No
     assert told["fedavg"] == told["central"]
 
 
+UNTOLD = {"validation": None, "test": None}
+
+
 @pytest.mark.parametrize(
     "told",
     [
         None,
         [],
         {},
-        {"train": [3, 2], "validation": None},
-        {"train": [3, 3], "validation": None, "test": None},
-        {"train": [5], "validation": None, "test": None},
-        {"train": [6, -1], "validation": None, "test": None},
-        {"train": [5.0, 0], "validation": None, "test": None},
-        {"train": [True, 4], "validation": None, "test": None},
-        {"train": "50", "validation": None, "test": None},
-        {"train": None, "validation": None, "test": None, "more": None},
+        {"train": [3, 2, 0, 0, 0, 0], "validation": None},
+        {"train": [3, 3, 0, 0, 0, 0], **UNTOLD},
+        {"train": [5], **UNTOLD},
+        {"train": [3, 2, 0, 0, 0, 0, 0], **UNTOLD},
+        {"train": [6, -1, 0, 0, 0, 0], **UNTOLD},
+        {"train": [5.0, 0, 0, 0, 0, 0], **UNTOLD},
+        {"train": [True, 4, 0, 0, 0, 0], **UNTOLD},
+        {"train": "500000", **UNTOLD},
+        {"train": None, **UNTOLD, "more": None},
     ],
 )
-def test_the_server_refuses_what_does_not_add_up(told: object) -> None:
-    cases = {"train": 5, "validation": 2, "test": 1}
-    check_classes({"train": [3, 2], "validation": None, "test": [0, 1]}, cases, 2)
-    with pytest.raises(Refused):
-        check_classes(told, cases, 2)
+def test_the_server_refuses_what_does_not_add_up(told: object, tmp_path: Path) -> None:
+    plan, site = make_plan("fedavg", *SMALL), SITES[0]
+    acceptance, asked = Acceptance(plan, "s", SITES, SITES), ("join", 0)
+    request = Request(task="join", round=0, study="s", plan=plan.hash, sites=tuple(SITES))
+    reply = of_site(plan, site, tmp_path).answer(request.parcel({}))
+    reply.facts["cases"] = {"train": 5, "validation": 2, "test": 1}
+    reply.facts["classes"] = {"train": [3, 2, 0, 0, 0, 0], "validation": None, "test": [0, 1, 0, 0, 0, 0]}
+    assert acceptance.accept(site, reply, asked, ()).cases.train == 5
+    reply.facts["classes"] = told
+    with pytest.raises(Refused, match="classes|counts"):
+        acceptance.accept(site, reply, asked, ())
 
 
 # ---------------------------------------------------------------------------------------------------- the picture

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from medsilo.core.errors import Aborted, Died, ParticipationError, Refused
+from medsilo.course.phase import Phase
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
@@ -22,6 +23,7 @@ from medsilo.federation.process.frames import receive, send
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.plan import Plan
 from medsilo.runs.record import Record
+from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
 from tests.unit.test_participant import SMALL, Server, assert_same_run
@@ -48,17 +50,17 @@ def isolated_site(tmp_path: Path) -> Iterator[Sites]:
         site.close()
 
 
-def lead(plan: Plan, folder: Path, participants: dict[str, Any]) -> dict[str, Any]:
+def lead(plan: Plan, folder: Path, participants: dict[str, Any]) -> Summary:
     return Coordinator(plan, plan.participation.sites, Loop(participants), Record(folder), "in-process").run()
 
 
 class Refusing(Participant):
     """What a trainer's death looks like without any process: the round is lost before anything of it is saved."""
 
-    def _train(self, number: int, phase: str, stop: Any) -> float:
+    def _train(self, number: int, phase: Phase, stop: Any) -> float:
         loss = super()._train(number, phase, stop)
         if number == 2 and self.site == B:
-            self._begin()
+            self.state.begin()
             raise Refused("killed")
         return loss
 
@@ -103,7 +105,7 @@ def test_a_killed_trainer_is_asked_again_and_costs_nothing(rule: str, tmp_path: 
 class Dying(Participant):
     """A site whose process cannot live."""
 
-    def _train(self, number: int, phase: str, stop: Any) -> float:
+    def _train(self, number: int, phase: Phase, stop: Any) -> float:
         raise Died("killed")
 
 

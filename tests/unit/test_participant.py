@@ -17,6 +17,7 @@ from torch.nn import functional
 from medsilo import cli
 from medsilo.core.errors import DataError, MedsiloError, Refused
 from medsilo.core.files import load_tensors
+from medsilo.course.group import views
 from medsilo.federation import inprocess
 from medsilo.federation.participant import Participant
 from medsilo.federation.site_state import COLUMNS
@@ -61,7 +62,7 @@ class Server:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        shared = plan.method.shared(plan.build_networks(), "train")
+        shared = views(plan.course.phase_of(1).given, plan.build_networks())
         self.groups = {
             group: {name: plan.transport.packed(tensor) for name, tensor in tensors.items()}
             for group, tensors in shared.items()
@@ -299,7 +300,7 @@ def test_a_payload_that_does_not_fit_is_refused(wrong: str, tmp_path: Path) -> N
 
 # ---------------------------------------------------------------------------------------------------- what is kept
 def score_of(plan: Plan, path: Path, part: Cases) -> float:
-    model = plan.method.whole(plan.build_networks())
+    model = plan.algorithm.whole(plan.build_networks())
     model.load_state_dict(load_tensors(path)[0])
     with torch.no_grad():
         return float((model.eval()(part.inputs).argmax(1) == part.targets).float().mean())

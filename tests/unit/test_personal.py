@@ -13,6 +13,8 @@ from torch.nn import functional
 from medsilo.core.errors import PlanError
 from medsilo.core.files import load_tensors
 from medsilo.course.algorithm import Algorithm
+from medsilo.course.group import views
+from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.federation import inprocess
 from medsilo.learning.amplitude import AmplitudeNorm
@@ -26,6 +28,9 @@ from tests.conftest import PERSONAL, SITES, make_plan
 CPU = Compute()
 RATE, MOMENTUM, DECAY, EPOCHS, ROUNDS = 0.2, 0.9, 0.01, 2, 2
 SIZES = {"a": 12, "b": 20, "c": 7}  # training cases; batches of 4
+TRAINING = Training(local_epochs=EPOCHS, learning_rate=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+TASK = make_plan().task
+SERVER = ServerSide(list(SIZES), {}, {}, set, TASK, TRAINING, 0, CPU, None, lambda: None)
 Array = np.ndarray
 Batches = list[tuple[Array, Array]]
 
@@ -217,20 +222,19 @@ class Site:
             model.load_state_dict({"weight": torch.tensor(start[:, :4]), "bias": torch.tensor(start[:, 4])})
             return model
 
-        self.algorithm = algorithm
         self.modules = algorithm.networks(Blueprint(build, (4,), 4, tuple(SIZES)))
         if "share" in self.modules:
             self.modules["share"].double()
-        training = Training(local_epochs=EPOCHS, learning_rate=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+        (self.phase,) = algorithm.phases(TRAINING)
         optimizers = {
-            name: training.make_optimizer(module.parameters())
+            name: TRAINING.make_optimizer(module.parameters())
             for name, module in self.modules.items()
             if list(module.parameters())
         }
         self.data = [(torch.tensor(x), torch.tensor(y)) for x, y in data_of(name)]
         loss = functional.cross_entropy
         self.bench = Workbench(
-            *(name, list(SIZES), self.modules, optimizers, training, loss, CPU),
+            *(name, list(SIZES), self.modules, optimizers, TRAINING, loss, CPU),
             *(self.epoch, lambda: iter(self.data), SIZES[name], len(self.data), torch.Generator(), None),
         )
 
@@ -239,7 +243,7 @@ class Site:
 
     def receive(self, tensors: dict[str, Tensor]) -> None:
         with torch.no_grad():
-            for name, tensor in self.algorithm.shared(self.modules, "train")["global"].items():
+            for name, tensor in views(self.phase.given, self.modules)["global"].items():
                 tensor.copy_(tensors[name])
 
 
@@ -250,8 +254,9 @@ def theta_of(tensors: dict[str, Tensor]) -> Array:
 def study(case: Case, start: Array) -> list[dict[str, Array]]:
     algorithm = METHODS[case.name](**case.numbers)
     sites = {name: Site(name, algorithm, start) for name in SIZES}
-    mixer = algorithm.mixer("global", {}, list(SIZES))
-    first = algorithm.shared(sites["a"].modules, "train")["global"]
+    (group,) = sites["a"].phase.groups
+    mixer = group.mix(SERVER)
+    first = group.of(sites["a"].modules)
     mixer.start(SIZES, {name: tensor.clone() for name, tensor in first.items()})
     curve = []
     for number in range(ROUNDS + 1):
@@ -264,8 +269,8 @@ def study(case: Case, start: Array) -> list[dict[str, Array]]:
             break
         mixer.start(SIZES)
         for name, site in sites.items():
-            algorithm.train(site.bench, "train")
-            sent = algorithm.shared(site.modules, "train")["global"]
+            site.phase.work(site.bench)
+            sent = group.of(site.modules)
             mixer.add(name, {key: tensor.clone() for key, tensor in sent.items()}, SIZES[name])
         mixer.finish()
     return curve
@@ -300,7 +305,7 @@ def test_alpha_moves_at_every_site_and_stays_a_share(start: Array) -> None:
         site.modules["local"].weight.add_(torch.tensor([[3.0], [-5.0], [1.0]]))
     seen = []
     for _ in range(6):
-        algorithm.train(site.bench, "train")
+        site.phase.work(site.bench)
         seen.append(float(site.modules["share"].alpha))
     assert all(0 <= alpha <= 1 for alpha in seen)
     assert len(set(seen)) > 2

@@ -9,6 +9,7 @@ import torch
 from medsilo import registry
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import load_yaml
+from medsilo.learning.training import Training
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import NETWORKS, TASKS
 from tests.conftest import METHODS, SITES, make_plan
@@ -449,7 +450,7 @@ def test_a_plan_leaves_torchs_generator_alone() -> None:
 def test_rounds_and_phases() -> None:
     plan = make_plan("fedavg", "training.rounds=4")
     assert plan.rounds == 4
-    assert [plan.phase_of(number) for number in (1, 4, 5)] == ["train"] * 3
+    assert [plan.course.phase_of(number).name for number in (1, 4, 5)] == ["train"] * 3
 
 
 def test_what_participation_requires() -> None:
@@ -465,7 +466,7 @@ def test_the_table_of_methods_is_keyed_by_name() -> None:
         assert method().name == name
         assert method.title
         assert method.paper
-        assert method.travels
+        assert method().phases(Training())
 
 
 def test_a_plan_error_is_an_error_of_ours() -> None:

@@ -236,7 +236,7 @@ def test_what_training_saw_counts_before_what_the_task_says(tmp_path) -> None:
 # ---------------------------------------------------------------------------------------------------- single models
 def write_run(folder: Path, plan, file: str):
     torch.manual_seed(8)
-    network = plan.method.whole(plan.build_networks())
+    network = plan.algorithm.whole(plan.build_networks())
     for parameter in network.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     save_tensors(folder / file, network.state_dict(), {"plan_hash": plan.hash})

@@ -7,6 +7,7 @@ import pytest
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import record
 from medsilo.runs.record import Record
+from medsilo.runs.schema import Round
 from tests.unit.test_report import summary_of
 
 
@@ -44,7 +45,7 @@ def test_what_there_is_to_go_on_from(tmp_path: Path) -> None:
 def test_the_last_rounds_are_few_enough(tmp_path: Path) -> None:
     run = Record(tmp_path)
     assert run.last_rounds(1000) == []
-    rounds = [{"round": number, "sites": {"a": "x" * (number % 7)}} for number in range(1, 41)]
+    rounds = [Round(round=number, asked=["x" * (number % 7)]) for number in range(1, 41)]
     for line in rounds:
         run.add_round(line)
     sizes = [len(line) for line in (tmp_path / "rounds.jsonl").read_bytes().splitlines(keepends=True)]
@@ -56,3 +57,19 @@ def test_the_last_rounds_are_few_enough(tmp_path: Path) -> None:
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 41, "sit')  # it is being written
     assert run.last_rounds(1) == rounds[-1:] and run.last_rounds(10_000) == run.rounds() == rounds
+
+
+def test_a_study_belongs_to_whoever_submitted_it(tmp_path: Path) -> None:
+    record = Record(tmp_path / "study")
+    record.claim("lead@a.org", resume=False)
+    record.claim("lead@a.org", resume=True)
+    for rival in ("lead@b.org", None):
+        for resume in (False, True):
+            with pytest.raises(MedsiloError, match="study study is another lead's; choose another name"):
+                record.claim(rival, resume)
+    older = Record(tmp_path / "older")
+    older.folder.mkdir()
+    with pytest.raises(MedsiloError, match="does not say whose it is"):
+        older.claim("lead@b.org", resume=True)
+    Record(tmp_path / "simulation").claim(None, resume=False)
+    assert not (tmp_path / "simulation").exists()

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from medsilo.course.phase import Phase
 from medsilo.federation.participant import Participant
 from medsilo.learning.loop import Stop
 
@@ -15,7 +16,7 @@ WHEN = 2  # the round in which it happens
 class Fragile(Participant):
     """Killed in the middle of a round, once: what the next process does is another matter."""
 
-    def _train(self, number: int, phase: str, stop: Stop) -> float:
+    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
         loss = super()._train(number, phase, stop)
         mark = self.folder.parents[2] / f"{self.site}-was-killed"  # beside the run
         if number == WHEN and not mark.exists():
@@ -27,7 +28,7 @@ class Fragile(Participant):
 class Hungry(Participant):
     """Needs a gigabyte in one round."""
 
-    def _train(self, number: int, phase: str, stop: Stop) -> float:
+    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
         if number == WHEN:
             torch.empty(2**30, dtype=torch.uint8)
         return super()._train(number, phase, stop)
@@ -36,7 +37,7 @@ class Hungry(Participant):
 class Troubled(Participant):
     """Trains for ever in the first round, hears nothing in the second, and fails with a patient's name in the third."""
 
-    def _train(self, number: int, phase: str, stop: Stop) -> float:
+    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
         while number == 1:
             stop()
             time.sleep(0.01)

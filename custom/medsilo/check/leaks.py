@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from medsilo.core.tensors import Modules
+from medsilo.course.algorithm import Algorithm
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Stretch
+from medsilo.learning.training import Training
 from medsilo.plan import Plan
 from medsilo.site.policy import Policy
 from medsilo.site.settings import SiteSettings
@@ -40,6 +42,14 @@ def leaks(plan: Plan) -> list[Leak]:
             size = sum(plan.transport.packed(tensor).nbytes for tensor in tensors.values())
             found.append(Leak(stretch.first, stretch.last, stretch.phase.name, group, tuple(tensors), size))
     return found
+
+
+def leaving(algorithm: Algorithm) -> str:
+    """Return which groups leave a site under a method as its numbers are, in the order of its phases."""
+    if algorithm.pooled:
+        return "all data are pooled"
+    sent = (group for stretch in algorithm.course(Training()).stretches() for group in stretch.phase.sent)
+    return ", ".join(dict.fromkeys(group.title or group.name for group in sent)) or "nothing"
 
 
 def _layout(plan: Plan) -> Modules:

@@ -9,10 +9,10 @@ def methods(screen: Screen) -> int:
     With the paper, and what leaves a hospital.
     """
     screen.note("loading the methods")
-    from medsilo.course.algorithm import what_leaves
+    from medsilo.check.leaks import leaving
     from medsilo.registry import METHODS
 
-    rows = [(name, method.title, method.paper, what_leaves(method)) for name, method in METHODS.items()]
+    rows = [(name, method.title, method.paper, leaving(method())) for name, method in METHODS.items()]
     lines = [f"{name:<14} {paper:<23} leaves: {leaves}" for name, _, paper, leaves in rows]
     columns = ("name", "title", "paper", "leaves")
     screen.table(columns, rows, lines)

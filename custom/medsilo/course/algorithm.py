@@ -15,7 +15,7 @@ from medsilo.core.errors import PlanError
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.outcome import OneModel, Outcome
-from medsilo.course.phase import Course, Phase, leaving
+from medsilo.course.phase import Course, Phase
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.steps import Step
 from medsilo.learning.training import Training
@@ -160,10 +160,3 @@ def require(names: Sequence[str], method: str, layer: str, remedy: str) -> None:
     """Raise a PlanError if a method that keeps a kind of layer at the sites finds none in this network."""
     if not names:
         raise PlanError(f"algorithm.name: {method} keeps {layer} at the sites, but this network has none; {remedy}")
-
-
-def what_leaves(method: type[Algorithm]) -> str:
-    """Return what leaves a site under a method with its own defaults, in words for a table."""
-    return (
-        "all data (in process only)" if method.pooled else leaving(method.model_validate({}).course(Training()).phases)
-    )

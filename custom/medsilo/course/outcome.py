@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.course.group import Facts
 from medsilo.course.phase import Phase
@@ -78,8 +79,13 @@ class Outcome(ABC):
         """Return what a site is told with the delivery."""
         return {}
 
-    def read(self, answer: Any, part: Part, withheld: bool, sites: Collection[str]) -> BaseModel | None:
-        """Check what a site tells after the delivery ("validation") or the test; raises Refused."""
+    def read(self, answer: Any, part: Part, withheld: bool, sites: Collection[str], cases: int) -> BaseModel | None:
+        """Check what a site tells after the delivery ("validation") or the test; raises Refused.
+
+        withheld: whether the part has too few cases to tell anything of them. cases: how many it has.
+        """
+        if answer is not None:
+            raise Refused("it tells of an outcome, and this method has nothing to tell")
         return None
 
     def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> Conclusion | None:

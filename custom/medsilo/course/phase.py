@@ -90,9 +90,3 @@ class Course:
     def used_as_scored(self, rounds: int) -> bool:
         """Whether the model after so many rounds is used as it was scored: before the last phase it isn't yet."""
         return self.phase_of(rounds + 1).name == self.last.name
-
-
-def leaving(phases: Sequence[Phase]) -> str:
-    """Return what leaves a site in these phases, in words for a table."""
-    titles = dict.fromkeys(group.title or group.name for phase in phases for group in phase.sent if phase.rounds)
-    return "; ".join(titles) or "nothing"

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
+from medsilo.core.text import plain
 from medsilo.course.group import Facts, Group
 from medsilo.course.outcome import Conclusion, Outcome, Part, ServerEnd, SiteEnd
 from medsilo.course.phase import Phase
@@ -22,16 +23,16 @@ from medsilo.deploy.supermodel import SuperModel, assemble
 from medsilo.deploy.tuning import THRESHOLDS, Tuning, tune
 from medsilo.models.network import Network
 from medsilo.runs import paths
+from medsilo.runs.messages import Message
 
 DETAILS = "super_model"  # the key in the summary's details
+FURTHEST_APART = 1e6  # millimetres between the centres of two voxels
 Ends = Annotated[tuple[float, float], Field(strict=False)]
 
 
-class Choices(BaseModel):
+class Choices(Message):
     """What a site tells of its cases: how often each model was chosen, and for each threshold that is tried the summed
     score; of its training images the range of their spacing along two or three axes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
     chosen: dict[str, Annotated[int, Field(ge=1, le=1_000_000_000)]]
     sums: list[float] = []
@@ -39,7 +40,7 @@ class Choices(BaseModel):
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
-        if any(not 0 < low <= high for low, high in self.spacing or []):
+        if any(not 0 < low <= high <= FURTHEST_APART for low, high in self.spacing or []):
             raise ValueError("its spacing is not a range of millimetres")
         return self
 
@@ -144,23 +145,22 @@ class SuperModelOutcome(Outcome):
         sharing = end.server.sharing()
         return {"shown": sorted({site} | (sharing if site in sharing else set()))}
 
-    def read(self, answer: Any, part: Part, withheld: bool, sites: Collection[str]) -> Choices:
-        try:
-            told = Choices.model_validate(answer)
-        except ValidationError as error:
-            detail = error.errors()[0]
-            where = ".".join(map(str, detail["loc"]))[:80]
-            raise Refused(f"what it says of the super model is wrong: {where} {detail['msg'][:200]}".strip()) from error
+    def read(self, answer: Any, part: Part, withheld: bool, sites: Collection[str], cases: int) -> Choices:
+        if answer is None:
+            raise Refused("it says nothing of the super model")
+        told = Choices.read(answer)
         if bool(told.chosen) == withheld:
             raise Refused("it does not say how often each model was chosen")
         if strangers := sorted(told.chosen.keys() - {GLOBAL, *sites}):
-            raise Refused(f"it chose models of {strangers[0][:63]!r}, which is not a site of the study")
+            raise Refused(f"it chose models of {plain(strangers[0], 63)!r}, which is not a site of the study")
+        counted = sum(told.chosen.values())
+        if part == "validation" and not withheld and counted != cases:
+            raise Refused(f"it chose models for {counted} cases and has {cases}")
         sums = len(THRESHOLDS) if part == "validation" and self.rule == "threshold" else 0
         if len(told.sums) != sums:
             raise Refused(f"it does not give {sums} sums of scores")
-        cases = sum(told.chosen.values())
-        if any(not 0 <= total <= cases + 1e-6 for total in told.sums):
-            raise Refused(f"a sum of scores is not between 0 and {cases}, the number of its cases")
+        if any(not 0 <= total <= counted + 1e-6 for total in told.sums):
+            raise Refused(f"a sum of scores is not between 0 and {counted}, the number of its cases")
         return told
 
     def conclude(self, end: ServerEnd, answers: Mapping[str, Any]) -> Conclusion:

@@ -8,11 +8,24 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups
+from medsilo.core.text import plain
 from medsilo.course.group import Group
 from medsilo.course.outcome import Part
 from medsilo.learning.loop import is_finite
 from medsilo.plan import Plan
-from medsilo.runs.messages import ANSWERS, Counted, Delivered, Joined, Parcel, SiteAnswer, Tested, Trained, same_names
+from medsilo.runs.messages import (
+    ANSWERS,
+    MOST_VALUES,
+    Counted,
+    Delivered,
+    Joined,
+    Parcel,
+    SiteAnswer,
+    Tested,
+    Trained,
+    check_values,
+    same_names,
+)
 from medsilo.tasks.metrics import CHANCES, CONFUSION
 
 Asked = tuple[str, int]  # task and round
@@ -24,6 +37,7 @@ class Acceptance:
     def __init__(self, plan: Plan, study: str, sites: Sequence[str], everyone: Sequence[str]) -> None:
         self.plan, self.study, self.sites, self.everyone = plan, study, sites, everyone
         self.joined: dict[str, Joined] = {}  # live: what sites joined with
+        self.most_values = MOST_VALUES + len(everyone) + sum(plan.task.layout.values())
 
     def accept(self, site: str, parcel: Parcel, asked: Asked, known: Collection[str]) -> SiteAnswer:
         """Return the typed answer; raises Refused. known: the sites that have answered already."""
@@ -32,10 +46,12 @@ class Acceptance:
             raise Refused(f"{site} is not a site of this study")
         if site in known:
             raise Refused(f"{site} answered twice; the first answer counts")
+        told = {"facts": parcel.facts, "metrics": parcel.metrics, "samples": parcel.samples}
+        check_values(told, self.most_values)
         facts = parcel.facts
         if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
-            told = str(facts.get("task"))[:40], str(facts.get("round"))[:40]
-            raise Refused(f"answers {' '.join(told)} of a study, not {task} {number} of this one")
+            other = (plain(str(facts.get(key)), 40) for key in ("task", "round"))
+            raise Refused(f"answers {' '.join(other)} of a study, not {task} {number} of this one")
         check_package(facts.get("package"), self.plan.code)
         check_packages(facts.get("package"), self.plan.code)
         answer = ANSWERS[task].of(parcel)
@@ -50,6 +66,8 @@ class Acceptance:
             return self._with_outcome(answer, "validation")
         if isinstance(answer, Tested):
             self._in_range("test", answer.test)
+            if answer.selected > number:
+                raise Refused(f"it tested the model of round {answer.selected}, and there are {number} rounds")
             check_counts(answer.counts, self.plan, answer.cases)
             return self._with_outcome(answer, "test")
         return answer
@@ -75,7 +93,8 @@ class Acceptance:
 
     def outcome_of(self, answer: Delivered | Tested, part: Part) -> Any:
         """Return what a site tells of the outcome, checked."""
-        return self.plan.algorithm.outcome.read(answer.outcome, part, part in answer.withheld, self.sites)
+        cases = getattr(answer.cases, part)
+        return self.plan.algorithm.outcome.read(answer.outcome, part, part in answer.withheld, self.sites, cases)
 
 
 def check_package(site: Any, server: Any) -> None:
@@ -87,7 +106,7 @@ def check_packages(site: Any, server: Any) -> None:
     """Raise Refused unless a site runs the server's versions of the other packages that the plan uses."""
     own, served = (_facts(_facts(code).get("packages", {})) for code in (site, server))
     for name in sorted({*own, *served}):
-        _same_version(str(name)[:60], _facts(own.get(name)), _facts(served.get(name)))
+        _same_version(plain(name, 60), _facts(own.get(name)), _facts(served.get(name)))
 
 
 def _facts(told: Any) -> Mapping[str, Any]:
@@ -97,7 +116,9 @@ def _facts(told: Any) -> Mapping[str, Any]:
 def _same_version(name: str, site: Mapping[str, Any], server: Mapping[str, Any]) -> None:
     runs, serves = ({key: facts.get(key) for key in ("version", "hash")} for facts in (site, server))
     if runs != serves:
-        own, served = (f"{str(facts['version'])[:40]} ({str(facts['hash'])[:12]})" for facts in (runs, serves))
+        own, served = (
+            f"{plain(str(facts['version']), 40)} ({plain(str(facts['hash'])[:12])})" for facts in (runs, serves)
+        )
         raise Refused(f"runs {name} {own}, the server {served}; install the same package at both")
 
 
@@ -106,7 +127,7 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
     layout, most = plan.task.layout, cases.test
     for name, values in counts.items():
         if name not in layout:
-            raise Refused(f"its counts have the surplus {name[:40]}")
+            raise Refused(f"its counts have the surplus {plain(name, 40)}")
         if len(values) != layout[name]:
             raise Refused(f"its counts of {name} are not {layout[name]} numbers")
         if name in (CONFUSION, CHANCES):
@@ -143,6 +164,8 @@ def check_tensors(groups: Groups, expected: Groups, declared: Sequence[Group]) -
             tensor = groups[group][name]
             if tensor.dtype != like.dtype:
                 raise Refused(f"{group}/{name} has dtype {tensor.dtype}, expected {like.dtype}")
+            if tensor.layout != like.layout:
+                raise Refused(f"{group}/{name} is not a dense tensor")
             if not is_finite(tensor):
                 raise Refused(f"{group}/{name} holds NaN or infinity; training diverged at this site")
     for own in declared:

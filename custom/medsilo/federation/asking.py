@@ -7,6 +7,7 @@ from itertools import count
 from typing import Literal, Protocol
 
 from medsilo.core.errors import Aborted, Died, MedsiloError
+from medsilo.core.text import plain
 from medsilo.plan import Participation
 from medsilo.runs.messages import Parcel, SiteAnswer
 
@@ -31,8 +32,8 @@ class Missing:
 
     @classmethod
     def refused(cls, error: MedsiloError) -> "Missing":
-        """Return the refusal that an error is."""
-        return cls("refused", str(error), isinstance(error, Died))
+        """Return the refusal that an error is; its text may come from a site."""
+        return cls("refused", plain(str(error)), isinstance(error, Died))
 
 
 class Messenger(Protocol):

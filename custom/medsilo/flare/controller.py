@@ -21,7 +21,7 @@ from medsilo.federation.tracking import PointStream
 from medsilo.flare.analytics import receivers, send
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import PRESENT, STATISTICS, let_tensors_travel
-from medsilo.flare.workspace import cloned_from, output_folder, plan_of_job, publish, settings_of_site
+from medsilo.flare.workspace import cloned_from, output_folder, plan_of_job, publish, settings_of_site, submitter_of
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record, new_study
 from medsilo.runs.schema import Progress, Round, Summary
@@ -104,6 +104,7 @@ class MedsiloController(Controller):
         if earlier and earlier.can_go_on():
             record, resume = earlier, True
             self.log_info(fl_ctx, f"goes on with {record.folder.name}")
+        record.claim(submitter_of(fl_ctx), resume)
         sites = [client.name for client in self._engine.get_clients()]
         transport = FlareTransport(self, fl_ctx, abort_signal)
         try:

@@ -43,8 +43,9 @@ def to_parcel(shareable: Shareable) -> Parcel:
     if code != ReturnCode.OK:
         filtered = code == ReturnCode.TASK_RESULT_FILTER_ERROR
         reason = "a privacy filter of the site held the answer back" if filtered else f"the site answered {code}"
-        reason = plain(shareable.get_header(REFUSAL) or f"{reason}; its own log says why")
-        if shareable.get_header(DIED):
+        told = shareable.get_header(REFUSAL)
+        reason = plain(told if isinstance(told, str) and told else f"{reason}; its own log says why")
+        if shareable.get_header(DIED) is True:
             raise Died(reason)
         raise Refused(reason)
     try:

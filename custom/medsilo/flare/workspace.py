@@ -39,6 +39,12 @@ def cloned_from(fl_ctx: FLContext) -> str | None:
     return json.loads(meta.read_text()).get("cloned_from") if meta.exists() else None
 
 
+def submitter_of(fl_ctx: FLContext) -> str | None:
+    """Return who submitted the job, as NVFlare authenticated them; None in a simulation."""
+    meta = Path(_workspace(fl_ctx).get_job_meta_path(fl_ctx.get_job_id()))
+    return json.loads(meta.read_text()).get("submitter_name") if meta.exists() else None
+
+
 def publish(run: Path, fl_ctx: FLContext) -> None:
     """Copy into NVFlare's own run folder, which the lead can download, what no hospital keeps to itself.
 

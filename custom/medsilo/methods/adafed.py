@@ -101,7 +101,7 @@ class StatisticsMixture(Algorithm):
             lambda server: Identity(),
             travels="up",
             personal=True,
-            title="statistics",
+            title="feature statistics",
             check=_possible,
             says=self._said,
         )
@@ -128,7 +128,7 @@ class StatisticsMixture(Algorithm):
         return weights
 
     def _found(self, mixer: Mixer, sites: Sequence[str]) -> Facts:
-        assert isinstance(mixer, SimilarityMix)
+        assert isinstance(mixer, SimilarityMix) and isinstance(mixer.weights, Tensor)
         return {"similarity": {"sites": list(sites), "weights": mixer.weights.tolist(), "noise": self.noise}}
 
     def _said(self, tensors: Mapping[str, Tensor]) -> list[str]:

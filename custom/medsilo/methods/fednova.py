@@ -41,9 +41,9 @@ class FedNova(ServerStep):
         return super().networks(build) | {"reach": Reach()}
 
     def groups(self) -> tuple[Group, ...]:
-        title = "model; how far the local steps reach"
+        title = "model and how far its steps reach"
         model = Group("model", with_reach, self.step, title=title, check=possible_reach)
-        return model, Group("buffers", other_tensors, self.mean)
+        return model, Group("buffers", other_tensors, self.mean, title="running statistics")
 
     def step(self, server: ServerSide) -> FedNovaStep:
         return FedNovaStep(uniform=self.weighting == "uniform")

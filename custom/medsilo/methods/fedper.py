@@ -26,7 +26,9 @@ class FedPer(Averaging):
         return OwnModels()
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        return [Phase("train", training.rounds, (Group("body", body, self.mean),))]
+        return [
+            Phase("train", training.rounds, (Group("body", body, self.mean, title="model without the last layer"),))
+        ]
 
     def check(self, modules: Modules) -> None:
         heads = head_names(modules["model"])

@@ -63,7 +63,9 @@ def harmonised(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]
     Phase "harmonise" is the first round in which the method trains: every site normalises with its own amplitude,
     which then leaves it (lines 4 to 7). Their mean (line 17) comes down once and is fixed from then on.
     """
-    own = Group(AMPLITUDE, used, sites_count_alike, "up", covers=amplitude.covers, title="amplitude in round 1 only")
+    own = Group(
+        AMPLITUDE, used, sites_count_alike, "up", covers=amplitude.covers, title="amplitude (in one round only)"
+    )
     shared = Group(AMPLITUDE, used, sites_count_alike, "down", arrived=fix)
     place = next(place for place, phase in enumerate(phases) if phase.trains and phase.rounds)
     first, *after = phases[place:]

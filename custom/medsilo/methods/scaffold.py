@@ -64,7 +64,7 @@ class Scaffold(ServerStep):
             "control",
             network("control"),
             lambda server: ServerControl(),
-            title="a control variate",
+            title="control variate",
             says=lambda tensors: [said],
         )
         return *super().groups(), control

@@ -22,7 +22,9 @@ class ServerStep(Averaging):
 
     def groups(self) -> tuple[Group, ...]:
         """Return the groups of every round."""
-        return Group("model", trained_weights, self.step), Group("buffers", other_tensors, self.mean)
+        return Group("model", trained_weights, self.step), Group(
+            "buffers", other_tensors, self.mean, title="running statistics"
+        )
 
     @abstractmethod
     def step(self, server: ServerSide) -> Mixer:

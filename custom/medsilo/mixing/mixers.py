@@ -18,7 +18,7 @@ to several sites. A mixer itself changes neither. Calls must come one at a time.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -30,6 +30,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.spill import Kept
 from medsilo.mixing.layout import Layout, Tensors, TypeSection
+from medsilo.mixing.spread import Numbers, Spread, StoredSpread, Totals
 from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
 
 # Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
@@ -121,6 +122,11 @@ class Mixer(ABC):
         self._layout = None
         self._open = False
 
+    @property
+    def participation(self) -> float:
+        """The share of the study's sites that have answered in the open round."""
+        return len(self._answered) / len(self._sites)
+
     def let_wait(self, memory: int) -> None:  # noqa: B027
         """Let so many bytes of contributions that came before their turn wait in memory and not on the disk."""
 
@@ -168,6 +174,9 @@ class Mixer(ABC):
 # -- one model for all ------------------------------------------------------------------------------------------------
 
 
+Weights = float | Spread | StoredSpread
+
+
 class WeightedMean(Mixer):
     """FedAvg: θ ← Σ_k n_k θ_k / Σ_k n_k over the sites that answered; every site gets it, also the others.
 
@@ -177,17 +186,30 @@ class WeightedMean(Mixer):
     also for a site that has answered.
 
     spill_folder: where that file lies; the system's folder for temporary files if not given.
-    rate: η_g, the server's step: θ ← θ + η_g (mean - θ). 1 is the mean itself, to the last bit.
+    rate: η_g, the server's step: θ ← θ + η_g (mean - θ). 1 is the mean itself, to the last bit. A function is asked
+        when the round closes, for one number, one per tensor or one per element: it may look at groups that were
+        declared earlier, which are closed by then.
+    weigh: a site's weights in place of its samples, from its name and samples: one number, or one per tensor or per
+        element. It is asked when the site's tensors come: it may look at what the same site has sent of groups that
+        were declared earlier. An element that no site gives a weight stays as it is. Weights per tensor or element
+        take one parcel more, those of a site that waits for its turn wait in a temporary file of their own.
     """
 
-    def __init__(self, spill_folder: str | Path | None = None, rate: float = 1.0) -> None:
+    def __init__(
+        self,
+        spill_folder: str | Path | None = None,
+        rate: float | Callable[[], Numbers] = 1.0,
+        weigh: Callable[[str, float], Numbers] | None = None,
+    ) -> None:
         super().__init__()
-        if not _is_positive(rate):
+        if not callable(rate) and not _is_positive(rate):
             raise PlanError(f"rate is {rate!r}: the server's step η_g must be positive")
-        self.rate = float(rate)
+        self.rate = rate if callable(rate) else float(rate)
+        self.weigh = weigh
+        self._folder = spill_folder
         self._given: dict[str, Tensor] | None = None
         self._waiting = WaitingRoom(spill_folder)
-        self._weights: dict[str, float] = {}
+        self._weights: dict[str, Weights] = {}
         self._begin_sum()
 
     def let_wait(self, memory: int) -> None:
@@ -199,6 +221,7 @@ class WeightedMean(Mixer):
         self._turn = 0  # place of the site whose contribution comes next
         self._total = 0.0
         self._mean: list[Tensor] = []  # so far, one vector per section of the layout
+        self._totals: Totals | None = None  # in place of the total, where weights are no single numbers
         self._scratch: list[tuple[Tensor, Tensor]] = []
         self._carrier: str | None = None
         self._carried: dict[str, Tensor] = {}
@@ -208,12 +231,13 @@ class WeightedMean(Mixer):
             self._given = initial
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
+        weights = self._weights_of(site, weight, layout)
         if site == self._sites[self._turn]:
-            self._fold(weight, layout, reading(tensors))
+            self._fold(weights, layout, reading(tensors))
             self._turn += 1
         else:
+            self._weights[site] = weights.stored(self._folder) if isinstance(weights, Spread) else weights
             self._waiting.put(site, tensors, layout)
-            self._weights[site] = weight
         if self._carrier is None or site < self._carrier:
             self._carrier, self._carried = site, {name: tensors[name] for name in layout.carried}
 
@@ -223,10 +247,20 @@ class WeightedMean(Mixer):
             self._fold_waiting(self._sites[self._turn])
             self._turn += 1
 
+    def _weights_of(self, site: str, samples: float, layout: Layout) -> float | Spread:
+        if self.weigh is None:
+            return samples
+        weights = self.weigh(site, samples)
+        if isinstance(weights, Mapping):
+            return Spread.of(weights, layout, f"{site}: weights")
+        if not _is_positive(weights):
+            raise Refused(f"{site}: weight {weights!r}, expected a positive number")
+        return float(weights)
+
     @property
     def _is_mean(self) -> bool:
-        """Whether the result is the mean itself and not a step towards it."""
-        return self.rate == 1.0
+        """Whether the result is the mean itself and not a step towards it, nor one from element to element."""
+        return self.rate == 1.0 and self.weigh is None
 
     @property
     def _origin(self) -> dict[str, Tensor] | None:
@@ -234,16 +268,28 @@ class WeightedMean(Mixer):
         are short and keep their digits."""
         return None if self._is_mean else self._given
 
-    def _fold(self, weight: float, layout: Layout, read: Read) -> None:
+    def _fold(self, weight: Weights, layout: Layout, read: Read) -> None:
         """m ← m + w / Σw · (θ - m): the weighted mean so far, of the models or of the ways to them. Equal sites leave m
         as it is, to the last bit."""
         if not self._mean:
             self._mean = [section.room() for section in layout.sections]
             self._scratch = [section.scratch() for section in layout.sections]
+            if not isinstance(weight, float):
+                self._mean, self._totals = [mean.zero_() for mean in self._mean], Totals(layout)
+        origin = self._origin
+        blocks = self._beside(read if origin is None else way(read, origin), layout)
+        if isinstance(weight, float) and self._totals is None:
+            self._fold_whole(weight, blocks)
+        elif self._totals is None or isinstance(weight, float):
+            raise MedsiloError("weigh gave one number for some sites and several for others; give the same for all")
+        else:
+            for (theta, m), share in zip(blocks, self._totals.shares(weight), strict=True):
+                m.lerp_(theta, share.to(m.dtype))
+
+    def _fold_whole(self, weight: float, blocks: Iterator[tuple[Tensor, Tensor]]) -> None:
         self._total += weight
         share = weight / self._total
-        origin = self._origin
-        for theta, m in self._beside(read if origin is None else way(read, origin), layout):
+        for theta, m in blocks:
             if share == 1.0:
                 m.copy_(theta)
             else:
@@ -275,8 +321,13 @@ class WeightedMean(Mixer):
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
         """The server's step from the last model, d being the mean way from it: d ← θ + η_g d."""
-        for theta, d in blocks:
-            torch.add(theta, d, alpha=self.rate, out=d)
+        if not callable(self.rate):
+            for theta, d in blocks:
+                torch.add(theta, d, alpha=self.rate, out=d)
+            return
+        rates = Spread.of(self.rate(), layout, "rate")
+        for (theta, d), rate in zip(blocks, rates.blocks(), strict=True):
+            torch.addcmul(theta, d, rate.to(d.dtype), out=d)
 
     def _beside(self, read: Read, layout: Layout) -> Iterator[tuple[Tensor, Tensor]]:
         """A model and, to be changed in place, the mean, block by block in double precision."""
@@ -325,6 +376,14 @@ class PackedTensors:
         """The same numbers in memory of their own."""
         return PackedTensors(self.layout, [vector.clone() for vector in self.vectors], self.carried)
 
+    def views(self) -> dict[str, Tensor]:
+        """Return the tensors as they lie in the vectors, without a copy."""
+        tensors = dict(self.carried)
+        for section, vector in zip(self.layout.sections, self.vectors, strict=True):
+            parts = zip(section.names, vector.split(section.sizes), section.shapes, strict=True)
+            tensors |= {name: part.view(shape) for name, part, shape in parts}
+        return tensors
+
     def unpack(self) -> dict[str, Tensor]:
         """The tensors, to be given out; the vectors are gone afterwards."""
         return self.layout.restore(self.vectors, self.carried)
@@ -332,6 +391,8 @@ class PackedTensors:
 
 # Writes the mixed θ [K, numbers] of the K sites that answered to the second argument; double precision.
 Rule = Callable[[Tensor, Tensor], object]
+# W [N, N] for the N sites in sorted order, or one W for every tensor that is mixed.
+Matrix = Tensor | Mapping[str, Tensor]
 
 
 class PersonalMixer(Mixer):
@@ -346,9 +407,16 @@ class PersonalMixer(Mixer):
         self._rows: dict[str, dict[str, Tensor] | PackedTensors] = {}
         self._sent: dict[str, dict[str, Tensor] | PackedTensors] = {}
 
+    def sent(self, site: str) -> dict[str, Tensor]:
+        """Return what a site has sent in the open round, to be read only; gone when the round closes."""
+        row = self._sent.get(site)
+        if row is None:
+            raise MedsiloError(f"{site}: it has sent nothing in this round")
+        return row.views() if isinstance(row, PackedTensors) else dict(row)
+
     @abstractmethod
-    def _rule(self, sites: list[str]) -> Rule:
-        """The equation for the sites that answered."""
+    def _rule(self, sites: list[str]) -> Rule | Mapping[str, Rule]:
+        """The equation for the sites that answered, or one for every tensor."""
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
         for site in self._sites:
@@ -366,7 +434,12 @@ class PersonalMixer(Mixer):
         if len(rows) > 1:
             rule = self._rule(sites)
             for section, *vectors in zip(self._layout.sections, *(row.vectors for row in rows), strict=True):
-                _apply(rule, section, vectors)
+                if isinstance(rule, Mapping):
+                    parts = zip(*(vector.split(section.sizes) for vector in vectors), strict=True)
+                    for name, own in zip(section.names, parts, strict=True):
+                        _apply(rule[name], section, own)
+                else:
+                    _apply(rule, section, vectors)
         self._rows |= self._sent
         self._sent = {}
 
@@ -399,10 +472,10 @@ class PersonalMixer(Mixer):
         self._sent = {}
 
 
-def _apply(rule: Rule, section: TypeSection, vectors: list[Tensor]) -> None:
+def _apply(rule: Rule, section: TypeSection, vectors: Sequence[Tensor]) -> None:
     """Mixes the sites' vectors [size] in place, some columns at a time and always in the same memory."""
     sites = len(vectors)
-    width = min(COLUMNS, section.size)
+    width = min(COLUMNS, len(vectors[0]))
     rooms = [torch.empty(sites * width, dtype=dtype) for dtype in (section.dtype, section.wide, section.wide)]
     for columns in zip(*(vector.split(width) for vector in vectors), strict=True):
         size = len(columns[0])
@@ -443,26 +516,38 @@ class SimilarityMix(PersonalMixer):
     Those that answered count; with absent="last" also those that answered earlier, with what they sent then. Where no
     site that counts for site i is there, it keeps its own.
 
-    weights: W [N, N] for the N sites in sorted order; not negative, rows sum to 1.
+    weights: W [N, N] for the N sites in sorted order, not negative, rows sum to 1; or one such W for every tensor that
+        is mixed. A function is asked for either when a round closes: it may look at groups that were declared earlier,
+        which are closed by then, and at what sites have `sent` of this one. It adds no memory of its own.
     absent: "last" keeps every site's last contribution, a second set of N models.
     """
 
-    def __init__(self, weights: Tensor, absent: Literal["leave-out", "last"] = "leave-out") -> None:
+    def __init__(
+        self, weights: Matrix | Callable[[], Matrix], absent: Literal["leave-out", "last"] = "leave-out"
+    ) -> None:
         super().__init__()
-        self.weights = _mixing_matrix(weights)
+        self._ask = weights if callable(weights) else None
+        self.weights: Matrix | None = None if callable(weights) else _checked(weights)  # those of the last round
         self.absent = absent
         self._last: dict[str, PackedTensors] = {}
 
     def _check_sites(self, sites: list[str]) -> None:
-        if len(sites) != len(self.weights):
-            raise PlanError(f"The mixing weights are for {len(self.weights)} sites, the study has {len(sites)}")
+        for matrix in _matrices(self.weights):
+            if len(sites) != len(matrix):
+                raise PlanError(f"The mixing weights are for {len(matrix)} sites, the study has {len(sites)}")
 
-    def _rule(self, sites: list[str]) -> Rule:
+    def _rule(self, sites: list[str]) -> Rule | Mapping[str, Rule]:
+        if self._ask:
+            self.weights = _checked(self._ask())
+            self._check_sites(self._sites)
         here = [place for place, site in enumerate(self._sites) if site in sites]
-        weights = self.weights[here][:, here]
-        mass = weights.sum(1, keepdim=True)
-        weights = torch.where(mass > 0, weights / mass, torch.eye(len(sites), dtype=weights.dtype))
-        return lambda theta, out: torch.mm(weights.to(theta.dtype), theta, out=out)
+        if isinstance(self.weights, Tensor):
+            return _product(self.weights, here)
+        assert self.weights is not None and self._layout is not None
+        mixed = {name for section in self._layout.sections for name in section.names}
+        if missing := sorted(mixed - self.weights.keys()):
+            raise PlanError(f"The mixing weights have no matrix for {missing[0]}; give one for every tensor")
+        return {name: _product(matrix, here) for name, matrix in self.weights.items() if name in mixed}
 
     def _merge(self) -> None:
         """With absent="last", absent sites' last contributions join the sum; what came of them is dropped again."""
@@ -490,6 +575,26 @@ class SimilarityMix(PersonalMixer):
             prefix = f"/{site}/"
             own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
             self._last[site] = PackedTensors.of(own, Layout(own))
+
+
+def _product(weights: Tensor, here: list[int]) -> Rule:
+    """θ ← W θ over the sites at these places, each row renormalised; a row that has nobody there keeps its own θ."""
+    weights = weights[here][:, here]
+    mass = weights.sum(1, keepdim=True)
+    weights = torch.where(mass > 0, weights / mass, torch.eye(len(here), dtype=weights.dtype))
+    return lambda theta, out: torch.mm(weights.to(theta.dtype), theta, out=out)
+
+
+def _checked(weights: Matrix) -> Matrix:
+    if isinstance(weights, Mapping):
+        return {name: _mixing_matrix(matrix) for name, matrix in weights.items()}
+    return _mixing_matrix(weights)
+
+
+def _matrices(weights: Matrix | None) -> Iterable[Tensor]:
+    if isinstance(weights, Mapping):
+        return weights.values()
+    return () if weights is None else (weights,)
 
 
 class Gallery(Mixer):

@@ -87,12 +87,12 @@ class ServerOptimizer(WeightedMean):
 
     @property
     @abstractmethod
-    def _start(self) -> tuple[float, ...]:
-        """What the vectors hold before the first step."""
+    def first(self) -> tuple[float, ...]:
+        """What the vectors hold before the first step, one number for each."""
 
     @abstractmethod
-    def _update(self, d: Tensor, *memory: Tensor) -> Tensor:
-        """u(D), and the vectors changed in place; all of it in double precision."""
+    def update(self, d: Tensor, *memory: Tensor) -> Tensor:
+        """Return u(D), and change the vectors in place; all of it in double precision, some numbers at a time."""
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         super()._take(site, tensors, 1.0 if self.uniform else weight, layout)
@@ -106,8 +106,8 @@ class ServerOptimizer(WeightedMean):
             if self._memory:
                 wide = [vector.read().to(d.dtype) for vector in self._memory[place]]
             else:
-                wide = [torch.full_like(d, value) for value in self._start]
-            torch.add(theta, self._update(d, *wide), alpha=self.lr, out=d)
+                wide = [torch.full_like(d, value) for value in self.first]
+            torch.add(theta, self.update(d, *wide), alpha=self.lr, out=d)
             memory.append([StoredVector.put(vector.to(kinds[place]), spill) for vector in wide])
         self._memory = memory
 
@@ -119,7 +119,7 @@ class ServerOptimizer(WeightedMean):
 
     def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
         super()._load({name: tensor for name, tensor in tensors.items() if not name.startswith("/")}, facts)
-        spill, kinds = Spill(), len(self._start)
+        spill, kinds = Spill(), len(self.first)
 
         def stored(place: int) -> StoredVector:
             vector = tensors[f"/{place}"]
@@ -138,10 +138,10 @@ class FedAvgM(ServerOptimizer):
         self.momentum = momentum
 
     @property
-    def _start(self) -> tuple[float, ...]:
+    def first(self) -> tuple[float, ...]:
         return (0.0,)
 
-    def _update(self, d: Tensor, *memory: Tensor) -> Tensor:
+    def update(self, d: Tensor, *memory: Tensor) -> Tensor:
         (m,) = memory
         return m.mul_(self.momentum).add_(d)
 
@@ -165,10 +165,10 @@ class FedAdam(ServerOptimizer):
         self.betas, self.tau, self.variant = betas, tau, variant
 
     @property
-    def _start(self) -> tuple[float, ...]:
+    def first(self) -> tuple[float, ...]:
         return (0.0, self.tau**2 if self.variant == "reddi" else 0.0)
 
-    def _update(self, d: Tensor, *memory: Tensor) -> Tensor:
+    def update(self, d: Tensor, *memory: Tensor) -> Tensor:
         m, v = memory
         m.lerp_(d, 1 - self.betas[0])
         self._second(v, d.square_())
@@ -196,7 +196,7 @@ class Scaffold(UniformMean):
     def _merge(self) -> None:
         """How many answer shows only now: the mean becomes the way to it where some did not."""
         assert self._layout is not None
-        self.rate = len(self._answered) / len(self._sites)
+        self.rate = self.participation
         if self._origin is not None:
             for c, mean in self._beside(reading(self._origin), self._layout):
                 mean.sub_(c)

@@ -4,6 +4,7 @@ Nobody is believed: what arrives is read into one of these models before anythin
 is refused in one line, which costs its sender that answer.
 """
 
+import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -13,14 +14,17 @@ from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups
+from medsilo.core.text import plain
+from medsilo.runs.schema import LARGEST
 
 MOST_CASES = 1_000_000_000
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
+MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
 End = Literal["join", "deliver", "test"]
 PARTS = ("train", "validation", "test")
 
 Cases = Annotated[int, Field(ge=1, le=MOST_CASES)]
-Number = Annotated[float, Field(ge=-1e30, le=1e30)]
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -52,18 +56,28 @@ class Message(BaseModel):
             raise Refused("; ".join(dict.fromkeys(map(_in_words, error.errors()[:3])))) from error
 
 
+BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+
+
 def _in_words(detail: ErrorDetails) -> str:
-    where, kind = ".".join(map(str, detail["loc"]))[:80], detail["type"]
-    given = repr(detail["input"])
-    given = given if len(given) <= 60 else f"{given[:57]}..."
+    where, kind = plain(".".join(map(str, detail["loc"])), 80), detail["type"]
+    given = plain(reprlib.repr(detail["input"]), 60)
+    context = detail.get("ctx") or {}
     if kind == "missing":
         return f"its answer lacks {where}"
     if kind == "extra_forbidden":
         return f"its answer has the surplus {where}"
     if kind == "value_error":
-        return str((detail.get("ctx") or {})["error"])
+        return str(context["error"])
+    if kind.startswith(("greater_than", "less_than")):
+        bound = next(f"{words} {context[key]:.10g}" for key, words in BOUNDS.items() if key in context)
+        return f"its {where}: {given} is out of range; it must be {bound}"
+    if kind in ("too_long", "string_too_long"):
+        return f"its {where} is too long: at most {context['max_length']}"
+    if kind == "string_type":
+        return f"its {where}: {given} is not a text"
     if kind.startswith(("float", "int", "finite")):
-        return f"its {where}: {given} is not a number as it should be"
+        return f"its {where}: {given} is not a {'whole' if kind.startswith('int') else 'finite'} number"
     return f"its {where}: {given} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
@@ -108,11 +122,12 @@ class SiteAnswer(Message):
     package: dict[str, Any]
     cases: Counted
     seconds: Annotated[float, Field(ge=0, le=1e9)]
-    memory: Annotated[float, Field(ge=0, le=1e18)]
+    memory: Annotated[float, Field(ge=0, le=2**53)]
     warnings: Annotated[
         list[Annotated[str, Field(max_length=LONGEST_WARNING)]], Field(max_length=MOST_WARNINGS)
     ]  # what the lead should know
-    withheld: list[Literal["validation", "test"]]  # parts with too few cases to tell a score
+    # Parts with too few cases to tell a score
+    withheld: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
 
     @classmethod
     def of(cls, parcel: Parcel) -> Self:
@@ -121,7 +136,7 @@ class SiteAnswer(Message):
             raise Refused("its facts or metrics are not a mapping")
         named = {f"metric {name}" for name in parcel.metrics.keys() ^ cls.metrics}
         if named:
-            raise Refused(f"metrics: it has or lacks {', '.join(sorted(map(str, named))[:3])[:200]}")
+            raise Refused(f"metrics: it has or lacks {plain(', '.join(sorted(named)[:3]), 200)}")
         samples = {"samples": parcel.samples} if "samples" in cls.model_fields else {}
         own = {_field(name): value for name, value in parcel.metrics.items()}
         return cls.read({**parcel.facts, **own, **samples})
@@ -212,6 +227,33 @@ class Tested(SiteAnswer):
 ANSWERS: Mapping[str, type[SiteAnswer]] = {"join": Joined, "round": Trained, "deliver": Delivered, "test": Tested}
 
 
+def check_values(values: Any, most: int) -> None:
+    """Raise Refused unless these are no more than so many values that JSON can hold, and not nested too deep.
+
+    Nothing else of what came needs to be safe to compare, to sort or to show.
+    """
+    left: list[tuple[Any, str, int]] = [(values, "answer", 0)]
+    seen = 0
+    while left:
+        value, where, depth = left.pop()
+        if isinstance(value, dict | list):
+            seen += len(value)
+            if seen > most:
+                raise Refused(f"its answer has more than {most} values")
+            if depth == DEEPEST:
+                raise Refused(f"its answer is nested more than {DEEPEST} deep")
+            if isinstance(value, list):
+                left += ((inner, where, depth + 1) for inner in value)
+                continue
+            if not all(isinstance(key, str) for key in value):
+                raise Refused(f"its {where} has a key that is no text")
+            left += ((inner, plain(key, 80), depth + 1) for key, inner in value.items())
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise Refused(f"its {where}: a number of {value.bit_length()} bits is out of range")
+        elif value is not None and not isinstance(value, str | int | float):
+            raise Refused(f"its {where} holds a {type(value).__name__}, not a number or a text")
+
+
 def same_names(what: str, given: Collection[str], expected: Collection[str]) -> None:
     """Raise Refused, naming the first few, when names are missing or surplus."""
     for problem, names in (
@@ -219,5 +261,5 @@ def same_names(what: str, given: Collection[str], expected: Collection[str]) -> 
         ("has the surplus", set(given) - set(expected)),
     ):
         if names:
-            shown = ", ".join(sorted(str(name)[:80] for name in names)[:3]) + (", ..." if len(names) > 3 else "")
+            shown = ", ".join(sorted(plain(str(name), 80) for name in names)[:3]) + (", ..." if len(names) > 3 else "")
             raise Refused(f"{what}: {problem} {shown}")

@@ -11,6 +11,7 @@ PLAN = "plan.yaml"
 PROVENANCE = "provenance.json"
 JOBS = "jobs.txt"
 LOCK = "jobs.lock"
+LEAD = "lead.txt"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
 REPORT = "report.html"
@@ -47,6 +48,7 @@ RUN_TREE: Mapping[str, str] = {
     PROVENANCE: "package version and hash, plan hash, seed, protocol, versions of libraries, platform",
     JOBS: "ids of the NVFlare jobs that led the study, the last one last",
     LOCK: "empty; held by the NVFlare job that leads the study",
+    LEAD: "who submitted the study, as NVFlare knows them; only they can go on with it (not in a simulation)",
     ROUNDS: "one line per round",
     SUMMARY: "the outcome, success or failure",
     REPORT: "the page (`medsilo report`)",

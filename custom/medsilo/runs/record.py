@@ -107,6 +107,18 @@ class Record:
                 file.write(job + "\n")
             yield
 
+    def claim(self, lead: str | None, resume: bool) -> None:
+        """Bind the study to who submitted its job; raises if it is another's, or over. lead: None in simulations"""
+        path = self.folder / paths.LEAD
+        if path.exists() and path.read_text(encoding="utf-8") != (lead or ""):
+            raise MedsiloError(f"study {self.folder.name} is another lead's; choose another name")
+        if resume:
+            self.check_unfinished()
+        if lead and not path.exists():
+            if self.folder.exists() and resume:
+                raise MedsiloError(f"study {self.folder.name} does not say whose it is; start it anew")
+            write_text(path, lead)
+
     @staticmethod
     def of_job(studies: Path, job: str) -> "Record | None":
         """The study among these that an NVFlare job led."""

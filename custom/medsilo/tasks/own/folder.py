@@ -167,6 +167,9 @@ class FolderTask(Task):
     def layout(self) -> dict[str, int]:
         return self._family.layout
 
+    def range_of(self, name: str) -> tuple[float, float]:
+        return self._family.range_of(name)
+
     def figures(self, counts: Counts) -> Figures:
         return self._family.figures(counts)
 

@@ -1,0 +1,77 @@
+"""Elastic aggregation: Chen et al., Elastic Aggregation for Federated Optimization, 2023."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from medsilo.core.errors import Refused
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.group import Group
+from medsilo.course.server_side import ServerSide
+from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.learning.layers import keeping_statistics
+from medsilo.methods.server_step import ServerStep, trained_weights
+from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
+
+
+class Elastic(ServerStep):
+    """w ← w + ζ · mean(w_k - w) with ζ = 1 + τ - Ω / max Ω: the more an element matters, the less it moves."""
+
+    title = "Elastic aggregation"
+    paper = "Chen et al. 2023"
+
+    name: Literal["elastic"] = "elastic"
+    tau: float = Field(0.5, ge=0, le=1, description="how far the least sensitive elements go beyond the mean (τ)")
+    decay: float = Field(0.95, ge=0, lt=1, description="weight of earlier batches in a sensitivity (μ)")
+
+    def networks(self, build: Blueprint) -> Modules:
+        modules = super().networks(build)
+        zeros = (nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in modules["model"].parameters())
+        return modules | {"sensitivity": nn.ParameterList(zeros)}
+
+    def groups(self) -> tuple[Group, ...]:
+        sensitivity = Group(
+            "sensitivity", sensitivities, self.mean, travels="up", title="how sensitive weights are", check=possible
+        )
+        return sensitivity, *super().groups()
+
+    def step(self, server: ServerSide) -> Mixer:
+        mean = WeightedMean if self.weighting == "samples" else UniformMean
+        return mean(rate=lambda: self.rates(server))
+
+    def rates(self, server: ServerSide) -> Mapping[str, Tensor]:
+        """Return ζ for every element, from the mean of the sites' sensitivities, which is merged before."""
+        omega = server.mixers["sensitivity"].current(server.sites[0])
+        largest = max(float(tensor.max()) for tensor in omega.values())
+        return {name: 1 + self.tau - tensor.double() / (largest or 1.0) for name, tensor in omega.items()}
+
+    def work(self, bench: Workbench) -> float:
+        self.measure(bench)
+        return super().work(bench)
+
+    def measure(self, bench: Workbench) -> None:
+        """Ω_k ← μ Ω_k + (1 - μ) |∇f_k(w)| from batch to batch, with the model as it arrived."""
+        model = bench.modules["model"].train()
+        weights, omega = list(model.parameters()), list(bench.modules["sensitivity"].parameters())
+        torch._foreach_zero_(omega)
+        with keeping_statistics(model):
+            for inputs, targets in bench.data():
+                with bench.compute.cast():
+                    loss = bench.loss(model(inputs), targets)
+                for total, gradient in zip(omega, torch.autograd.grad(loss, weights), strict=True):
+                    total.mul_(self.decay).add_(gradient.abs(), alpha=1 - self.decay)
+
+
+def sensitivities(modules: Modules) -> Tensors:
+    """Return Ω_k under the names of the weights that it belongs to."""
+    return dict(zip(trained_weights(modules), modules["sensitivity"].parameters(), strict=True))
+
+
+def possible(tensors: Tensors) -> None:
+    """Raise Refused for a mean of absolute values that is negative."""
+    for name, tensor in tensors.items():
+        if tensor.numel() and tensor.min() < 0:
+            raise Refused(f"sensitivity/{name} is below 0, which no mean of absolute values is")

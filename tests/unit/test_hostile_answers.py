@@ -1,0 +1,401 @@
+"""Answers that no honest hospital gives: each costs its sender that answer, and nobody else anything."""
+
+import json
+import random
+from collections.abc import Callable
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+import torch
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import make_reply
+
+from medsilo.api import Run
+from medsilo.core.errors import Died, Refused
+from medsilo.core.files import load_tensors
+from medsilo.core.text import LONGEST
+from medsilo.deploy.tuning import THRESHOLDS
+from medsilo.federation.asking import Missing
+from medsilo.federation.coordinator import Coordinator
+from medsilo.flare.wire import DIED, REFUSAL, refusal, to_parcel
+from medsilo.runs.messages import DEEPEST, Parcel
+from medsilo.runs.reading import read_summary
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Summary
+from tests.conftest import SITES, make_plan
+from tests.unit.test_coordinator import GO_ON, LOST, SMALL, Answers, Scripted, Study, assert_equal, task_and_round
+
+A, B, C = SITES
+LONG = "x" * 30_000_000
+STEERS = "\x1b[2J\x1b]0;owned\x07\r\n"
+METHODS = ["fedavg", "fedsm"]
+Falsify = Callable[[Parcel], Any]
+Key = tuple[str, str, int]
+
+
+def planned(method: str) -> Any:
+    return make_plan(method, *SMALL, *GO_ON)
+
+
+@cache
+def honest_answers(method: str) -> dict[Key, Parcel]:
+    """What the three sites answered in a study in which nothing happened."""
+    kept: dict[Key, Parcel] = {}
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        reply = kept[site, *task_and_round(asked)] = work()
+        return [(site, reply)]
+
+    Study(planned(method), Path(mkdtemp()) / "run", script).run()
+    return kept
+
+
+def again(method: str, folder: Path, change: Callable[[str, str, int, Parcel], Parcel | Missing]) -> list[str]:
+    """The same answers once more, some of them changed on their way; returns what was refused."""
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        task, number = task_and_round(asked)
+        known = honest_answers(method)[site, task, number]
+        reply = Parcel({g: dict(own) for g, own in known.groups.items()}, deepcopy(known.facts), known.samples)
+        reply.metrics = dict(known.metrics)
+        changed = change(site, task, number, reply)
+        return changed if isinstance(changed, Missing) else [(site, changed)]
+
+    transport = Scripted({}, script)
+    Coordinator(planned(method), SITES, transport, Record(folder), "scripted").run()
+    return transport.refusals
+
+
+@cache
+def without(method: str, task: str) -> Path:
+    """The study in which C's answers to one kind of question were lost."""
+    folder = Path(mkdtemp()) / "run"
+    again(method, folder, lambda site, asked, number, reply: LOST if (site, asked) == (C, task) else reply)
+    return folder
+
+
+def numbers(summary: Summary) -> dict[str, Any]:
+    """A summary without times and without what is told of C's absence."""
+    values = summary.as_json()
+    for name in ("seconds", "memory", "started", "ended"):
+        del values[name]
+    for name in ("missed", "missed_ends"):
+        values["sites"][C][name] = dict.fromkeys(values["sites"][C][name])
+    return values
+
+
+def assert_sound(folder: Path) -> Summary:
+    """A finished study with all its files, in which no text is long or steers a terminal."""
+    summary = read_summary(folder)
+    assert summary.status == "finished"
+    assert [summary.sites[site].contributed for site in (A, B)] == [2, 2]
+    page = Run(folder).report()
+    for path in (page, folder / "summary.json", folder / "rounds.jsonl"):
+        assert path.stat().st_size < 1_000_000
+        assert not {letter for letter in path.read_text() if not letter.isprintable()} - {"\n", "\t"}
+    told = [*summary.sites[C].missed.values(), *summary.sites[C].missed_ends.values()]
+    assert all(len(text.encode()) <= LONGEST + len("refused: ") for text in told)
+    return summary
+
+
+def facts(**changes: Any) -> Falsify:
+    return lambda reply: reply.facts.update(changes)
+
+
+def metrics(**changes: Any) -> Falsify:
+    return lambda reply: reply.metrics.update(changes)
+
+
+def cases(**changes: Any) -> Falsify:
+    return lambda reply: reply.facts["cases"].update(changes)
+
+
+def counts(**changes: Any) -> Falsify:
+    return lambda reply: reply.facts["counts"].update(changes)
+
+
+def outcome(**changes: Any) -> Falsify:
+    return lambda reply: reply.facts["outcome"].update(changes)
+
+
+def both(cases: dict[str, Any], **changes: Any) -> Falsify:
+    """Cases and whatever else makes them agree."""
+
+    def falsify(reply: Parcel) -> None:
+        reply.facts["cases"].update(cases)
+        reply.facts.update(changes)
+
+    return falsify
+
+
+def samples(value: Any) -> Falsify:
+    return lambda reply: setattr(reply, "samples", value)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"x": value}
+    return value
+
+
+DEEP = nested(5_000)  # deeper than Python's recursion goes
+
+
+UNTOLD = {"train": None, "validation": None, "test": None}
+TENSOR, NAN, HUGE = torch.ones(3), float("nan"), 1e308
+JOIN = {
+    "no cases": (facts(cases={"x": 1}, classes={"x": None}), "lacks cases.train"),
+    "cases as a list": (facts(cases=[1, 2, 3]), "cases"),
+    "no training cases": (both({"train": 0}, classes=UNTOLD), "cases.train: 0 is out of range"),
+    "fewer than none": (both({"train": -5}, classes=UNTOLD), "cases.train: -5 is out of range"),
+    "more than any": (both({"train": 10**12}, classes=UNTOLD), "cases.train: 1000000000000 is out of range"),
+    "a number beyond all": (cases(train=10**5000), "is out of range"),
+    "cases NaN": (cases(test=NAN), "cases.test: nan is not a whole number"),
+    "a tensor as a count": (cases(train=TENSOR), "its train holds a Tensor, not a number or a text"),
+    "an array as a study": (facts(study=TENSOR.numpy()), "its study holds a ndarray"),
+    "negative classes": (lambda reply: reply.facts["classes"]["train"].__setitem__(0, -1), "classes.train.0: -1"),
+    "classes that do not add up": (both({"train": 1_000_000}), "not its 1000000 cases"),
+    "no classes": (facts(classes={"x": None}), "are not of the parts"),
+    "a share in words": (facts(shares="yes"), "shares"),
+    "surplus": (facts(more=1), "has the surplus more"),
+    "a key that is no text": (lambda reply: reply.facts.update({7: 1}), "has a key that is no text"),
+    "a package of tensors": (facts(package={"version": TENSOR}), "its version holds a Tensor"),
+    "a package without words": (facts(package={"packages": {STEERS: 1, "a": [LONG]}}), "install the same package"),
+    "a long warning": (facts(warnings=[LONG]), "warnings.0 is too long: at most 400"),
+    "a long text": (facts(more=LONG), "has the surplus more"),
+    "a long key": (lambda reply: reply.facts.update({STEERS + LONG: 1}), "has the surplus [2J ]0;owned xxx"),
+    "a long study": (facts(study=LONG), "of a study, not join 0 of this one"),
+    "a long task": (facts(task=STEERS + LONG), "of a study, not join 0 of this one"),
+    "a long class": (facts(classes={LONG: None}), "are not of the parts"),
+    "a text as a count": (cases(train=STEERS + LONG), "is not a whole number"),
+    "many warnings": (facts(warnings=["x"] * 1_000_000), "more than"),
+    "many keys": (facts(cases={str(number): 1 for number in range(100_000)}), "more than"),
+    "deep": (facts(package=DEEP), f"nested more than {DEEPEST} deep"),
+    "groups": (lambda reply: reply.groups.update({STEERS + LONG: {"w": TENSOR}}), "groups: has the surplus [2J"),
+}
+ROUND = {
+    "a score beyond its range": (metrics(validation=7.5), "validation score 7.5 is outside 0 to 1"),
+    "a loss beyond all": (metrics(train_loss=HUGE), "train_loss: 1e+308 is out of range"),
+    "a score NaN": (metrics(validation=NAN), "validation: nan is not a finite number"),
+    "a tensor as a score": (metrics(validation=TENSOR), "its validation holds a Tensor"),
+    "cases it did not join with": (
+        lambda reply: (cases(train=10**9)(reply), samples(10**9)(reply)),
+        "not those that it joined with",
+    ),
+    "more samples than cases": (samples(10**9), "is more than its"),
+    "a tensor as samples": (samples(TENSOR), "its samples holds a Tensor"),
+    "memory beyond all": (facts(memory=1e17), "memory: 1e+17 is out of range"),
+    "a metric too many": (metrics(**{STEERS: 1.0}), "has or lacks metric [2J ]0;owned"),
+    "a metric too few": (lambda reply: reply.metrics.pop("validation"), "has or lacks metric validation"),
+    "withheld ten thousand times": (facts(withheld=["test"] * 5_000), "withheld is too long: at most 2"),
+    "a sparse tensor": (
+        lambda reply: reply.groups.update(
+            {g: {n: t.to_sparse() if t.ndim else t for n, t in own.items()} for g, own in reply.groups.items()}
+        ),
+        "is not a dense tensor",
+    ),
+    "a surplus tensor with an odd name": (
+        lambda reply: next(iter(reply.groups.values())).update({STEERS + LONG: TENSOR}),
+        "has the surplus [2J ]0;owned xxx",
+    ),
+}
+DELIVER = {
+    "a score below its range": (metrics(validation=-0.5), "validation score -0.5 is outside 0 to 1"),
+    "a loss beyond all": (metrics(validation_loss=HUGE), "validation_loss: 1e+308 is out of range"),
+    "an outcome in words": (facts(outcome=LONG), "outcome"),
+    "an outcome of tensors": (facts(outcome={"chosen": TENSOR}), "its chosen holds a Tensor"),
+}
+TEST = {
+    "no number of cases": (metrics(cases=None), "test_cases: None is not a whole number"),
+    "a score beyond all": (metrics(test=HUGE), "test: 1e+308 is out of range"),
+    "a score beyond its range": (metrics(test=7.5), "test score 7.5 is outside 0 to 1"),
+    "cases NaN": (metrics(cases=NAN), "test_cases: nan is not a whole number"),
+    "a tensor as cases": (metrics(cases=TENSOR), "holds a Tensor"),
+    "a billion cases": (metrics(cases=10**9), "it tested 1000000000 cases and has"),
+    "cases it did not join with": (
+        lambda reply: (metrics(cases=10**9)(reply), cases(test=10**9)(reply)),
+        "not those that it joined with",
+    ),
+    "a round to come": (metrics(selected=3), "tested the model of round 3, and there are 2 rounds"),
+    "a round before the first": (metrics(selected=-1), "selected: -1 is out of range"),
+    "a count beyond all": (counts(accuracy=[HUGE, 5.0]), "counts.accuracy.0: 1e+308 is out of range"),
+    "a negative count": (counts(accuracy=[-1.0, 5.0]), "its sum of accuracy, -1, is not one of 5 values"),
+    "a negative number": (counts(accuracy=[1.0, -5.0]), "its counts of accuracy cover -5 cases"),
+    "a count of too many": (counts(accuracy=[1.0, 1e9]), "its counts of accuracy cover 1e+09 cases"),
+    "a count of more than all": (counts(accuracy=[6.0, 5.0]), "its sum of accuracy, 6, is not one of 5 values"),
+    "half a case": (counts(accuracy=[0.5, 0.5]), "its counts of accuracy cover 0.5 cases"),
+    "a short count": (counts(accuracy=[1.0]), "its counts of accuracy are not 2 numbers"),
+    "a tensor as a count": (counts(accuracy=TENSOR), "its accuracy holds a Tensor"),
+    "a confusion of others": (counts(confusion=[1.0] * 36), "its counts of confusion are not those of"),
+    "negative chances": (
+        lambda reply: reply.facts["counts"].update(chances=[-1.0] * len(reply.facts["counts"]["chances"])),
+        "its counts of chances are not those of",
+    ),
+    "a surplus count": (counts(**{STEERS + LONG: [1.0, 1.0]}), "its counts have the surplus [2J ]0;owned xxx"),
+    "long texts": (facts(counts={"accuracy": [LONG, LONG]}, warnings=[LONG] * 9), "its "),
+}
+SUPER_DELIVER = {
+    "no outcome": (facts(outcome=None), "what it says of the super model is wrong"),
+    "nothing chosen": (outcome(chosen={}), "it does not say how often each model was chosen"),
+    "a stranger": (outcome(chosen={STEERS + LONG: 3}), "which is not a site of the study"),
+    "a negative choice": (outcome(chosen={A: -3}), "chosen.hospital-a"),
+    "more choices than cases": (outcome(chosen={A: 10**9}), "it chose models for 1000000000 cases and has"),
+    "half a choice": (outcome(chosen={A: 1.5}), "chosen.hospital-a"),
+    "too few sums": (outcome(sums=[0.0]), f"it does not give {len(THRESHOLDS)} sums of scores"),
+    "a sum NaN": (outcome(sums=[NAN] * len(THRESHOLDS)), "sums.0"),
+    "a sum beyond all": (outcome(sums=[HUGE] * len(THRESHOLDS)), "a sum of scores is not between 0 and"),
+    "a negative sum": (outcome(sums=[-1.0] * len(THRESHOLDS)), "a sum of scores is not between 0 and"),
+    "a spacing of nothing": (outcome(spacing=[[0.0, 1.0], [1.0, 1.0]]), "not a range of millimetres"),
+    "a spacing beyond all": (outcome(spacing=[[1.0, HUGE], [1.0, 1.0]]), "not a range of millimetres"),
+    "a spacing along one axis": (outcome(spacing=[[1.0, 1.0]]), "spacing"),
+    "surplus": (outcome(**{STEERS + LONG: 1}), "what it says of the super model is wrong: [2J ]0;owned xxx"),
+}
+SUPER_TEST = {
+    "no outcome": (facts(outcome=None), "what it says of the super model is wrong"),
+    "nothing chosen": (outcome(chosen={}), "it does not say how often each model was chosen"),
+    "a stranger": (outcome(chosen={"nobody": 3}), "'nobody', which is not a site of the study"),
+    "sums": (outcome(sums=[0.0] * len(THRESHOLDS)), "it does not give 0 sums of scores"),
+}
+HOSTILE = [
+    pytest.param(method, task, *case, id=f"{method}-{task}-{name}")
+    for method, task, table in [
+        *((method, "join", JOIN) for method in METHODS),
+        *((method, "round", ROUND) for method in METHODS),
+        *((method, "deliver", DELIVER) for method in METHODS),
+        *((method, "test", TEST) for method in METHODS),
+        ("fedavg", "deliver", {"an outcome": (facts(outcome={"x": 1}), "this method has nothing to tell")}),
+        ("fedsm", "deliver", SUPER_DELIVER),
+        ("fedsm", "test", SUPER_TEST),
+    ]
+    for name, case in table.items()
+]
+
+
+@pytest.mark.parametrize(("method", "task", "falsify", "reason"), HOSTILE)
+def test_a_hostile_answer_costs_its_sender_that_answer_and_nobody_else_anything(
+    method: str, task: str, falsify: Falsify, reason: str, tmp_path: Path
+) -> None:
+    def change(site: str, asked: str, number: int, reply: Parcel) -> Parcel:
+        if (site, asked) == (C, task):
+            falsify(reply)
+        return reply
+
+    again(method, tmp_path / "run", change)
+    summary = assert_sound(tmp_path / "run")
+    told = summary.sites[C].missed if task == "round" else summary.sites[C].missed_ends
+    assert list(told) == ([1, 2] if task == "round" else [task])
+    assert all(text.startswith("refused: ") and reason in text for text in told.values()), told
+    lost = without(method, task)
+    assert numbers(summary) == numbers(read_summary(lost))
+    for model in sorted(lost.glob("global/*.safetensors")):
+        assert_equal(load_tensors(tmp_path / "run/global" / model.name)[0], load_tensors(model)[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_answer_matters(method: str) -> None:
+    """Else the comparison above would say nothing."""
+    assert len({json.dumps(numbers(read_summary(without(method, task)))) for task in ("join", "round", "test")}) == 3
+
+
+# ---------------------------------------------------------------------------------------------------- at random
+ODD: list[Any] = [
+    *(None, True, False, 0, -1, 1, 2, 7, 10**9, 10**18, 2**64, -(2**63), 10**400, 0.5, -0.5, 1e308, -1e308, 5e-324),
+    *(NAN, float("inf"), float("-inf"), "", "x", "\ud800", STEERS, "x" * 5_000, b"x", [], {}, [[]], {"": None}, (1, 2)),
+    *({1: 2}, {None: []}, {"x"}, [None] * 20_000, nested(40), DEEP, TENSOR, TENSOR[0], TENSOR.numpy()),
+    *(TENSOR.numpy()[0], torch.tensor(3), 1j, object(), float, ...),
+]
+
+
+def odd(drawn: random.Random) -> Any:
+    value = drawn.choice(ODD)
+    return value if value is DEEP else deepcopy(value)
+
+
+def places(value: Any, path: tuple = ()) -> list[tuple]:
+    """The way to every value of an answer, shallow ones first; of a long list, to a few."""
+    found = [path] if path else []
+    if len(path) > 6:
+        return found
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    return found + [place for key, own in inner for place in places(own, (*path, key))]
+
+
+def mutate(reply: Parcel, drawn: random.Random) -> None:
+    """Change, remove or add some values anywhere beside the tensors."""
+    whole = {"facts": reply.facts, "metrics": reply.metrics, "samples": reply.samples}
+    for _ in range(drawn.choice([1, 1, 1, 2, 5])):
+        *way, last = drawn.choice([place for place in places(whole) if place not in (("facts",), ("metrics",))])
+        inside = whole
+        for key in way:
+            inside = inside[key]
+        kind = drawn.choice(["change", "change", "change", "remove", "add"])
+        if kind == "change" or way == []:
+            inside[last] = odd(drawn)
+        elif kind == "remove":
+            del inside[last]
+        elif isinstance(inside, dict):
+            inside[drawn.choice(["x", 1, None, STEERS, "package", "outcome", "test_cases"])] = odd(drawn)
+        else:
+            inside.append(odd(drawn))
+    reply.samples = whole["samples"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("seed", range(30))
+def test_no_answer_at_random_ends_a_study(method: str, seed: int, tmp_path: Path) -> None:
+    """All five answers of one site, changed at random: 300 in all. The rest of the study stands."""
+    drawn = random.Random(seed)
+
+    def change(site: str, task: str, number: int, reply: Parcel) -> Parcel:
+        if site == C:
+            mutate(reply, drawn)
+        return reply
+
+    refused = again(method, tmp_path / "run", change)
+    assert_sound(tmp_path / "run")
+    assert all(text and text.isprintable() for text in refused)
+
+
+def test_most_answers_at_random_are_refused() -> None:
+    """Else the changes above would be none."""
+    drawn, refused = random.Random(0), list[str]()
+    for _ in range(10):
+
+        def change(site: str, task: str, round_: int, reply: Parcel) -> Parcel:
+            if site == C:
+                mutate(reply, drawn)
+            return reply
+
+        refused += again("fedavg", Path(mkdtemp()) / "run", change)
+    assert len(refused) >= 40 and len(set(refused)) >= 25
+
+
+# ---------------------------------------------------------------------------------------------------- the wire
+def test_a_refusal_of_many_megabytes_is_cut_where_it_comes_in() -> None:
+    with pytest.raises(Refused) as caught:
+        to_parcel(refusal(STEERS + LONG))
+    text = str(caught.value)
+    assert len(text.encode()) <= LONGEST and text.isprintable() and text.startswith("[2J ]0;owned xxx")
+    gone = Missing.refused(Refused(STEERS + LONG))
+    assert len(gone.text.encode()) <= LONGEST + len("refused: ") and gone.text.isprintable() and not gone.passing
+
+
+@pytest.mark.parametrize("reason", [TENSOR, 7, {"x": 1}, b"x", DEEP, ""], ids=lambda reason: type(reason).__name__)
+def test_a_refusal_that_is_no_text_is_one_all_the_same(reason: Any) -> None:
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply.set_header(REFUSAL, reason)
+    reply.set_header(DIED, TENSOR)
+    with pytest.raises(Refused, match="the site answered EXECUTION_EXCEPTION; its own log says why") as caught:
+        to_parcel(reply)
+    assert not isinstance(caught.value, Died)
+
+
+def test_a_return_code_of_many_megabytes_is_cut() -> None:
+    with pytest.raises(Refused) as caught:
+        to_parcel(make_reply(STEERS + LONG))
+    assert len(str(caught.value).encode()) <= LONGEST and str(caught.value).isprintable()

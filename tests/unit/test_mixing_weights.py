@@ -1,0 +1,375 @@
+"""Weights and rates per site, site pair, tensor and element, some asked from other groups, against numpy."""
+
+from collections.abc import Callable, Mapping
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import MedsiloError, PlanError, Refused
+from medsilo.mixing import layout, mixers, waiting
+from medsilo.mixing.mixers import Identity, Mixer, SimilarityMix, UniformMean, WeightedMean
+from medsilo.mixing.server import REACH, FedNova
+
+N = {"a": 10.0, "b": 25.0, "c": 65.0}
+SITES = list(N)
+SHAPES = {"body.weight": (4, 5), "body.bias": (4,), "scale": (), "none": (0, 3)}
+Sent = dict[str, dict[str, Tensor]]
+Numbers = dict[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True, params=["usual sizes", "tiny blocks, all on disk"])
+def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test again with tensors that are cut into many blocks, and contributions that wait on the disk."""
+    if request.param != "usual sizes":
+        monkeypatch.setattr(layout, "BLOCK", 7)
+        monkeypatch.setattr(mixers, "COLUMNS", 2)
+        monkeypatch.setattr(waiting, "MEMORY", 0)
+
+
+def drawn(seed: int, dtype: torch.dtype = torch.float64, positive: bool = False) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    make = torch.rand if positive else torch.randn
+    return {name: make(shape, generator=generator, dtype=torch.float64).to(dtype) for name, shape in SHAPES.items()}
+
+
+def models(dtype: torch.dtype = torch.float64) -> Sent:
+    return {site: {**drawn(place, dtype), "steps": torch.tensor(place)} for place, site in enumerate(SITES, 1)}
+
+
+def wide(tensors: Mapping[str, Any]) -> Numbers:
+    return {name: torch.as_tensor(tensors[name], dtype=torch.float64).numpy() for name in SHAPES}
+
+
+def play(mixer: Mixer, sent: Sent, order: str = "abc", initial: dict[str, Tensor] | None = None) -> Mixer:
+    """One round that is closed."""
+    mixer.start(SITES, initial)
+    for site in order:
+        if site in sent:
+            mixer.add(site, {name: tensor.clone() for name, tensor in sent[site].items()}, N[site])
+    mixer.finish()
+    return mixer
+
+
+def assert_near(mine: Mapping[str, Tensor], expected: Numbers, tolerance: float = 1e-12) -> None:
+    for name, value in wide(mine).items():
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=tolerance, err_msg=name)
+
+
+def assert_any_order(make: Callable[[], Mixer], sent: Sent, initial: dict[str, Tensor] | None) -> None:
+    """The same bits whoever comes first."""
+    first = play(make(), sent, initial=initial)
+    for order in permutations("abc"):
+        other = play(make(), sent, "".join(order), initial)
+        for site in SITES:
+            one, two = first.current(site), other.current(site)
+            assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+START = {**drawn(9), "steps": torch.tensor(0)}
+BY_TENSOR = {"body.weight": 0.5, "body.bias": 2.0, "scale": 0.0, "none": 1.0}
+KINDS: dict[str, Any] = {
+    "one number": 0.7,
+    "per tensor": BY_TENSOR,
+    "per element": drawn(20, positive=True),
+    "of both": {**BY_TENSOR, "body.weight": drawn(21, positive=True)["body.weight"]},
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def spread(numbers: Any) -> Numbers:
+    values = numbers if isinstance(numbers, Mapping) else dict.fromkeys(SHAPES, numbers)
+    return {name: np.broadcast_to(wide({**START, **values})[name], shape) for name, shape in SHAPES.items()}
+
+
+# ---------------------------------------------------------------------------------------------------- rates
+@every_kind
+@pytest.mark.parametrize("mean", [WeightedMean, UniformMean])
+def test_a_rate_is_asked_when_the_round_closes(kind: str, mean: type[WeightedMean]) -> None:
+    asked: list[str] = []
+
+    def make() -> WeightedMean:
+        return mean(rate=lambda: asked.append("asked") or KINDS[kind])
+
+    sent, mixer = models(), make()
+    mixer.start(SITES, START)
+    for site in SITES:
+        mixer.add(site, sent[site], N[site])
+    assert asked == []
+    weights = [1.0 if mean is UniformMean else N[site] for site in SITES]
+    expected = {
+        name: wide(START)[name]
+        + spread(KINDS[kind])[name]
+        * np.average([wide(sent[site])[name] - wide(START)[name] for site in SITES], axis=0, weights=weights)
+        for name in SHAPES
+    }
+    result = mixer.result("b")
+    assert asked == ["asked"]
+    assert_near(result, expected)
+    assert result["steps"] == 1  # never averaged: the first site's
+    assert_any_order(make, sent, START)
+
+
+def test_where_the_rate_is_0_nothing_moves() -> None:
+    result = play(WeightedMean(rate=lambda: BY_TENSOR), models(), initial=START).current("a")
+    assert torch.equal(result["scale"], START["scale"])
+    assert not torch.equal(result["body.bias"], START["body.bias"])
+
+
+def test_a_rate_may_follow_from_a_group_that_was_declared_earlier() -> None:
+    """Elastic aggregation: the earlier group is merged first."""
+    groups: dict[str, Mixer] = {}
+    groups["omega"] = WeightedMean()
+    groups["model"] = WeightedMean(rate=lambda: groups["omega"].current("a"))
+    omegas = {site: drawn(30 + place, positive=True) for place, site in enumerate(SITES)}
+    sent = models()
+    for name, mixer in groups.items():
+        mixer.start(SITES, START if name == "model" else None)
+    for site in "cab":
+        groups["omega"].add(site, omegas[site], N[site])
+        groups["model"].add(site, sent[site], N[site])
+    for mixer in groups.values():
+        mixer.finish()
+    shares = {site: N[site] / 100 for site in SITES}
+    expected = {
+        name: wide(START)[name]
+        + sum(shares[s] * wide(omegas[s])[name] for s in SITES)
+        * sum(shares[s] * (wide(sent[s])[name] - wide(START)[name]) for s in SITES)
+        for name in SHAPES
+    }
+    assert_near(groups["model"].current("c"), expected)
+
+
+# ---------------------------------------------------------------------------------------------------- weights
+def weighted(sent: Sent, weights: Mapping[str, Numbers], start: Numbers) -> Numbers:
+    """Σ w θ / Σ w, and the last value where nobody weighs."""
+    expected = {}
+    for name in SHAPES:
+        total = sum(weights[site][name] for site in sent)
+        mixed = sum(weights[site][name] * wide(sent[site])[name] for site in sent)
+        expected[name] = np.where(total > 0, mixed / np.where(total > 0, total, 1), start[name])
+    return expected
+
+
+SITE_WEIGHTS: dict[str, Callable[[str, float], Any]] = {
+    "one number": lambda site, samples: samples**0.5,
+    "per tensor": lambda site, samples: {**dict.fromkeys(SHAPES, samples), "body.bias": float(site == "b"), "scale": 0},
+    "per element": lambda site, samples: {
+        name: (tensor * samples).round() for name, tensor in drawn(40 + ord(site), positive=True).items()
+    },
+    "some elements alone": lambda site, samples: {
+        name: (tensor > 0.6).float() for name, tensor in drawn(50 + ord(site), positive=True).items()
+    },
+}
+every_weight = pytest.mark.parametrize("kind", SITE_WEIGHTS)
+
+
+@every_weight
+@pytest.mark.parametrize("present", ["abc", "ac", "b"])
+def test_weights_of_a_mean(kind: str, present: str) -> None:
+    weigh = SITE_WEIGHTS[kind]
+    sent = {site: tensors for site, tensors in models().items() if site in present}
+    result = play(WeightedMean(weigh=weigh), sent, "cba", START).current("a")
+    weights = {site: spread(weigh(site, N[site])) for site in SITES}
+    assert_near(result, weighted(sent, weights, wide(START)), 1e-6)  # what they sum to is kept in single precision
+    assert_any_order(lambda: WeightedMean(weigh=weigh), sent, START)
+
+
+def test_an_element_that_nobody_weighs_keeps_its_bits() -> None:
+    result = play(WeightedMean(weigh=SITE_WEIGHTS["per tensor"]), models(), initial=START).current("a")
+    assert torch.equal(result["scale"], START["scale"])
+    torch.testing.assert_close(result["body.bias"], models()["b"]["body.bias"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_weights_of_other_types(dtype: torch.dtype) -> None:
+    """All types in one group; complex numbers have real weights."""
+    sent = {site: {**tensors, "body.bias": tensors["body.bias"].to(dtype)} for site, tensors in models().items()}
+    start = {**START, "body.bias": START["body.bias"].to(dtype)}
+    weigh = SITE_WEIGHTS["per element"]
+    result = play(WeightedMean(weigh=weigh), sent, "bca", start).current("a")
+    assert result["body.bias"].dtype == dtype
+    expected = weighted(models(), {site: spread(weigh(site, N[site])) for site in SITES}, wide(START))
+    real = {**result, "body.bias": result["body.bias"].real if dtype.is_complex else result["body.bias"]}
+    assert_near(real, expected, 0.02)
+
+
+def test_equal_sites_are_left_as_they_are() -> None:
+    same = dict.fromkeys(SITES, models(torch.float32)["b"])
+    for weigh in (SITE_WEIGHTS["one number"], lambda site, samples: dict.fromkeys(SHAPES, samples)):
+        result = play(WeightedMean(weigh=weigh), same).current("a")
+        assert all(torch.equal(result[name], same["a"][name]) for name in SHAPES)
+
+
+def test_fednova_is_a_weight_and_a_rate_that_look_at_another_group() -> None:
+    """θ ← θ - τ_eff Σ p_i (θ - θ_i) / τ_i, with τ_i in a group of its own that was declared earlier."""
+    reaches = {"a": 3.0, "b": 7.5, "c": 20.0}
+    reach = Identity()
+
+    def steps(site: str) -> float:
+        return float(reach.sent(site)["steps"])
+
+    def rate() -> float:
+        p = {site: N[site] / 100 for site in SITES}
+        tau = {site: float(reach.current(site)["steps"]) for site in SITES}
+        return sum(p[s] * tau[s] for s in SITES) * sum(p[s] / tau[s] for s in SITES)
+
+    def play_both(order: str) -> dict[str, Tensor]:
+        mean, sent = WeightedMean(rate=rate, weigh=lambda site, samples: samples / steps(site)), models()
+        reach.start(SITES)
+        mean.start(SITES, START)
+        for site in order:
+            reach.add(site, {"steps": torch.tensor(reaches[site])}, N[site])
+            mean.add(site, sent[site], N[site])
+        reach.finish()
+        mean.finish()
+        return mean.current("a")
+
+    with_reach = {
+        site: {**tensors, REACH: torch.tensor(reaches[site], dtype=torch.float64)} for site, tensors in models().items()
+    }
+    whole = play(FedNova(), with_reach, initial={**START, REACH: torch.tensor(1.0, dtype=torch.float64)})
+    assert_near(play_both("abc"), wide(whole.current("a")))
+    one, other = play_both("abc"), play_both("cab")
+    assert all(torch.equal(one[name], other[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ({"body.weight": 1.0}, "no number for body.bias"),
+        ({**BY_TENSOR, "body.bias": torch.ones(3)}, r"body\.bias has shape \[3\]; give one number, or a tensor \[4\]"),
+        ({**BY_TENSOR, "scale": -1.0}, "scale has a number that is negative, infinite or NaN"),
+        ({**BY_TENSOR, "body.weight": torch.full((4, 5), torch.nan)}, "negative, infinite or NaN"),
+    ],
+)
+def test_wrong_numbers_are_refused(numbers: Any, says: str) -> None:
+    with pytest.raises(MedsiloError, match=f"rate: .*{says}"):
+        play(WeightedMean(rate=lambda: numbers), models(), initial=START)
+    mixer = WeightedMean(weigh=lambda site, samples: numbers if site == "b" else dict.fromkeys(SHAPES, 1.0))
+    mixer.start(SITES, START)
+    with pytest.raises(MedsiloError, match=f"b: weights: .*{says}"):
+        mixer.add("b", models()["b"], 1.0)
+    mixer.add("a", models()["a"], 1.0)  # nothing of it counts
+    assert_near(mixer.result("a"), wide(models()["a"]))
+
+
+def test_a_weight_that_is_no_positive_number_costs_the_site_its_answer() -> None:
+    for weight in (0.0, -1.0, float("nan"), "much"):
+        mixer = WeightedMean(weigh=lambda site, samples, weight=weight: weight)
+        mixer.start(SITES, START)
+        with pytest.raises(Refused, match="a: weight .* expected a positive number"):
+            mixer.add("a", models()["a"], 1.0)
+
+
+def test_sites_have_weights_of_one_kind() -> None:
+    mixer = WeightedMean(weigh=lambda site, samples: 1.0 if site == "a" else dict.fromkeys(SHAPES, 1.0))
+    with pytest.raises(MedsiloError, match="one number for some sites and several for others"):
+        play(mixer, models(), initial=START)
+
+
+# ---------------------------------------------------------------------------------------------------- site pairs
+def matrix(seed: int) -> Tensor:
+    weights = torch.rand(3, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return weights / weights.sum(1, keepdim=True)
+
+
+def pairs(sent: Sent, weights: Mapping[str, Tensor], site: str) -> Numbers:
+    here = [SITES.index(other) for other in sent]
+    expected = {}
+    for name in SHAPES:
+        row = weights[name].numpy()[SITES.index(site), here]
+        row = row / row.sum()
+        expected[name] = sum(w * wide(sent[other])[name] for w, other in zip(row, sent, strict=True))
+    return expected
+
+
+BY_NAME = {name: matrix(60 + place) for place, name in enumerate(SHAPES)}
+
+
+@pytest.mark.parametrize("present", ["abc", "ac"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_matrix_for_every_tensor(present: str, asked: bool) -> None:
+    sent = {site: tensors for site, tensors in models().items() if site in present}
+
+    def make() -> SimilarityMix:
+        return SimilarityMix((lambda: BY_NAME) if asked else BY_NAME)
+
+    mixer = play(make(), sent, "cba", START)
+    for site in sent:
+        assert_near(mixer.current(site), pairs(sent, BY_NAME, site))
+        assert mixer.current(site)["steps"] == sent[site]["steps"]
+    assert_any_order(make, sent, START)
+
+
+def test_a_matrix_may_follow_from_what_sites_sent() -> None:
+    """As FedAWA's: the nearer two models, the more they weigh."""
+    asked: list[Tensor] = []
+
+    def nearness(mixer: SimilarityMix) -> Tensor:
+        flat = [torch.cat([mixer.sent(site)[name].flatten() for name in SHAPES]) for site in SITES]
+        weights = torch.tensor([[1 / (1 + float((one - other).norm())) for other in flat] for one in flat])
+        asked.append(weights.double() / weights.double().sum(1, keepdim=True))
+        return asked[-1]
+
+    def make() -> SimilarityMix:
+        mixer = SimilarityMix(lambda: nearness(mixer))
+        return mixer
+
+    mixer = play(make(), models(), "bca")
+    assert mixer.weights is not None and torch.equal(mixer.weights, asked[0])
+    for site in SITES:
+        assert_near(mixer.current(site), pairs(models(), dict.fromkeys(SHAPES, asked[0]), site))
+    assert_any_order(make, models(), None)
+
+
+def test_a_matrix_may_follow_from_a_group_that_was_declared_earlier() -> None:
+    prints = play(Identity(), {site: {"x": torch.tensor([float(place)])} for place, site in enumerate(SITES)})
+
+    def weights() -> Tensor:
+        x = torch.tensor([float(prints.current(site)["x"]) for site in SITES], dtype=torch.float64)
+        near = 1 / (1 + (x[:, None] - x).abs())
+        return near / near.sum(1, keepdim=True)
+
+    one, other = play(SimilarityMix(weights), models()), play(SimilarityMix(weights()), models())
+    for site in SITES:
+        assert all(torch.equal(one.current(site)[name], other.current(site)[name]) for name in SHAPES)
+
+
+def test_wrong_matrices_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"no matrix for body\.bias"):
+        play(SimilarityMix({"body.weight": matrix(1)}), models())
+    with pytest.raises(PlanError, match="rows must sum to 1"):
+        SimilarityMix({"body.weight": torch.ones(3, 3)})
+    with pytest.raises(PlanError, match="are for 2 sites, the study has 3"):
+        SimilarityMix({"body.weight": torch.eye(2)}).start(SITES)
+    with pytest.raises(PlanError, match="are for 2 sites, the study has 3"):
+        play(SimilarityMix(lambda: torch.eye(2)), models())
+
+
+def test_what_a_site_sent_is_there_until_the_round_closes() -> None:
+    mixer = SimilarityMix(torch.eye(3))
+    mixer.start(SITES, START)
+    with pytest.raises(MedsiloError, match="a: it has sent nothing in this round"):
+        mixer.sent("a")
+    mixer.add("a", models()["a"], 1.0)
+    assert mixer.sent("a").keys() == models()["a"].keys()
+    assert all(torch.equal(tensor, models()["a"][name]) for name, tensor in mixer.sent("a").items())
+    mixer.finish()
+    with pytest.raises(MedsiloError, match="sent nothing"):
+        mixer.sent("a")
+
+
+def test_a_saved_mean_goes_on_with_its_weights_and_rate() -> None:
+    def make() -> WeightedMean:
+        return WeightedMean(rate=lambda: KINDS["per element"], weigh=SITE_WEIGHTS["per element"])
+
+    mixer = play(make(), models(), initial=START)
+    other = make()
+    other.load_state(*mixer.state())
+    again = {site: {**drawn(70 + place), "steps": torch.tensor(1)} for place, site in enumerate(SITES)}
+    one, two = (play(each, again).current("a") for each in (mixer, other))
+    assert all(torch.equal(one[name], two[name]) for name in one)
