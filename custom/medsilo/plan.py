@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
-import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from medsilo.core.errors import PlanError
+from medsilo.core.errors import PlanError, YamlError
 from medsilo.core.files import dump_yaml, is_safe_name, load_yaml
 from medsilo.core.package import package_facts
-from medsilo.core.section import Section, checked, in_words
+from medsilo.core.section import SHOWN, Section, checked, in_words
+from medsilo.core.text import plain
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.phase import Course
 from medsilo.course.workbench import Blueprint
@@ -26,15 +26,21 @@ from medsilo.models.network import Network
 from medsilo.registry import ANY, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
 from medsilo.tasks.task import Task
 
+MOST_SITES = 4096
+MOST_PARAMETERS = 500_000_000  # of all networks of a method together
+
 
 class Participation(Section):
     """Which hospitals the study needs, and what happens when one is missing."""
 
     sites: tuple[str, ...] = Field(
-        (), description="names of the agreed sites; empty: whoever is connected when the job starts"
+        (),
+        max_length=MOST_SITES,
+        description="names of the agreed sites; empty: whoever is connected when the job starts",
     )
     unseen: tuple[str, ...] = Field(
         (),
+        max_length=MOST_SITES,
         description="names of sites that do not train and are tested with the outcome: the global model or the super "
         "model",
     )
@@ -47,9 +53,9 @@ class Participation(Section):
         "`wait`: ask a site that is lost or whose training process crashed again until `patience` is over (a refusal "
         "is final). `continue`: go on without it. All three end the study when fewer than `minimum` sites contribute",
     )
-    timeout: int = Field(600, ge=1, le=604_800, description="seconds that a site has for one answer")
+    timeout: int = Field(600, ge=1, le=86_400, description="seconds that a site has for one answer")
     patience: int = Field(
-        3600, ge=1, le=2_592_000, description="seconds that a round waits for missing sites under `wait`"
+        3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
     )
 
     @field_validator("sites", "unseen")
@@ -176,6 +182,8 @@ class Plan(Section):
         _ = self.course  # raises where these rounds are too few
         with torch.device("meta"):
             networks = self.algorithm.modules(self._blueprint())
+        if (parameters := _parameters(networks)) > MOST_PARAMETERS:
+            raise PlanError(f"network: has {parameters} parameters with all of the method's; {MOST_PARAMETERS} may be")
         self.algorithm.check(networks)
         self.algorithm.suits(self.training)
         self._network_reads_task(networks["model"])
@@ -228,6 +236,12 @@ class Plan(Section):
             return self.algorithm.modules(self._blueprint())
 
     @property
+    def parameters(self) -> int:
+        """The parameters of all the method's networks at a site, counted without making them."""
+        with torch.device("meta"):
+            return _parameters(self.algorithm.modules(self._blueprint()))
+
+    @property
     def rounds(self) -> int:
         """The rounds of all phases."""
         return self.course.rounds
@@ -256,6 +270,10 @@ class Plan(Section):
         return parse_plan(self.resolved(), changes)
 
 
+def _parameters(networks: Mapping[str, nn.Module]) -> int:
+    return sum(tensor.numel() for network in networks.values() for tensor in network.parameters())
+
+
 def load_plan(path: Path | str, changes: Iterable[str] = (), allowed: Collection[str] = ANY) -> Plan:
     """Read a plan.yaml, apply `a.b=value` changes, and check everything.
 
@@ -268,10 +286,8 @@ def load_plan(path: Path | str, changes: Iterable[str] = (), allowed: Collection
         raise PlanError(f"{path}: the plan cannot be read ({type(error).__name__}); give a plan.yaml") from error
     try:
         values = load_yaml(text)
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where = f"line {mark.line + 1}" if mark else "the file"
-        raise PlanError(f"{path.name}: {where} is not valid YAML: {problem or 'syntax'}; correct it") from error
+    except YamlError as error:
+        raise PlanError(f"{path.name}: {error}; correct it") from error
     return parse_plan(values, changes, allowed)
 
 
@@ -319,8 +335,9 @@ def _apply(values: dict[str, Any], change: str) -> None:
         place[part] = place = dict(inner) if isinstance(inner, dict) else {}
     try:
         value = load_yaml(text)
-    except yaml.YAMLError as error:
-        raise PlanError(f"--set {key}: {text!r} is not a value that YAML knows; quote it") from error
+    except YamlError as error:
+        shown = plain(repr(text), SHOWN)
+        raise PlanError(f"--set {key}: {shown} is not a value that YAML knows: {error.problem}; quote it") from error
     if last == "name" and len(path) == 1 and path[0] in TABLES:
         value = TABLES[path[0]].spelled(value) or value
     if last == "name" and place.get("name") != value:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import time
 from datetime import datetime
 from pathlib import Path
@@ -150,3 +151,25 @@ def test_a_line_that_is_cut_for_twenty_seconds(pair: Consortium, tmp_path: Path)
             pair.restart(B)
     assert record.summary().sites[B].missed == {}
     assert_same_outcome(tmp_path / "loop", gathered(pair, "cut", [A, B], tmp_path / "secure"))
+
+
+@alone
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+def test_what_a_hospital_runs_ends_with_its_own_process(sign: signal.Signals, pair: Consortium, tmp_path: Path) -> None:
+    """As its stop_fl.sh ends it: the job's process, and the trainer's, are gone ten seconds later."""
+    changes = [*GO_ON, "training.rounds=2000", "participation.timeout=60"]
+    job, record = start(pair, tmp_path, f"left-{sign.name}", *changes, sites=[A, B])
+    try:
+        wait_until(lambda: len(record.rounds()) >= 2, 120, "round 2")
+        family = pair.family(B)
+        assert len(family) >= 3 and trainer(pair, B) in family
+        before = len(pair.log(B))
+        pair.processes[B].send_signal(sign)
+        pair.processes[B].wait(timeout=30)
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert alive == []
+    finally:
+        lead.abort(job, pair.kit(LEAD))
+        if pair.processes[B].poll() is not None:
+            pair.start_party(B)
+            pair.wait_for_log(B, "Successfully registered client", before)

@@ -1,5 +1,7 @@
 """The command line. Nothing heavy is imported before a command needs it: --help answers at once."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -10,6 +12,7 @@ from medsilo import __version__
 from medsilo.cli import hospital, leading, lists, results, running
 from medsilo.cli.show import command
 from medsilo.cli.usage import Commands, one_line
+from medsilo.core.text import plain
 
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only when all it promised happened."
 Example = tuple[Callable[..., int], str]
@@ -39,6 +42,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (results.report, "runs/one runs/other -o comparison.html"),
         (results.cross, "runs/local"),
         (results.analyse, "landscape runs/fedavg runs/harmofl -o figures"),
+        (results.clean, "runs --older-than 30 --yes"),
     ),
     "For a hospital's engineer": (
         (hospital.predict, "supermodel scan.nii.gz folder-of-scans/ -o predictions"),
@@ -83,10 +87,13 @@ def _program() -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 only when everything it promised happened, 1 if not, 2 after wrong use, 130 when stopped."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:  # a command of its own: what it writes is for this account, and it may be ended as by Ctrl-C
+        os.umask(0o077)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _program().main(given, prog_name="medsilo", standalone_mode=False, obj=given) or 0
     except typer.TyperException as error:
-        print(f"medsilo: {one_line(error, given)}", file=sys.stderr)
+        print(f"medsilo: {plain(one_line(error, given))}", file=sys.stderr)
         return 2
 
 

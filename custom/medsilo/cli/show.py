@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.text import plain, printable
 
 if TYPE_CHECKING:
     from medsilo.study.progress import StudyProgress
@@ -37,7 +38,8 @@ class Screen:
         self._print: Callable[[str], None] | None = None  # above what is live on the terminal
 
     def say(self, line: str) -> None:
-        """Show a line to a person."""
+        """Show a line, or several, to a person."""
+        line = "\n".join(map(printable, line.split("\n")))
         if self._print:
             self._print(line)
         else:
@@ -45,7 +47,7 @@ class Screen:
 
     def warn(self, line: str) -> None:
         """Show what went wrong."""
-        print(f"medsilo: {line}", file=sys.stderr, flush=True)
+        print(f"medsilo: {plain(line)}", file=sys.stderr, flush=True)
 
     def note(self, line: str) -> None:
         """Say on a terminal what is being waited for; a pipe gets results only."""

@@ -6,10 +6,9 @@ import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml
 from medsilo.core.section import Section, checked, in_words
 
@@ -153,8 +152,10 @@ def read_consortium(path: Path) -> Consortium:
     """The checked file; an error of one line that names the key and the fix. Its folders become absolute."""
     try:
         values = load_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        problem = getattr(error, "problem", None) or getattr(error, "strerror", None) or type(error).__name__
+    except YamlError as error:
+        raise MedsiloError(f"{path.name}: {error}; correct it") from error
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or type(error).__name__
         raise MedsiloError(f"{path.name} cannot be read: {problem}") from error
     try:
         consortium = checked(Consortium, values, path.name)

@@ -21,6 +21,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.files import is_safe_name
+from medsilo.core.text import plain
 from medsilo.flare.jobs import add_meta, check_components, pack, plan_of, write_job
 from medsilo.flare.wire import STATISTICS
 from medsilo.runs import paths
@@ -267,8 +268,8 @@ def _is_lost(job: dict[str, Any], info: SystemInfo) -> bool:
 def _obstacles(job: dict[str, Any]) -> list[str]:
     """Why a job waits or could not start, as NVFlare's scheduler and the hospitals said."""
     if job["status"] == "SUBMITTED":
-        return [said.partition(": ")[2] for said in job.get("schedule_history", [])[-1:]]  # without the time
-    return [said for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
+        return [plain(said.partition(": ")[2]) for said in job.get("schedule_history", [])[-1:]]  # without the time
+    return [plain(said) for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
 
 
 def watch(job_id: str, kit: Path, on_round: OnRound, say: Say) -> str:

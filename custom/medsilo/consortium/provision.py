@@ -18,7 +18,7 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import load_private_key, sign_folders
 
 from medsilo.consortium.description import PRIVATE, Consortium
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, write_json, write_text
 from medsilo.site.settings import read_settings
 
@@ -96,20 +96,25 @@ def _check_kept_promises(path: Path, project: dict[str, Any]) -> None:
     """What certificates and kits that are out say can't change any more."""
     if not path.exists():
         return
-    old = load_yaml(path.read_text(encoding="utf-8"))
-    was, now_is = ((kept["name"], kept["builders"], kept["participants"][0]) for kept in (old, project))
+    try:
+        old = load_yaml(path.read_text(encoding="utf-8"))
+        was, now_is = ((kept["name"], kept["builders"], kept["participants"][0]) for kept in (old, project))
+        known = {before["name"]: before for before in old["participants"]}
+    except (OSError, UnicodeDecodeError, YamlError, LookupError, TypeError) as error:
+        message = f"{path.name} of the kits that are there is damaged; put it back from a copy"
+        raise MedsiloError(message, private=str(path)) from error
     if was != now_is:
         raise MedsiloError(
             "the consortium's name, root_valid_days or server differ from those of the kits that are there; put them "
             "back, or make new kits for everybody in another folder"
         )
     now = {participant["name"]: participant for participant in project["participants"]}
-    for before in old["participants"]:
-        after = now.get(before["name"], before)
+    for name, before in known.items():
+        after = now.get(name, before)
         for key in ("type", "org", "role"):
             if before.get(key) != after.get(key):
                 raise MedsiloError(
-                    f"{before['name']} has a certificate as {before.get(key)!r} and can't become {after.get(key)!r}; "
+                    f"{name} has a certificate as {before.get(key)!r} and can't become {after.get(key)!r}; "
                     "use another name"
                 )
 

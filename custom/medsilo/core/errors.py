@@ -1,20 +1,34 @@
 """Errors that a person can act on: one line that says what is wrong, where, and what to do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from medsilo.core.text import plain
+
 
 class MedsiloError(Exception):
     """Wrong input or a promise that could not be kept. Its text is safe to show anywhere.
 
     The text may leave a hospital (it becomes the reason of a refusal), so it never holds a path of a
     hospital's disk, a file name or a patient's identifier. What only the hospital may read goes into `private`.
+    A value in it may come from anybody, so control characters are dropped and it is cut where it gets too long.
     """
 
     def __init__(self, message: str, private: str = "") -> None:
-        super().__init__(message)
+        super().__init__(plain(message))
         self.private = private
 
 
 class PlanError(MedsiloError):
     """The plan is wrong: names the key, the value and the fix."""
+
+
+class YamlError(MedsiloError):
+    """A text is no YAML as it is read here: in which line, and why. Whoever reads the file says which file it is."""
+
+    def __init__(self, problem: str, line: int | None = None) -> None:
+        self.problem, self.line = problem, line
+        super().__init__(f"{f'line {line}' if line else 'the file'} is not valid YAML: {problem}")
 
 
 class DataError(MedsiloError):
@@ -39,3 +53,17 @@ class Aborted(MedsiloError):
 
 class Unreachable(MedsiloError):
     """The server does not answer; it may later."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Say in one line that a file of ours is damaged, whatever goes wrong over its content."""
+    try:
+        yield
+    except MedsiloError:
+        raise
+    except Exception as error:
+        raise MedsiloError(
+            f"{what} is damaged or was changed ({type(error).__name__}); put it back from a copy, or begin anew",
+            private=" ".join(str(error).split()),
+        ) from error

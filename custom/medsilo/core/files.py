@@ -14,10 +14,13 @@ import torch
 import yaml
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.spill import Kept, StoredVector, bytes_of
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+FOLDER, FILE = 0o700, 0o600  # what is written here is for this account alone: it may tell of patients
 
 
 def is_safe_name(name: str) -> bool:
@@ -25,12 +28,21 @@ def is_safe_name(name: str) -> bool:
     return NAME.fullmatch(name) is not None and ".." not in name
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that lack, for this account alone; one that is there stays as it is."""
+    for place in (*reversed(folder.parents), folder):
+        if not place.is_dir():
+            place.mkdir(FOLDER, exist_ok=True)
+
+
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well; else `path` stays as it was."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        temporary.touch(FILE)
+        temporary.chmod(FILE)
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
@@ -61,7 +73,7 @@ def _is_disk_full(error: OSError) -> bool:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with _replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files need not be UTF-8
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -136,16 +148,65 @@ def newest(folder: Path, pattern: str, key: Callable[[Path], int]) -> Path | Non
 
 # YAML 1.2's numbers, which PyYAML, of YAML 1.1, reads as text: 1e-4 has no point.
 NUMBER = ("tag:yaml.org,2002:float", re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789"))
+LARGEST_YAML = 262_144  # bytes
+MOST_NODES = 20_000  # of a YAML text: its keys, values, lists and mappings
+DEEPEST = 32  # lists and mappings within each other
+LONGEST_NUMBER = 40  # digits
+ODD = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")  # controls, and halves of characters
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice instead of silently taking the last."""
+    """YAML of texts, numbers, truth values, lists and mappings, of bounded size. Dates are texts.
+
+    It refuses names for parts (`&a`, `*a`, `<<`), which grow a short text without end; types of its own (`!!int`); and
+    a key given twice, instead of silently taking the last.
+    """
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":merge", ":value"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.nodes = self.depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        self.nodes, self.depth = self.nodes + 1, self.depth + 1
+        event: Any = self.peek_event()
+        if problem := self._problem(event):
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def _problem(self, event: Any) -> str:
+        if isinstance(event, yaml.AliasEvent) or event.anchor:
+            return "names for parts of it (& and *) are not read"
+        if getattr(event, "tag", None):
+            return "types of its own (!) are not read"
+        if self.nodes > MOST_NODES:
+            return f"it has more than {MOST_NODES} keys and values"
+        return f"it is more than {DEEPEST} levels deep" if self.depth > DEEPEST else ""
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        value = super().construct_scalar(node)
+        if ODD.search(value):
+            raise yaml.constructor.ConstructorError(None, None, "a text has control characters", node.start_mark)
+        if node.tag.endswith((":int", ":float")) and len(value) > LONGEST_NUMBER:
+            problem = f"a number has more than {LONGEST_NUMBER} digits"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-        doubled = [key for key in keys if keys.count(key) > 1]
-        if doubled:
-            raise yaml.constructor.ConstructorError(None, None, f"key {doubled[0]!r} is given twice", node.start_mark)
+        seen = set()
+        for place, _ in node.value:
+            key: Any = self.construct_object(place, deep=True)
+            if isinstance(key, list | dict):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", place.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+            seen.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -158,8 +219,16 @@ _Dumper.add_implicit_resolver(*NUMBER)
 
 
 def load_yaml(text: str) -> Any:
-    """Return what a YAML text says; raises yaml.YAMLError."""
-    return yaml.load(text, _Loader)
+    """Return the values of a YAML text, or raise YamlError: the one way in which the package reads YAML."""
+    if len(text.encode("utf-8", "replace")) > LARGEST_YAML:
+        raise YamlError(f"it has more than {LARGEST_YAML} bytes")
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        raise YamlError(" ".join((problem or "syntax").split()), mark.line + 1 if mark else None) from error
+    except (ValueError, OverflowError) as error:
+        raise YamlError("a value is no number; quote it") from error
 
 
 def dump_yaml(value: Any) -> str:

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.text import plain
+
+SHOWN = 200  # bytes of a value
 
 
 class Section(BaseModel):
@@ -67,7 +70,7 @@ def in_words(
 
 def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_values: bool) -> str:
     context = dict(detail.get("ctx") or {})
-    kind, given = detail["type"], repr(detail["input"]) if tells_values else "the value"
+    kind, given = detail["type"], plain(repr(detail["input"]), SHOWN) if tells_values else "the value"
     if not detail["loc"]:
         keys = ", ".join(root.model_fields)
         return str(context["error"]) if kind == "value_error" else f"write a YAML mapping with keys of these: {keys}"

@@ -1,17 +1,21 @@
-"""Text from other machines: on one line, without control characters, and no longer than a reader wants."""
+"""Texts from elsewhere, made fit to be shown: one line, no control characters, no longer than a reader needs."""
+
+import re
 
 LONGEST = 2000  # bytes of one text
+ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\)|\x1b.", re.DOTALL)
 
 
-def one_line(text: str) -> str:
-    """Return the text on one line, without characters that could steer a terminal."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+def printable(text: str) -> str:
+    """Return one line with its spaces, but without what steers a terminal or turns the order of letters."""
+    return "".join(letter if letter.isprintable() else " " for letter in ESCAPES.sub("", text))
 
 
-def cut(text: str, most: int = LONGEST) -> str:
-    """Return the text on one line and in at most so many bytes; an ellipsis stands for what is left out."""
-    line = one_line(text[: 4 * most])  # a text of many megabytes is not looked through
-    content = line.encode("utf-8", "replace")
-    if len(content) <= most and len(text) <= 4 * most:
+def plain(text: object, most: int = LONGEST) -> str:
+    """Return a text from elsewhere as one line of at most so many bytes; an ellipsis stands for what is left out."""
+    given = text if isinstance(text, str) else str(text)
+    line = " ".join(printable(given[: 4 * most]).split())  # a text of many megabytes is not looked through
+    content = line.encode()
+    if len(content) <= most and len(given) <= 4 * most:
         return line
-    return content[: most - 3].decode("utf-8", "ignore") + "…"
+    return content[: most - 3].decode("utf-8", "ignore").rstrip() + "…"

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.core.files import write_json, write_text
+from medsilo.core.files import make_folder, write_json, write_text
 from medsilo.deploy.source import Source
 from medsilo.learning.layers import judges_by_batch
+from medsilo.tasks.dicom import is_dicom
 from medsilo.tasks.scans import Scan, read_scan
 
 BATCH = 16  # cases (slices of a volume) that go through the network together
 FAR = 1.5  # a spacing this many times beyond the training images' is warned of
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")  # masks are written as their images are
 COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
+COLUMNS = ("image", "mask", "error", "detail", "warnings", "expert", "experts", "confidence")  # whatever was found
 Say = Callable[[str], None]
 
 
@@ -100,7 +102,7 @@ def predict_all(source: Source, images: Sequence[Path], out: Path, device: torch
     if judges_by_batch(source.network):
         say("note: this network's norms look at the whole batch, so a slice's result depends on its volume")
     source.network.to(device)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     rows: list[dict[str, Any]] = []
     try:
         for number, (path, mask) in enumerate(named, 1):
@@ -125,7 +127,7 @@ def _case(source: Source, path: Path, mask: Path, device: torch.device) -> dict[
             row["mask"] = mask.name
     except MedsiloError as error:
         return row | {"error": str(error), "detail": error.private or None}
-    except (RuntimeError, MemoryError, OSError) as error:  # too large for the device, no place on the disk
+    except Exception as error:  # too large for the device, no place on the disk, a library's own: the next may do
         return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}
     return row | {"warnings": prediction.warnings} | prediction.found
 
@@ -163,9 +165,8 @@ def _within(folder: Path) -> Iterator[Path]:
 
 
 def _is_series(folder: Path) -> bool:
-    import SimpleITK
-
-    return folder.is_dir() and bool(SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder)))
+    """Whether files of a folder say that they are DICOM; a damaged one is found when the series is read."""
+    return folder.is_dir() and any(path.is_file() and is_dicom(path) for path in sorted(folder.iterdir()))
 
 
 def masks_for(images: Sequence[Path]) -> list[tuple[Path, str]]:
@@ -206,7 +207,7 @@ def _line(row: dict[str, Any]) -> str:
 def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     """predictions.json and predictions.csv."""
     write_json(out / "predictions.json", {"model": model, "cases": list(rows)})
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = list(dict.fromkeys((*COLUMNS, *(key for row in rows for key in row))))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()

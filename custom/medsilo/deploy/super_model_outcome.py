@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.core.text import cut
+from medsilo.core.text import plain
 from medsilo.course.group import Facts, Group
 from medsilo.course.outcome import Conclusion, Outcome, Part, ServerEnd, SiteEnd
 from medsilo.course.phase import Phase
@@ -152,7 +152,7 @@ class SuperModelOutcome(Outcome):
         if bool(told.chosen) == withheld:
             raise Refused("it does not say how often each model was chosen")
         if strangers := sorted(told.chosen.keys() - {GLOBAL, *sites}):
-            raise Refused(f"it chose models of {cut(strangers[0], 63)!r}, which is not a site of the study")
+            raise Refused(f"it chose models of {plain(strangers[0], 63)!r}, which is not a site of the study")
         counted = sum(told.chosen.values())
         if part == "validation" and not withheld and counted != cases:
             raise Refused(f"it chose models for {counted} cases and has {cases}")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups
-from medsilo.core.text import cut
+from medsilo.core.text import plain
 from medsilo.course.group import Group
 from medsilo.course.outcome import Part
 from medsilo.learning.loop import is_finite
@@ -50,7 +50,7 @@ class Acceptance:
         check_values(told, self.most_values)
         facts = parcel.facts
         if facts.get("study") != self.study or facts.get("task") != task or facts.get("round") != number:
-            other = (cut(str(facts.get(key)), 40) for key in ("task", "round"))
+            other = (plain(str(facts.get(key)), 40) for key in ("task", "round"))
             raise Refused(f"answers {' '.join(other)} of a study, not {task} {number} of this one")
         check_package(facts.get("package"), self.plan.code)
         check_packages(facts.get("package"), self.plan.code)
@@ -106,7 +106,7 @@ def check_packages(site: Any, server: Any) -> None:
     """Raise Refused unless a site runs the server's versions of the other packages that the plan uses."""
     own, served = (_facts(_facts(code).get("packages", {})) for code in (site, server))
     for name in sorted({*own, *served}):
-        _same_version(cut(name, 60), _facts(own.get(name)), _facts(served.get(name)))
+        _same_version(plain(name, 60), _facts(own.get(name)), _facts(served.get(name)))
 
 
 def _facts(told: Any) -> Mapping[str, Any]:
@@ -116,7 +116,9 @@ def _facts(told: Any) -> Mapping[str, Any]:
 def _same_version(name: str, site: Mapping[str, Any], server: Mapping[str, Any]) -> None:
     runs, serves = ({key: facts.get(key) for key in ("version", "hash")} for facts in (site, server))
     if runs != serves:
-        own, served = (f"{cut(str(facts['version']), 40)} ({cut(str(facts['hash'])[:12])})" for facts in (runs, serves))
+        own, served = (
+            f"{plain(str(facts['version']), 40)} ({plain(str(facts['hash'])[:12])})" for facts in (runs, serves)
+        )
         raise Refused(f"runs {name} {own}, the server {served}; install the same package at both")
 
 
@@ -125,7 +127,7 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
     layout, most = plan.task.layout, cases.test
     for name, values in counts.items():
         if name not in layout:
-            raise Refused(f"its counts have the surplus {cut(name, 40)}")
+            raise Refused(f"its counts have the surplus {plain(name, 40)}")
         if len(values) != layout[name]:
             raise Refused(f"its counts of {name} are not {layout[name]} numbers")
         if name in (CONFUSION, CHANCES):

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Literal, Protocol
 
 from medsilo.core.errors import Aborted, Died, MedsiloError
-from medsilo.core.text import cut
+from medsilo.core.text import plain
 from medsilo.plan import Participation
 from medsilo.runs.messages import Parcel, SiteAnswer
 
@@ -33,7 +33,7 @@ class Missing:
     @classmethod
     def refused(cls, error: MedsiloError) -> "Missing":
         """Return the refusal that an error is; its text may come from a site."""
-        return cls("refused", cut(str(error)), isinstance(error, Died))
+        return cls("refused", plain(str(error)), isinstance(error, Died))
 
 
 class Messenger(Protocol):

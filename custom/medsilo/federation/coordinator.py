@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from medsilo.core.errors import MedsiloError, ParticipationError
+from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase
@@ -76,7 +76,11 @@ class Coordinator:
     def run(self, resume: bool = False) -> Summary:
         """Lead the study to its end; returns the summary, which is also written when the study fails."""
         started, clock = now(), time.monotonic()
-        self._go_on() if resume else self.record.begin(self.plan)
+        if resume:
+            with reading(f"the checkpoint of run {self.record.folder.name}"):
+                self._go_on()
+        else:
+            self.record.begin(self.plan)
         reason: str | None = "stopped"
         try:
             self._check_sites()
@@ -153,7 +157,8 @@ class Coordinator:
         if self.outcome.common:
             self.state.save_common(paths.LAST, number)
         if chosen != number:
-            self.state.go_back_to(chosen)
+            with reading(f"the best checkpoint of run {self.record.folder.name}"):
+                self.state.go_back_to(chosen)
         if not self.outcome.personal:
             self.state.save_common(paths.BEST, chosen)
         conclusion = self.outcome.conclude(end, self._told(delivered))

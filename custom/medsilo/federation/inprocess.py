@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import load_tensors
 from medsilo.federation import tracking
 from medsilo.federation.asking import Missing, Outgoing, Receive
@@ -118,5 +118,6 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
 
 def _last_model(plan: Plan, folder: Path) -> nn.Module:
     model = plan.algorithm.whole(plan.build_networks())
-    model.load_state_dict(load_tensors(folder / paths.LAST)[0])
+    with reading(f"{paths.LAST} of a site"):
+        model.load_state_dict(load_tensors(folder / paths.LAST)[0])
     return model

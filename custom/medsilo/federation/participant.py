@@ -26,6 +26,7 @@ from medsilo.course.phase import Phase
 from medsilo.course.workbench import Workbench
 from medsilo.federation.accepting import same_layout
 from medsilo.federation.evaluation import Evaluation, Measure
+from medsilo.federation.limits import check_limits, free_disk
 from medsilo.federation.scoring import write_measures
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.loop import DrawnCases, Lesson, Stop, batches, passed_through, steps_in, train_epoch
@@ -59,6 +60,7 @@ class Participant:
         self.data = data or plan.task.read(site, self.sites, plan.seed, settings.data)
         self.evaluation = Evaluation(plan, site, self.data, settings, self.compute)
         self.cases = self.evaluation.cases
+        check_limits(plan, settings, plan.parameters, self.cases["train"], free_disk(folder))
         self.train = self.data.train
         self._check_averages()
         self.state = SiteState(plan, site, folder, self.compute)
@@ -86,7 +88,12 @@ class Participant:
             "warnings": self.warnings,
             "withheld": self.evaluation.withheld,
         }
-        return ANSWERS[asked.task](**common, **told).parcel(groups)
+        reply = ANSWERS[asked.task](**common, **told).parcel(groups)
+        reply.metrics = {
+            name: self.settings.rounded(value) if isinstance(value, float) else value
+            for name, value in reply.metrics.items()
+        }
+        return reply
 
     # ------------------------------------------------------------------ the four kinds of work
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:

@@ -194,6 +194,8 @@ class ServerState:
             raise MedsiloError("the checkpoint belongs to another plan; resume with the plan.yaml of its run folder")
         if facts["sites"] != list(self.sites):
             raise MedsiloError(f"the checkpoint's sites were {', '.join(facts['sites'])}; resume with the same sites")
+        if facts["round"] > self.plan.rounds:
+            raise MedsiloError("the checkpoint is of a round that the plan does not have; it is damaged, begin anew")
         for number in range(1, max(facts["round"], 1) + 1):  # the mixers of every phase so far, in their order
             place = self.course.place_of(number)
             if place != self.place:

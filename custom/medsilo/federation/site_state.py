@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from medsilo.core.errors import Refused
+from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_tensors, save_tensors, write_text
 from medsilo.core.tensors import Modules
 from medsilo.course.group import places_of, views
@@ -109,12 +109,13 @@ class SiteState:
                 self._path(old).unlink(missing_ok=True)
 
     def _load(self, number: int) -> None:
-        tensors, facts = load_tensors(self._path(number))
-        for module, network in self.modules.items():
-            network.load_state_dict(_under(tensors, f"module/{module}/"), strict=False)
-        for name, optimizer in self.optimizers.items():
-            _restore_optimizer(optimizer, _under(tensors, f"optimizer/{name}/"))
-        self.best = facts["best"]
+        with reading("this site's saved state"):
+            tensors, facts = load_tensors(self._path(number))
+            for module, network in self.modules.items():
+                network.load_state_dict(_under(tensors, f"module/{module}/"), strict=False)
+            for name, optimizer in self.optimizers.items():
+                _restore_optimizer(optimizer, _under(tensors, f"optimizer/{name}/"))
+            self.best = None if facts["best"] is None else float(facts["best"])
         self.done = number
 
     # ------------------------------------------------------------------ for the hospital
@@ -126,17 +127,19 @@ class SiteState:
 
     def load_model(self, file: str) -> dict[str, Any]:
         """Take a model that was kept; returns the facts beside it."""
-        tensors, facts = load_tensors(self.folder / file)
-        self.model.load_state_dict(tensors)
-        return facts
+        with reading("this site's saved model"):
+            tensors, facts = load_tensors(self.folder / file)
+            self.model.load_state_dict(tensors)
+            return {"round": int(facts["round"])} | facts
 
     def write_row(
         self, number: int, phase: str, samples: int, metrics: dict[str, float | None], seconds: float
     ) -> None:
         """Write one line a round into metrics.csv; a round that is repeated replaces its line."""
         path = self.folder / paths.METRICS
-        rows = list(csv.DictReader(io.StringIO(path.read_text()))) if path.exists() else []
-        rows = [row for row in rows if int(row["round"]) < number]
+        with reading(f"{paths.METRICS} in this site's results"):
+            rows = list(csv.DictReader(io.StringIO(path.read_text("utf-8")))) if path.exists() else []
+            rows = [{key: row[key] for key in COLUMNS} for row in rows if int(row["round"]) < number]
         row = {"round": number, "phase": phase, "samples": samples, "validated_round": number - 1}
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.files import make_folder
 from medsilo.plan import Plan
 from medsilo.runs.paths import MLFLOW, MLFLOW_FILES, TENSORBOARD
 from medsilo.runs.record import Record
@@ -152,7 +153,7 @@ def trackers(plan: Plan, run: Path, kept: bool = True) -> Iterator[list[Tracker]
     """The plan's trackers of a run in this process; none where the run's folder is not kept."""
     found: list[Tracker] = []
     if kept:
-        run.mkdir(parents=True, exist_ok=True)
+        make_folder(run)
         found = [EventFiles(run), *([MlflowRuns(run)] if plan.tracking.mlflow else [])]
     try:
         yield found

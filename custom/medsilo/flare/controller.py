@@ -1,5 +1,6 @@
 """The one controller of all methods: gives the coordinator its place on NVFlare's server."""
 
+import os
 from collections.abc import Callable
 
 from nvflare.apis.client import Client
@@ -13,6 +14,8 @@ from nvflare.widgets.info_collector import InfoCollector
 
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.files import is_safe_name
+from medsilo.core.lifeline import end_with
+from medsilo.core.text import plain
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.tracking import PointStream
 from medsilo.flare.analytics import receivers, send
@@ -43,6 +46,8 @@ class MedsiloController(Controller):
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         let_tensors_travel()
+        os.umask(0o077)  # logs, too, are for this account alone
+        end_with(os.getppid())
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Tell the last rounds to who asks for the job's statistics, as 'medsilo watch' does; pass on what is tracked.
@@ -74,7 +79,7 @@ class MedsiloController(Controller):
         except Aborted as error:
             self.log_warning(fl_ctx, str(error))
         except MedsiloError as error:
-            self.log_error(fl_ctx, f"{error} {error.private}".strip())
+            self.log_error(fl_ctx, plain(f"{error} {error.private}"))
             self.system_panic(str(error), fl_ctx)
 
     def _call(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
@@ -120,10 +125,10 @@ class MedsiloController(Controller):
     def _tell(self, course: PointStream, fl_ctx: FLContext) -> Callable[[Round], None]:
         def on_round(line: Round) -> None:
             send(self, course.of_round(line), fl_ctx)
-            missing = {**line.refused, **line.lost}
+            missing = plain({**line.refused, **line.lost} or "none")
             self.log_info(
                 fl_ctx,
-                f"round {line.round}: {len(line.answered)} sites answered, missing: {missing or 'none'}",
+                f"round {line.round}: {len(line.answered)} sites answered, missing: {missing}",
             )
 
         return on_round

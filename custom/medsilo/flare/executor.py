@@ -1,6 +1,7 @@
 """The one executor of all methods: gives the participant its place in NVFlare's client."""
 
 import math
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,8 +17,10 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, Died, Refused
-from medsilo.core.files import is_safe_name
+from medsilo.core.files import is_safe_name, make_folder
+from medsilo.core.lifeline import end_with
 from medsilo.core.package import package_facts
+from medsilo.core.text import plain
 from medsilo.federation.accepting import check_package, check_packages
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.isolated import IsolatedParticipant
@@ -44,6 +47,8 @@ class MedsiloExecutor(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             let_tensors_travel()
+            os.umask(0o077)  # logs, too, are for this account alone
+            end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         started = time.monotonic()
@@ -59,7 +64,7 @@ class MedsiloExecutor(Executor):
                 return to_shareable(parcel)
             reply = self._participant(parcel, fl_ctx).answer(parcel, stop)
             for warning in reply.facts.get("warnings", []):
-                self.log_warning(fl_ctx, warning)
+                self.log_warning(fl_ctx, plain(warning))
             return to_shareable(reply)
 
         try:
@@ -68,7 +73,7 @@ class MedsiloExecutor(Executor):
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
-            reason = public_reason(error)
+            reason = plain(public_reason(error))
             self.log_error(fl_ctx, reason)
             add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
@@ -97,7 +102,7 @@ class MedsiloExecutor(Executor):
         """The whole story, which may name files and patients, into a file of this site: NVFlare's logs may leave it."""
         try:
             folder = self.folder or output_folder(fl_ctx, settings_of_site(fl_ctx))
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             with (folder / paths.ERRORS).open("a") as file:
                 file.write(details(error) + "\n")
         except Exception as second:

@@ -7,12 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import yaml
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import write_json, write_text
+from medsilo.core.lifeline import end_with
 from medsilo.flare.jobs import CONFIG, SERVER, check_components, write_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs import paths
@@ -55,8 +58,9 @@ def resume(
     record.check_unfinished()
     plan = load_plan(folder / paths.PLAN)
     path = folder / paths.JOB / CONFIG / SERVER
-    config = json.loads(path.read_text())
-    config["workflows"][0]["args"]["resume"] = True
+    with reading(f"the job of run {record.folder.name}"):
+        config = json.loads(path.read_text("utf-8"))
+        config["workflows"][0]["args"]["resume"] = True
     write_json(path, config)
     (folder / paths.SUMMARY).unlink(missing_ok=True)
     return _simulate(record, plan, settings, threads, on_round)
@@ -70,7 +74,7 @@ def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int |
     prepare_workspace(workspace, settings, record.folder.parent)
     sites = ",".join(plan.participation.everyone)
     command = [sys.executable, "-m", __name__, str(record.folder / paths.JOB), str(workspace), sites]
-    command.append(str(threads or len(plan.participation.everyone)))
+    command += [str(threads or len(plan.participation.everyone)), str(os.getpid())]
     seen = len(record.rounds())
     log_path = record.folder / paths.NVFLARE_LOG
     # Few memory arenas: freed models go back to the system instead of staying with one of many threads.
@@ -87,7 +91,7 @@ def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int |
     if summary is None:
         raise MedsiloError(f"NVFlare ended without a result: {_last_error(log_path)} (all of it: {log_path})")
     if not summary.finished:
-        raise MedsiloError(summary.reason or "the study failed")
+        raise MedsiloError(summary.reason or f"the study failed and does not say why; see {paths.NVFLARE_LOG}")
     return record
 
 
@@ -122,7 +126,17 @@ def _watch(process: subprocess.Popen, record: Record, seen: int, on_round: OnRou
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End the simulator and every process it started; they share a process group of their own."""
+    """End the simulator and every process it started: its own share its group, its sites' have groups of their own."""
+    family: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid).children(recursive=True)
+    _end_group(process)
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+
+
+def _end_group(process: subprocess.Popen) -> None:
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)
@@ -144,7 +158,8 @@ def main() -> int:
     """Run NVFlare's simulator; a process of its own, since it changes folders and starts processes."""
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 
-    job, workspace, sites, threads = sys.argv[1:]
+    job, workspace, sites, threads, parent = sys.argv[1:]
+    end_with(int(parent))
     return SimulatorRunner(job, workspace, clients=sites, threads=int(threads)).run()
 
 

@@ -15,7 +15,7 @@ from nvflare.fuel.utils import fobs
 from torch import Tensor
 
 from medsilo.core.errors import Died, Refused
-from medsilo.core.text import cut
+from medsilo.core.text import plain
 from medsilo.runs.messages import Parcel
 
 META = "medsilo"
@@ -44,7 +44,7 @@ def to_parcel(shareable: Shareable) -> Parcel:
         filtered = code == ReturnCode.TASK_RESULT_FILTER_ERROR
         reason = "a privacy filter of the site held the answer back" if filtered else f"the site answered {code}"
         told = shareable.get_header(REFUSAL)
-        reason = cut(told if isinstance(told, str) and told else f"{reason}; its own log says why")
+        reason = plain(told if isinstance(told, str) and told else f"{reason}; its own log says why")
         if shareable.get_header(DIED) is True:
             raise Died(reason)
         raise Refused(reason)

@@ -8,12 +8,14 @@ from torch import nn, optim
 
 from medsilo.core.section import Section
 
+MOST_EPOCHS = 100_000  # of a study at each site
+
 
 class Training(Section):
     """The plan's `training`: the same at every site."""
 
-    rounds: int = Field(10, ge=1, le=100_000, description="rounds of the study")
-    local_epochs: int = Field(1, ge=1, le=10_000, description="passes over a site's training data per round")
+    rounds: int = Field(10, ge=1, le=10_000, description="rounds of the study")
+    local_epochs: int = Field(1, ge=1, le=1000, description="passes over a site's training data per round")
     batch_size: int = Field(
         16,
         ge=1,
@@ -21,7 +23,7 @@ class Training(Section):
         description="cases per step; a last batch of one case is left out because batch norm can't use it",
     )
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="the optimizer at the sites")
-    learning_rate: float = Field(0.01, gt=0, le=1000, description="its learning rate")
+    learning_rate: float = Field(0.01, ge=1e-8, le=1000, description="its learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `sgd`")
     betas: tuple[float, float] = Field((0.9, 0.999), description="decay rates of `adam`")
     weight_decay: float = Field(0.0, ge=0, le=1, description="weight decay of either")
@@ -40,6 +42,8 @@ class Training(Section):
             raise ValueError("momentum belongs to sgd; adam has betas: remove momentum or choose optimizer=sgd")
         if self.optimizer == "sgd" and "betas" in self.model_fields_set and self.betas != (0.9, 0.999):
             raise ValueError("betas belong to adam; sgd has momentum: remove betas or choose optimizer=adam")
+        if self.rounds * self.local_epochs > MOST_EPOCHS:
+            raise ValueError(f"rounds times local_epochs is over {MOST_EPOCHS} passes over the data; lower one of them")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must lie in [0, 1), not {self.betas}")
         return self

@@ -21,7 +21,7 @@ class FineTuning(SharedAndOwn):
 
     name: Literal["fine-tuning"] = "fine-tuning"
     epochs: int = Field(
-        1, ge=0, le=10_000, description="passes over a site's training data before each evaluation; 0 is FedAvg"
+        1, ge=0, le=1000, description="passes over a site's training data before each evaluation; 0 is FedAvg"
     )
 
     def personalise(self, bench: Workbench) -> None:

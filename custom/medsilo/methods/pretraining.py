@@ -36,7 +36,7 @@ class Pretraining(Section):
         "that folder",
     )
     share: float = Field(0.2, gt=0, le=1, description="the share of the training cases")
-    epochs: int = Field(15, ge=1, le=10_000, description="passes over these cases")
+    epochs: int = Field(15, ge=1, le=1000, description="passes over these cases")
     file: str = Field(
         "pretrained.safetensors", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="the file's name"
     )

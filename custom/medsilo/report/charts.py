@@ -12,6 +12,8 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
+from medsilo.core.text import printable
+
 NARROW, WIDE, HEIGHT = 330, 380, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42
 COLOURS = 8
@@ -188,4 +190,4 @@ def _text(parent: ElementTree.Element, tag: str, text: str, **attributes: str | 
     """ElementTree escapes the text, which may be anything a site chose to say."""
     element = ElementTree.SubElement(parent, tag, {name: str(value) for name, value in attributes.items()})
     # It does not drop what XML forbids outright; browsers would show such characters as boxes.
-    element.text = "".join(letter if letter.isprintable() else " " for letter in text)
+    element.text = printable(text)

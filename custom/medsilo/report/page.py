@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from medsilo.core.errors import reading
 from medsilo.report import findings, holdings, panels
 from medsilo.report.charts import NARROW, WIDE, Series, line_chart, swatch, ticks
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
@@ -25,7 +26,10 @@ MARKS = {"answered": "●", "refused": "✕", "lost": "○", "missed": "○", "n
 
 def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
     """Read the run folders, write the page and return where it is."""
-    return save(render(read_all(runs), title), destination)
+    every = read_all(runs)
+    with reading("what these runs tell, in summary.json or rounds.jsonl,"):  # each file may be well by itself
+        page = render(every, title)
+    return save(page, destination)
 
 
 def render(runs: Sequence[RunResult], title: str) -> str:

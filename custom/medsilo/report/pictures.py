@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
+from medsilo.core.text import printable
 from medsilo.report.charts import COLOURS, ticks
 
 CELL, NAMES = 30, 92  # of the heat map: a cell's side, the room for the sites' names
@@ -119,7 +120,7 @@ def start_svg(width: float, height: float, key: str, title: str, description: st
 def draw_text(parent: ElementTree.Element, text: str, tag: str = "text", **attributes: str | float) -> None:
     """A text, or a title; ElementTree escapes it."""
     element = ElementTree.SubElement(parent, tag, {name: str(value) for name, value in attributes.items()})
-    element.text = "".join(letter if letter.isprintable() else " " for letter in text)
+    element.text = printable(text)
 
 
 def shortened(site: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, reading
 from medsilo.runs import paths
 from medsilo.runs.reading import read_cross, read_provenance, read_rounds, read_summary, read_text
 from medsilo.runs.schema import Cross, Provenance, Round, SiteResult, Summary
@@ -137,6 +137,11 @@ class RunResult:
 def read(folder: Path) -> RunResult:
     """Read one run folder, or raise a MedsiloError that names the file and what to do."""
     name = Path(folder).resolve().name
+    with reading(f"run '{name}'"):
+        return _read(folder, name)
+
+
+def _read(folder: Path, name: str) -> RunResult:
     if not Path(folder).is_dir():
         raise MedsiloError(f"There is no run folder '{name}': give the folder that holds {paths.SUMMARY}", str(folder))
     folder = Path(folder)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from medsilo.core.text import one_line
+from medsilo.core.text import plain
 from medsilo.report.read import RunResult, all_sites, spans
 
 MISSING, WITHHELD = "–", "withheld"
@@ -21,8 +21,8 @@ def score_text(run: RunResult, site: str) -> str:
 def text_table(runs: Sequence[RunResult]) -> str:
     """Test scores, method x site, with mean over sites and pooled over cases, and below it whatever went missing."""
     sites = all_sites(runs)
-    header = [_heading(runs), *map(one_line, sites), "mean", "pooled"]
-    first = max(len(name) for name in [header[0], *(one_line(run.label) for run in runs)])
+    header = [_heading(runs), *map(plain, sites), "mean", "pooled"]
+    first = max(len(name) for name in [header[0], *(plain(run.label) for run in runs)])
     shortest = len(WITHHELD) if any(run.withholds(site) for run in runs for site in sites) else 5
     widths = [max(len(title), shortest) for title in header[1:]]
     lines = [_line(header, first, widths), "-" * (first + sum(width + 2 for width in widths))]
@@ -37,25 +37,25 @@ def text_table(runs: Sequence[RunResult]) -> str:
 
 def cross_table(run: RunResult) -> str:
     """Every site's model (row) on every site's test data (column)."""
-    header = [f"model of, {one_line(run.summary.metric)} at", *map(one_line, run.sites), "mean", "pooled"]
-    first = max(map(len, [header[0], *map(one_line, run.sites)]))
+    header = [f"model of, {plain(run.summary.metric)} at", *map(plain, run.sites), "mean", "pooled"]
+    first = max(map(len, [header[0], *map(plain, run.sites)]))
     widths = [max(len(title), 5) for title in header[1:]]
     lines = [_line(header, first, widths), "-" * (first + sum(width + 2 for width in widths))]
     for owner in run.sites:
         scores, mean, pooled = run.elsewhere(owner)
-        lines.append(_line([one_line(owner), *map(number, [*scores, mean, pooled])], first, widths))
+        lines.append(_line([plain(owner), *map(number, [*scores, mean, pooled])], first, widths))
     return "\n".join(lines)
 
 
 def _heading(runs: Sequence[RunResult]) -> str:
     metrics = {run.summary.metric for run in runs}
-    return f"test {one_line(metrics.pop())}" if len(metrics) == 1 else "test score (different metrics)"
+    return f"test {plain(metrics.pop())}" if len(metrics) == 1 else "test score (different metrics)"
 
 
 def _row(run: RunResult, sites: Sequence[str], first: int, widths: Sequence[int]) -> str:
-    label = one_line(run.label)
+    label = plain(run.label)
     if run.failed:
-        return f"{label:<{first}}  FAILED: {one_line(run.summary.reason or 'no reason given')}"
+        return f"{label:<{first}}  FAILED: {plain(run.summary.reason or 'no reason given')}"
     means = [run.summary.mean_test, run.summary.pooled_test]
     return _line([label, *(score_text(run, site) for site in sites), *map(number, means)], first, widths)
 
@@ -72,5 +72,5 @@ def _absence_lines(runs: Sequence[RunResult]) -> list[str]:
         absences = run.absences()
         for site in dict.fromkeys(absence.site for absence in absences):
             rounds = spans(absence.round for absence in absences if absence.site == site)
-            lines.append(f"{one_line(run.label)}: {one_line(site)} missing in round {rounds}")
+            lines.append(f"{plain(run.label)}: {plain(site)} missing in round {rounds}")
     return ["", *lines] if lines else []

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups
-from medsilo.core.text import cut
+from medsilo.core.text import plain
 from medsilo.runs.schema import LARGEST
 
 MOST_CASES = 1_000_000_000
@@ -60,8 +60,8 @@ BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than
 
 
 def _in_words(detail: ErrorDetails) -> str:
-    where, kind = cut(".".join(map(str, detail["loc"])), 80), detail["type"]
-    given = cut(reprlib.repr(detail["input"]), 60)
+    where, kind = plain(".".join(map(str, detail["loc"])), 80), detail["type"]
+    given = plain(reprlib.repr(detail["input"]), 60)
     context = detail.get("ctx") or {}
     if kind == "missing":
         return f"its answer lacks {where}"
@@ -136,7 +136,7 @@ class SiteAnswer(Message):
             raise Refused("its facts or metrics are not a mapping")
         named = {f"metric {name}" for name in parcel.metrics.keys() ^ cls.metrics}
         if named:
-            raise Refused(f"metrics: it has or lacks {cut(', '.join(sorted(named)[:3]), 200)}")
+            raise Refused(f"metrics: it has or lacks {plain(', '.join(sorted(named)[:3]), 200)}")
         samples = {"samples": parcel.samples} if "samples" in cls.model_fields else {}
         own = {_field(name): value for name, value in parcel.metrics.items()}
         return cls.read({**parcel.facts, **own, **samples})
@@ -247,7 +247,7 @@ def check_values(values: Any, most: int) -> None:
                 continue
             if not all(isinstance(key, str) for key in value):
                 raise Refused(f"its {where} has a key that is no text")
-            left += ((inner, cut(key, 80), depth + 1) for key, inner in value.items())
+            left += ((inner, plain(key, 80), depth + 1) for key, inner in value.items())
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise Refused(f"its {where}: a number of {value.bit_length()} bits is out of range")
         elif value is not None and not isinstance(value, str | int | float):
@@ -261,5 +261,5 @@ def same_names(what: str, given: Collection[str], expected: Collection[str]) -> 
         ("has the surplus", set(given) - set(expected)),
     ):
         if names:
-            shown = ", ".join(sorted(cut(str(name), 80) for name in names)[:3]) + (", ..." if len(names) > 3 else "")
+            shown = ", ".join(sorted(plain(str(name), 80) for name in names)[:3]) + (", ..." if len(names) > 3 else "")
             raise Refused(f"{what}: {problem} {shown}")

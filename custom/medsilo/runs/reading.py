@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.text import one_line
+from medsilo.core.text import plain
 from medsilo.runs import paths
 from medsilo.runs.schema import SCHEMA, Cross, Part, Progress, Provenance, Round, Summary, Verdict
 
@@ -88,7 +88,7 @@ def _versioned(model: type[AnyPart], folder: Path, file: str, kind: str) -> AnyP
     if version != SCHEMA or isinstance(version, bool):
         package = content.get("package") if isinstance(content, dict) else None
         maker = package.get("version") if isinstance(package, dict) else None
-        by = f" (written by medsilo {one_line(maker)[:40]})" if isinstance(maker, str) else ""
+        by = f" (written by medsilo {plain(maker)[:40]})" if isinstance(maker, str) else ""
         raise MedsiloError(
             f"{where} has schema {str(version)[:40]}{by}, but this medsilo reads schema {SCHEMA}: "
             f"make the report with the medsilo that made the {kind}"
@@ -107,9 +107,18 @@ def _where(folder: Path, file: str, kind: str = "run") -> str:
 def _parsed(text: str, where: str) -> Any:
     try:
         # NaN and Infinity are no JSON, but programs write them: for a reader such a number is missing.
-        return json.loads(text, parse_constant=lambda constant: None)
+        return _plain(json.loads(text, parse_constant=lambda constant: None))
     except (ValueError, RecursionError) as error:
         raise MedsiloError(f"{where} is no JSON: {BROKEN}", str(error)) from None
+
+
+def _plain(value: Any) -> Any:
+    """Return the value with all its texts fit to be shown: sites and servers elsewhere wrote them."""
+    if isinstance(value, dict):
+        return {plain(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return plain(value) if isinstance(value, str) else value
 
 
 def _checked(model: type[AnyPart], content: Any, where: str) -> AnyPart:
@@ -117,6 +126,6 @@ def _checked(model: type[AnyPart], content: Any, where: str) -> AnyPart:
         return model.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        key = one_line(".".join(str(step) for step in first["loc"]))
-        message = one_line(first["msg"].removeprefix("Value error, "))
+        key = plain(".".join(str(step) for step in first["loc"]))
+        message = plain(first["msg"].removeprefix("Value error, "))
         raise MedsiloError(f"{where}: {f'{key}: ' if key else ''}{message}; {BROKEN}", str(error)) from None

@@ -12,10 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, Field
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_tensors, newest, save_tensors, sweep, write_bytes, write_json, write_text
+from medsilo.core.errors import MedsiloError, reading
+from medsilo.core.files import (
+    load_tensors,
+    make_folder,
+    newest,
+    save_tensors,
+    sweep,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from medsilo.core.package import package_facts
 from medsilo.core.spill import Kept
 from medsilo.plan import Plan
@@ -36,6 +46,25 @@ def new_study(plan: Plan) -> str:
     """A name for a new run: method, task and time, and a few letters that tell apart what starts in one second."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return f"{plan.algorithm.name}-{plan.task.name}-{stamp}-{secrets.token_hex(2)}"
+
+
+class Best(BaseModel):
+    """The best round so far in a checkpoint's facts."""
+
+    round: int = Field(ge=0)
+    scores: dict[str, float]
+
+
+class CheckpointFacts(BaseModel):
+    """What every checkpoint says beside its tensors; the mixers' part is checked by those who take it over."""
+
+    plan: str
+    sites: list[str]
+    best: Best | None
+    settled: dict[str, list[str]]
+    details: dict[str, Any]
+    mixers: dict[str, Any]
+    round: int = Field(ge=0)
 
 
 class Record:
@@ -65,7 +94,7 @@ class Record:
     @contextmanager
     def led_by(self, job: str) -> Iterator[None]:
         """While one job leads a study no other may; the system lets go of a dead process's hold."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         held: AbstractContextManager
         try:
             held = FileLock(self.folder / paths.LOCK).acquire(timeout=LET_GO, poll_interval=0.5)
@@ -159,10 +188,18 @@ class Record:
 
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The newest checkpoint."""
-        path = newest(self.checkpoints, paths.ROUND_FILES, lambda path: int(path.stem.removeprefix("round-")))
-        if path is None:
-            raise MedsiloError(f"run {self.folder.name} has no checkpoint to resume from; start it anew")
-        return load_tensors(path)
+        with reading(f"the checkpoint of run {self.folder.name}"):
+            path = newest(self.checkpoints, paths.ROUND_FILES, self._round_of)
+            if path is None:
+                raise MedsiloError(f"run {self.folder.name} has no checkpoint to resume from; start it anew")
+            tensors, facts = load_tensors(path)
+            if CheckpointFacts.model_validate(facts, strict=True).round != self._round_of(path):
+                raise ValueError("its name and its content tell different rounds")
+        return tensors, facts
+
+    @staticmethod
+    def _round_of(checkpoint: Path) -> int:
+        return int(checkpoint.stem.removeprefix("round-"))
 
     def keep_as_best(self, round_number: int) -> None:
         """Keep a round's checkpoint beyond the next. A second name for the same file, so it costs no copy."""

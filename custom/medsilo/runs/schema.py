@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainValidator, model_validator
 
-from medsilo.core.text import cut
+from medsilo.core.text import plain
 
 SCHEMA: Literal[1] = 1
 LARGEST = 1e39  # no number of a network in float32 is larger
 SLACK = 1e-6  # by which a mean of scores may leave their range through rounding
 
-Text = Annotated[str, BeforeValidator(lambda value: cut(value) if isinstance(value, str) else value)]
+Text = Annotated[str, BeforeValidator(lambda value: plain(value) if isinstance(value, str) else value)]
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]  # every JSON reader keeps such a number exactly
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e12)]
 Number = Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]

@@ -1,15 +1,18 @@
 """A comparison as cells: one run for every row and seed. A finished cell is never run again."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Literal
 
 from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.lifeline import end_family, end_with
 from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.plan import Plan
@@ -154,13 +157,21 @@ def fill(
             if not cell.summary():
                 done(cell, run_cell(cell, engine, settings))
         return
-    with ProcessPoolExecutor(at_once, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(at_once, get_context("spawn"), end_with, (os.getpid(),)) as pool:
         waiting = {pool.submit(run_cell, cell, engine, settings): cell for cell in cells if not cell.summary()}
         try:
             for future in as_completed(waiting):
                 done(waiting[future], future.result())
-        except BaseException:
-            pool.shutdown(cancel_futures=True)  # after an interrupt, nothing new begins
+        except BrokenProcessPool as error:
+            raise MedsiloError(
+                "a process of the comparison died, maybe for want of memory; lower --at-once or training.batch_size, "
+                "then the same compare again goes on"
+            ) from error
+        except BaseException:  # an interrupt: nothing goes on, and what was finished is kept
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():
+                if worker.pid:
+                    end_family(worker.pid)
             raise
 
 

@@ -1,6 +1,5 @@
 """Image files of any kind that SimpleITK reads: their values as tasks want them, and labels back on their own grid."""
 
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from medsilo.core.errors import DataError
+from medsilo.tasks.dicom import check_dicom, is_dicom
+from medsilo.tasks.headers import check_size, open_reader
 
 ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count
 
@@ -43,16 +44,21 @@ class Scan:
 
 def read_scan(path: Path) -> Scan:
     """Reads an image file, or the one DICOM series of a folder."""
-    import SimpleITK
-    from nibabel.filebasedimages import ImageFileError
-
     try:
-        _refuse_broken_nifti(path)
-        image = SimpleITK.ReadImage(series_of(path) if path.is_dir() else str(path))
-    except (RuntimeError, OSError, EOFError, ValueError, zlib.error, ImageFileError) as error:
+        return _read(path)
+    except DataError:
+        raise
+    except Exception as error:  # readers of images raise anything over damaged files
         raise DataError(
             "an image can't be read: it is damaged or no image; copy or export it again", str(error).strip()
         ) from error
+
+
+def _read(path: Path) -> Scan:
+    import SimpleITK
+
+    _refuse_broken_nifti(path)
+    image = _read_series(path) if path.is_dir() else open_reader(path).Execute()
     axes, channels = image.GetDimension(), image.GetNumberOfComponentsPerPixel()
     if axes not in (2, 3):
         raise DataError(f"an image has {axes} axes; give volumes or flat images", str(path))
@@ -71,6 +77,15 @@ def read_scan(path: Path) -> Scan:
     return Scan(values, affine, image.GetSpacing(), header, turn)
 
 
+def _read_series(folder: Path) -> Any:
+    import SimpleITK
+
+    reader = SimpleITK.ImageSeriesReader()
+    reader.SetImageIO("GDCMImageIO")
+    reader.SetFileNames(series_of(folder))
+    return reader.Execute()
+
+
 def refuse_palette(path: Path) -> None:
     """SimpleITK turns a palette's numbers into colours without a word; labels would be lost and greys become RGB."""
     from PIL.PngImagePlugin import PngImageFile
@@ -84,6 +99,9 @@ def series_of(folder: Path) -> list[str]:
     """The files of the one DICOM series in a folder, in order; raises DataError when there are several or none."""
     import SimpleITK
 
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and is_dicom(path):
+            check_dicom(path)
     series = SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder))
     if len(series) != 1:
         raise DataError(f"a folder has {len(series)} DICOM series; give one folder per series", str(folder))
@@ -99,6 +117,7 @@ def _refuse_gaps(files: list[str]) -> None:
     places = []
     for file in files:
         reader = SimpleITK.ImageFileReader()
+        reader.SetImageIO("GDCMImageIO")
         reader.SetFileName(file)
         reader.ReadImageInformation()
         places.append(reader.GetOrigin())
@@ -115,6 +134,7 @@ def _refuse_broken_nifti(path: Path) -> None:
 
     if path.name.lower().endswith((".nii", ".nii.gz")):
         image: Any = nibabel.load(path)
+        check_size(image.shape, image.get_data_dtype().itemsize, path)
         values = np.asanyarray(image.dataobj.get_unscaled())  # raises when the file was cut off
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             wrong = np.count_nonzero(~np.isfinite(values))

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
+from medsilo.tasks.splits import Shares
 
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 
@@ -31,6 +32,9 @@ class DataSource(Section):
     table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
     columns: Columns = Columns()
     label_map: dict[str | int, str | int] = {}  # this site's labels to the plan's
+    # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
+    shares: Shares | None = None
+    split: int | None = Field(None, ge=0, lt=2**32)
     cache: Literal["memory", "disk", "none"] = "memory"  # where images that are ready for the network are kept
     cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again
     cache_folder: Path | None = None  # where they are kept with `cache: disk`

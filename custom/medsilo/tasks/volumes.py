@@ -1,6 +1,5 @@
 """Volumes and masks as NIfTI files: one orientation for all, and image and mask must lie in the same place."""
 
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import DataError
+from medsilo.tasks.headers import check_size
 from medsilo.tasks.resizing import resized
 from medsilo.tasks.scans import ORIENTATION, read_scan
 
@@ -82,13 +82,16 @@ def read_mask(path: Path) -> Volume:
         return Volume(other.values.round().astype(np.int64), other.affine)
     try:
         mask: Any = nibabel.load(path)
-        values = np.asanyarray(mask.dataobj)
-    except (OSError, EOFError, ValueError, zlib.error, nibabel.filebasedimages.ImageFileError) as error:
+        check_size(mask.shape, mask.get_data_dtype().itemsize, path)
+        values, own = np.asanyarray(mask.dataobj), orientations.io_orientation(mask.affine)
+        turn = orientations.ornt_transform(own, orientations.axcodes2ornt(ORIENTATION))
+        affine = RAS_TO_LPS @ mask.affine @ orientations.inv_ornt_aff(turn, mask.shape)
+        values = orientations.apply_orientation(values, turn)
+        return Volume(np.ascontiguousarray(values.transpose(2, 1, 0)).astype(np.int64), affine)
+    except DataError:
+        raise
+    except Exception as error:  # nibabel raises anything over damaged files
         raise DataError("a mask is no readable NIfTI file; see this site's log for its name", str(error)) from error
-    turn = orientations.ornt_transform(orientations.io_orientation(mask.affine), orientations.axcodes2ornt(ORIENTATION))
-    affine = RAS_TO_LPS @ mask.affine @ orientations.inv_ornt_aff(turn, mask.shape)
-    values = orientations.apply_orientation(values, turn)
-    return Volume(np.ascontiguousarray(values.transpose(2, 1, 0)).astype(np.int64), affine)
 
 
 def read_pair(image_path: Path, mask_path: Path) -> tuple[Volume, Volume]:

@@ -13,6 +13,7 @@ from socket import socket, socketpair
 from typing import Any
 
 from medsilo.core.errors import Aborted, Died, MedsiloError, Refused
+from medsilo.core.files import make_folder
 from medsilo.core.tensors import Groups
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.frames import receive, send
@@ -95,7 +96,7 @@ class IsolatedParticipant:
         self.close()
         self.end, theirs = socketpair()
         self.end.settimeout(STALL)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         # The same package as this process has, wherever it came from, and nothing from the current folder.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-P", "-m", "medsilo.federation.process.worker", str(theirs.fileno())]

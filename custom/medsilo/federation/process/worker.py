@@ -34,9 +34,8 @@ class Worker:
         Thread(target=self._listen, daemon=True).start()
         self.site = self.work.get()[0]
         settings = SiteSettings.model_validate(self.site["settings"])
-        if settings.memory_limit:
-            limit = settings.memory_limit << 20  # of memory written to; what is only reserved (CUDA) does not count
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        limit = settings.most_memory  # of memory written to; what is only reserved (CUDA) does not count
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         whole = True
         while whole:
             message, groups = self.work.get()

@@ -1,5 +1,6 @@
 """A hospital's own images: what `nifti-folder` and `image-folder` have in common."""
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +33,8 @@ from medsilo.tasks.volumes import SAME_PLACE
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
-Distance = Annotated[float, Field(gt=0, le=1000)]
+Distance = Annotated[float, Field(ge=0.01, le=1000)]
+MOST_VOXELS = 2**27  # of a case: 512 along each of three axes
 BACKGROUND = "background"
 SHOWN = 8  # values that an error names
 GREATEST = 65_535  # value of a mask
@@ -81,6 +83,8 @@ class FolderTask(Task):
     def _agree(self) -> Self:
         if len(self.size) != self.axes:
             raise ValueError(f"size {list(self.size)} has {len(self.size)} numbers; give {self.axes}: x, y, z in turn")
+        if math.prod(self.size) > MOST_VOXELS:
+            raise ValueError(f"size {list(self.size)} is more than {MOST_VOXELS} places; give a smaller one")
         if not self.segments and len(self.labels) < 2:
             raise ValueError(f"labels {list(self.labels)}: a classification needs two or more")
         if "rotate90" in self.augmentation and self.size[0] != self.size[1]:
@@ -222,7 +226,7 @@ class FolderTask(Task):
         if self.partition is not None:
             listing.entries = self._dealt(self.partition, site, sites, listing.entries, classes)
         source = source if keeps else source.once()
-        parts = self._split(listing)
+        parts = self._split(listing, source)
         cache_key = f"{self.model_dump_json()} {source.label_map}"
         numbers = self._numbers(source)
         holder = Cache(source, partial(self._made, classes=classes, numbers=numbers), cache_key)
@@ -246,12 +250,14 @@ class FolderTask(Task):
         )
         return [entries[place] for place in owners[order.index(site)]]
 
-    def _split(self, listing: Listing) -> dict[str, list[Entry]]:
-        """Each entry's part: the table's, or by the hash of its patient."""
+    def _split(self, listing: Listing, source: DataSource) -> dict[str, list[Entry]]:
+        """Each entry's part: the table's, or by the hash of its patient, as the site or else the plan has it."""
+        own = source.split
         if any(entry.part for entry in listing.entries):
             place = {entry.patient: entry.part for entry in listing.entries}
         else:
-            place = parts_by_hash({entry.patient for entry in listing.entries}, self.shares, self.split)
+            patients = {entry.patient for entry in listing.entries}
+            place = parts_by_hash(patients, source.shares or self.shares, self.split if own is None else own)
         return {part: [entry for entry in listing.entries if place[entry.patient] == part] for part in PARTS}
 
     def _chosen(self, facts: Facts) -> list[int]:
@@ -328,7 +334,10 @@ class FolderTask(Task):
         if not image.isfinite().all():
             raise DataError("images have values that are NaN or infinite")
         cases = self._cases(image)
-        cases = resized(cases, self._grid(tuple(cases.shape[2:]), spacing))
+        grid = self._grid(tuple(cases.shape[2:]), spacing)
+        if math.prod(grid) > MOST_VOXELS:
+            raise DataError(f"images would have more than {MOST_VOXELS} voxels in the plan's target_spacing")
+        cases = resized(cases, grid)
         ready = self.intensity.apply(cases.transpose(0, 1)).transpose(0, 1)  # over all slices of a volume
         if not ready.isfinite().all():
             raise DataError("images become NaN by the plan's intensity; is one of a single value?")
@@ -412,6 +421,10 @@ def _held(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]]) -
             held.append(cache.hold(entry))
         except DataError as error:
             wrong[re.sub(r"\d+ values", "values", str(error))].append(entry.name)
+        except MedsiloError:  # not the image's fault
+            raise
+        except Exception as error:
+            wrong[f"images can't be made ready ({type(error).__name__}); export them again"].append(entry.name)
     return held
 
 

@@ -23,7 +23,9 @@ class NiftiFolder(FolderTask):
 
     name: Literal["nifti-folder"] = "nifti-folder"
     dimensions: Dimensions = Field(default=3, description="3: volumes; 2: their slices")
-    modalities: tuple[Name, ...] = Field(default=("image",), min_length=1, description="a volume's channels, in turn")
+    modalities: tuple[Name, ...] = Field(
+        default=("image",), min_length=1, max_length=64, description="a volume's channels, in turn"
+    )
     target_spacing: tuple[Distance, ...] | None = Field(default=None, description="mm between voxels, for all sites")
     slices: Literal["labelled", "all"] = Field(
         default="labelled", description="slices of a segmentation that are cases: those with a structure, or all"

@@ -11,7 +11,10 @@ from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
 from medsilo.learning.loop import Case
+from medsilo.tasks.headers import check_size
 from medsilo.tasks.task import Cases, SiteData
+
+LARGEST_VALUE = 8  # bytes, as int64
 
 
 def in_memory(items: Sequence[Hashable], patients: Sequence[str], read: Callable[..., Case]) -> Cases:
@@ -92,8 +95,11 @@ def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
         with Image.open(path) as image:
             if mode and image.mode[0] in "IF":
                 raise DataError(f"a {what} has more than 8 bits per value; save it with 8", private=str(path))
+            check_size((*image.size, len(image.getbands())), LARGEST_VALUE, path)
             return np.asarray(image.convert(mode) if mode else image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises anything over damaged files
         message = f"a {what} is absent or damaged; see this site's log for its name"
         raise DataError(message, f"{path}: {error}") from error
 

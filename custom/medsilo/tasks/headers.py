@@ -1,0 +1,100 @@
+"""The headers of image files, checked before a library follows them: the files they name, the size they claim."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from medsilo.core.errors import DataError
+from medsilo.tasks.dicom import check_dicom, is_dicom
+
+# SimpleITK's for the kinds that the docs promise. Others follow names, too (HDF5, Stimulate).
+READERS = ("BMP", "GDCM", "JPEG", "Meta", "Nifti", "Nrrd", "PNG", "TIFF")
+HEAD = 1 << 20  # bytes that a text header may have
+LONGEST = 400  # letters of a line of it
+FREE = 256 << 20  # bytes that any image may have,
+RATIO = 2000  # and so many times its file beyond: zlib reaches 1032
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins; with + places in it have 64 bits
+META_LINE = re.compile(rb"[\t\x20-\x7e]*\r?")
+META_DATA = re.compile(rb"ElementDataFile\s*[=:]\s*([^\s/\\]+)\s*")
+NRRD_DATA = re.compile(rb"(?:^|[\r\n])\s*data\s*file\s*:", re.IGNORECASE)
+NRRD_END = re.compile(rb"\r?\n\r?\n")
+ELSEWHERE = "an image's header names another file; save the image with its values in one file"
+
+
+def open_reader(path: Path) -> Any:
+    """Return SimpleITK's reader of a file whose header was read and holds nothing that must not be followed."""
+    import SimpleITK
+
+    dicom = is_dicom(path)
+    if dicom:
+        check_dicom(path)
+    _check_tiff(path)
+    kind = SimpleITK.ImageFileReader.GetImageIOFromFileName(str(path))
+    if kind.removesuffix("ImageIO") not in READERS or (kind == "GDCMImageIO" and not dicom):
+        raise DataError("an image can't be read: it is damaged or no image; copy or export it again", str(path))
+    values = path
+    if kind == "MetaImageIO":
+        values = _file_of_meta(path)
+    if kind == "NrrdImageIO":
+        _check_nrrd(path)
+    reader = SimpleITK.ImageFileReader()
+    reader.SetImageIO(kind)
+    reader.SetFileName(str(path))
+    reader.ReadImageInformation()
+    one = SimpleITK.Image([1, 1], reader.GetPixelID(), reader.GetNumberOfComponents())
+    check_size(reader.GetSize(), SimpleITK.GetArrayViewFromImage(one).nbytes, values)
+    return reader
+
+
+def check_size(shape: tuple[int, ...], value_bytes: int, path: Path) -> None:
+    """Refuse an image whose header claims more values than its file can hold, before memory is taken for them."""
+    claimed = math.prod(int(length) for length in shape) * value_bytes
+    if min(shape, default=1) < 1 or claimed > FREE + RATIO * path.stat().st_size:
+        raise DataError("an image's header claims more values than its file holds; export it again", str(path))
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEAD)
+
+
+def _file_of_meta(path: Path) -> Path:
+    """Return where the values are: inside the file, or for .mhd in a plain file of the same folder."""
+    head = _head(path)
+    before, key, rest = head.partition(b"ElementDataFile")
+    lines = before.split(b"\n")
+    clean = all(len(line) <= LONGEST and META_LINE.fullmatch(line) for line in lines)
+    named = META_DATA.fullmatch(key + rest.partition(b"\n")[0][:LONGEST])
+    if not clean or lines[-1] or named is None:
+        raise DataError(ELSEWHERE if key else "an image has no whole header; export it again", str(path))
+    name = named[1].decode("ascii", "replace")
+    if name.upper() == "LOCAL":
+        return path
+    beside = path.parent / name  # a list or a pattern of names is no file
+    if path.suffix != ".mhd" or not beside.is_file() or beside.resolve().parent != path.parent.resolve():
+        raise DataError(ELSEWHERE, str(path))
+    return beside
+
+
+def _check_nrrd(path: Path) -> None:
+    """Refuse a header that names files; it ends with an empty line, and the values follow."""
+    head = _head(path)
+    if NRRD_DATA.search(head):
+        raise DataError(ELSEWHERE, str(path))
+    if NRRD_END.search(head) is None:
+        raise DataError("an image has no whole header; export it again", str(path))
+
+
+def _check_tiff(path: Path) -> None:
+    """Refuse a picture of absurd height before the library makes a table of its lines."""
+    from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, ImageFileDirectory_v2
+
+    with path.open("rb") as file:
+        start = file.read(8)
+        if not start.startswith(TIFF):
+            return
+        tags = ImageFileDirectory_v2(start + file.read(8) if b"+" in start[:4] else start)
+        file.seek(tags.next)
+        tags.load(file)
+    check_size((tags[IMAGEWIDTH], tags[IMAGELENGTH]), 1, path)

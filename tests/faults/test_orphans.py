@@ -1,0 +1,104 @@
+"""Processes end with the one that started them, however that one dies: nothing goes on without its owner."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from medsilo.flare.jobs import write_job
+from medsilo.runs.record import Record
+from tests.conftest import make_plan
+from tests.secure.consortium import wait_until
+
+LONG = "training.rounds=2000"
+
+
+def named(folder: Path) -> list[psutil.Process]:
+    """The living processes whose command line names this folder, which is this test's alone."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and any(str(folder) in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+@contextmanager
+def command(folder: Path, *arguments: str) -> Iterator[subprocess.Popen]:
+    """A command as a user starts it; whatever is left of it is ended."""
+    with (folder / "said.txt").open("w") as said:
+        process = subprocess.Popen([sys.executable, "-m", "medsilo.cli", *arguments], stdout=said, stderr=said)
+    family: list[psutil.Process] = []
+    try:
+        yield process
+    finally:
+        with suppress(psutil.Error):
+            family = psutil.Process(process.pid).children(recursive=True)
+        for member in {*family, *named(folder)}:
+            with suppress(psutil.Error):
+                member.kill()
+        process.kill()
+        process.wait()
+
+
+def killed(process: subprocess.Popen, sign: signal.Signals, folder: Path, most: int = 10) -> str:
+    """Send it, and expect that within ten seconds nothing is left of the family; what it said."""
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    assert len(family) > 2
+    process.send_signal(sign)
+    deadline = time.monotonic() + most
+    process.wait(timeout=most)
+    _, alive = psutil.wait_procs(family, timeout=deadline - time.monotonic())
+    assert alive == [] and named(folder) == []
+    return (folder / "said.txt").read_text()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("moment", ["before the sites are there", pytest.param("in a round", marks=pytest.mark.slow)])
+def test_the_simulator_ends_with_its_command(sign: signal.Signals, moment: str, tmp_path: Path) -> None:
+    write_job(tmp_path / "job", make_plan("fedavg", LONG))
+    record = Record(tmp_path / "runs" / "left")
+    with command(tmp_path, "run", str(tmp_path / "job"), "--out", str(tmp_path / "runs"), "--name", "left") as process:
+        if moment == "in a round":
+            wait_until(lambda: len(record.rounds()) >= 2, 120, "round 2")
+        else:
+            sites = "nvflare.private.fed.app.simulator.simulator_worker"
+            wait_until(lambda: any(sites in one.cmdline() for one in named(tmp_path)), 120, "a site's process")
+        said = killed(process, sign, tmp_path)
+    if sign == signal.SIGTERM:
+        assert process.returncode == 130 and "what was finished is kept" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("engine", ["inprocess", pytest.param("simulator", marks=pytest.mark.slow)])
+def test_the_runs_of_a_comparison_end_with_it(sign: signal.Signals, engine: str, tmp_path: Path) -> None:
+    arguments = ["--task", "synthetic-activity", "--methods", "local,fedavg", "--seeds", "0", "--set", LONG]
+    where = ["--out", str(tmp_path / "study"), "--engine", engine, "--at-once", "2"]
+    with command(tmp_path, "compare", *arguments, *where) as process:
+        cells = [Record(tmp_path / "study" / name) for name in ("local-0", "fedavg-0")]
+        wait_until(lambda: all(len(cell.rounds()) >= 1 for cell in cells), 240, "a round of both")
+        said = killed(process, sign, tmp_path)
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_what_the_command_started_ends_when_only_the_simulator_is_killed(tmp_path: Path) -> None:
+    write_job(tmp_path / "job", make_plan("fedavg", LONG))
+    record = Record(tmp_path / "runs" / "left")
+    with command(tmp_path, "run", str(tmp_path / "job"), "--out", str(tmp_path / "runs"), "--name", "left") as process:
+        wait_until(lambda: len(record.rounds()) >= 2, 120, "round 2")
+        (simulator,) = psutil.Process(process.pid).children()
+        family = simulator.children(recursive=True)
+        assert len(family) >= 3
+        os.kill(simulator.pid, signal.SIGKILL)
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert alive == []
+        assert process.wait(timeout=20) == 1
+    assert "Traceback" not in (tmp_path / "said.txt").read_text()

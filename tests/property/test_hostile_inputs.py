@@ -1,0 +1,367 @@
+"""Fuzzing: whatever comes from elsewhere, a person reads one line. No raw error, nothing slow, nothing that runs away.
+
+The default suite draws about 1,500 inputs, always the same ones; HOSTILE_INPUTS=20000 (make test-long) that many.
+"""
+
+import copy
+import io
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import SimpleITK
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from medsilo.cli import main
+from medsilo.consortium.description import read_consortium
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import load_tensors, load_yaml, save_tensors
+from medsilo.core.memory import most_held
+from medsilo.core.text import LONGEST
+from medsilo.deploy.source import open_source
+from medsilo.federation import inprocess
+from medsilo.plan import load_plan, parse_plan
+from medsilo.runs.record import Record
+from medsilo.site.settings import SiteSettings, read_settings
+from medsilo.tasks.published.public_files import read_labels
+from medsilo.tasks.scans import read_scan
+from medsilo.tasks.volumes import Volume, read_mask, write_volume
+from tests.conftest import make_plan
+from tests.unit.test_predict import make_super_model
+
+INPUTS = int(os.environ.get("HOSTILE_INPUTS", "1500"))
+MOST_SECONDS, MOST_MEMORY = 10, 1 << 30
+
+
+def hostile(share: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test that is given its share of all inputs; the same ones in every run."""
+    return settings(
+        max_examples=max(1, int(share * INPUTS)),
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@contextmanager
+def one_line_at_most() -> Iterator[None]:
+    """What is inside works, or ends in one line of ours; in time, and without a gigabyte."""
+    started, held = time.process_time(), most_held()
+    try:
+        yield
+    except MedsiloError as error:
+        told = str(error)
+        assert told.isprintable() and 0 < len(told) <= LONGEST
+    assert time.process_time() - started < MOST_SECONDS
+    assert most_held() - held < MOST_MEMORY
+
+
+# ---------------------------------------------------------------------------------------------------- what is drawn
+ODD_TEXTS = ["", "x" * 5000, "\x1b[31m", "\0", "\ud800", "../../etc/passwd", "ä\u202e", "a\nb", "{{x}}", "%s", "nan"]
+ODD_NUMBERS = [0, -1, 2**31, 2**63, 10**40, 1e308, -1e-308, float("nan"), float("inf"), True, False, None]
+odd = st.sampled_from([*ODD_TEXTS, *ODD_NUMBERS]) | st.integers() | st.floats() | st.text(max_size=20)
+values = st.recursive(
+    odd,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=8,
+)
+YAML_TEXTS = [
+    "2026-13-45",
+    "!!int x",
+    "&a [*a]",
+    "<<: {}",
+    "[" * 3000,
+    "9" * 5000,
+    "- " * 3000,
+    "? [a]\n: b",
+    "0b_",
+    "1:99:99",
+    "~",
+    "!!binary x",
+]
+
+
+def places(value: Any, here: tuple = ()) -> Iterator[tuple]:
+    """Every place in nested lists and mappings."""
+    yield here
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield from places(inner, (*here, key))
+
+
+@st.composite
+def changed(draw: st.DrawFn, whole: Any) -> Any:
+    """A value like this one with one to three places changed, gone or surplus."""
+    value = copy.deepcopy(whole)
+    for _ in range(draw(st.integers(1, 3))):
+        every = [place for place in places(value) if place]
+        if not every:
+            return draw(values)
+        *path, last = draw(st.sampled_from(every))
+        inner = value
+        for key in path:
+            inner = inner[key]
+        what = draw(st.sampled_from(["put", "put", "drop", "add"]))
+        if what == "drop":
+            del inner[last]
+        elif what == "add" and isinstance(inner, dict):
+            inner[draw(st.text(max_size=6))] = draw(values)
+        else:
+            inner[last] = draw(values)
+    return value
+
+
+@st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """These bytes cut off, with some changed, or with something put between."""
+    data = bytearray(content)
+    for _ in range(draw(st.integers(1, 4))):
+        if not data:
+            break
+        # a header is where the meaning is
+        place = draw(st.integers(0, min(len(data), draw(st.sampled_from([64, 400, len(data)]))) - 1))
+        kind = draw(st.sampled_from(["cut", "flip", "flip", "put", "drop", "fill"]))
+        if kind == "cut":
+            del data[place:]
+        elif kind == "flip":
+            data[place] = draw(st.integers(0, 255))
+        elif kind == "put":
+            data[place:place] = draw(st.binary(min_size=1, max_size=12) | st.sampled_from([b"9" * 12, b"\n\n", b"-1"]))
+        elif kind == "drop":
+            del data[place : place + draw(st.integers(1, 8))]
+        else:
+            data[place : place + 8] = draw(st.sampled_from([b"\xff" * 8, b"\0" * 8, b"\x7f" * 8]))[: len(data) - place]
+    return bytes(data)
+
+
+@st.composite
+def yaml_text(draw: st.DrawFn, whole: dict) -> str:
+    """A changed file as YAML, or one with broken lines."""
+    text = yaml.safe_dump(draw(changed(whole)), allow_unicode=draw(st.booleans()))
+    lines = text.splitlines()
+    if draw(st.booleans()) and lines:
+        place = draw(st.integers(0, len(lines) - 1))
+        key = lines[place].partition(":")[0]
+        lines[place] = f"{key}: {draw(st.sampled_from(YAML_TEXTS) | st.text(max_size=30))}"
+    return "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hostile")
+
+
+def put(path: Path, content: str | bytes) -> Path:
+    data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    path.write_bytes(data)
+    return path
+
+
+# ---------------------------------------------------------------------------------------------------- YAML
+PLANS = [
+    make_plan("fedavg").resolved(),
+    make_plan("harmofl").resolved(),
+    {
+        "algorithm": {"name": "fedsm", "pull": 0.5},
+        "task": {"name": "image-folder", "labels": ["a", "b"], "size": [32, 32]},
+        "network": {"name": "unet", "features": [4, 8]},
+        "participation": {"sites": ["a", "b"], "minimum": 1, "when_missing": "continue"},
+    },
+]
+SETTINGS = {
+    "data": {
+        "folder": "/data",
+        "images": "*.nii",
+        "label_map": {1: "a"},
+        "columns": {"image": ["a"]},
+        "shares": [0.6, 0.2, 0.2],
+    },
+    "output": "/out",
+    "device": "cpu",
+    "limits": {"parameters": 10},
+    "memory_limit": 512,
+}
+HERE = Path(__file__).resolve().parents[2]
+
+
+@hostile(0.2)
+@given(st.data())
+def test_plans(place: Path, data: st.DataObject) -> None:
+    path = put(place / "plan.yaml", data.draw(yaml_text(data.draw(st.sampled_from(PLANS)))))
+    with one_line_at_most():
+        load_plan(path)
+
+
+@hostile(0.1)
+@given(st.data())
+def test_changes_to_a_plan(data: st.DataObject) -> None:
+    keys = [".".join(map(str, key)) for key in places(PLANS[0]) if key]
+    key = data.draw(st.sampled_from(keys) | st.text(max_size=20))
+    value = data.draw(st.sampled_from([*YAML_TEXTS, *ODD_TEXTS]) | st.text(max_size=20) | values.map(json.dumps))
+    with one_line_at_most():
+        parse_plan(PLANS[0], [f"{key}={value}"])
+
+
+@hostile(0.1)
+@given(st.data())
+def test_settings(place: Path, data: st.DataObject) -> None:
+    put(place / "medsilo.yaml", data.draw(yaml_text(SETTINGS)))
+    with one_line_at_most():
+        read_settings(place)
+
+
+@hostile(0.1)
+@given(st.data())
+def test_consortia(place: Path, data: st.DataObject) -> None:
+    whole = load_yaml((HERE / "provisioning/consortium.yaml").read_text("utf-8"))
+    path = put(place / "consortium.yaml", data.draw(yaml_text(whole)))
+    with one_line_at_most():
+        read_consortium(path)
+
+
+@hostile(0.1)
+@given(st.one_of(st.text(), st.text(alphabet="[]{}&*!?-:,|>\"'#%@ \n\ta1.~", max_size=200)))
+def test_any_text_as_yaml(text: str) -> None:
+    with one_line_at_most():
+        load_yaml(text)
+
+
+# ---------------------------------------------------------------------------------------------------- images
+def _images(folder: Path) -> dict[str, bytes]:
+    """A good image of every kind."""
+    values = np.random.default_rng(0).normal(size=(3, 8, 9)).astype(np.float32)
+    for name in ("a.nii", "b.nii.gz"):
+        write_volume(folder / name, Volume(values, np.eye(4)))
+    whole = SimpleITK.GetImageFromArray((values * 50).astype(np.int16))
+    for name in ("c.mha", "d.nrrd", "e.mhd", "i.dcm"):
+        SimpleITK.WriteImage(whole if name != "i.dcm" else whole[:, :, 1], str(folder / name))
+    SimpleITK.WriteImage(whole, str(folder / "f.mha"), True)
+    pixels = np.random.default_rng(1).integers(0, 256, (9, 8, 3), np.uint8)
+    for name in ("g.png", "h.tif", "j.jpg", "k.bmp"):
+        Image.fromarray(pixels).save(folder / name)
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix != ".raw"}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return _images(tmp_path_factory.mktemp("images"))
+
+
+@hostile(0.3)
+@given(st.data())
+def test_images(place: Path, images: dict[str, bytes], data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(images)))
+    other = data.draw(st.sampled_from([name, name, name, *images]))  # now and then another kind's content
+    path = put(place / f"x{name}", data.draw(damaged(images[other])))
+    for read in (read_scan, read_mask, read_labels):
+        with one_line_at_most():
+            read(path)
+    path.unlink()
+
+
+# ---------------------------------------------------------------------------------------------------- folders
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "supermodel"
+    make_super_model().save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    inprocess.run(make_plan(), folder=folder, settings=SiteSettings(device="cpu"))
+    return folder
+
+
+def spoil(path: Path, data: st.DataObject) -> None:
+    """One file, deleted, damaged or with other facts in its own format."""
+    content = path.read_bytes()
+    kind = data.draw(st.sampled_from(["bytes", "delete", "folder", "facts", "facts", "facts", "facts"]))
+    if kind == "facts" and path.suffix == ".json":
+        put(path, json.dumps(data.draw(changed(json.loads(content)))))
+    elif kind == "facts" and path.suffix == ".jsonl":
+        lines = content.decode().splitlines()
+        place = data.draw(st.integers(0, len(lines) - 1))
+        lines[place] = json.dumps(data.draw(changed(json.loads(lines[place]))))
+        put(path, "\n".join(lines) + "\n")
+    elif kind == "facts" and path.suffix == ".safetensors":
+        tensors, facts = load_tensors(path)
+        with suppress(ValueError):
+            save_tensors(path, tensors, data.draw(changed(facts)))
+    elif kind in ("delete", "folder"):
+        path.unlink()
+        if kind == "folder":
+            path.mkdir()
+    else:
+        put(path, data.draw(damaged(content)))
+
+
+def files_of(folder: Path) -> list[str]:
+    every = (path for path in folder.rglob("*") if path.is_file() and "events" not in path.name)
+    return sorted(path.relative_to(folder).as_posix() for path in every)
+
+
+@contextmanager
+def spoiled(folder: Path, place: Path, data: st.DataObject, only: str = "") -> Iterator[Path]:
+    """A copy of a folder with one file spoiled."""
+    copied = place / "copy"
+    shutil.copytree(folder, copied)
+    try:
+        spoil(copied / data.draw(st.sampled_from([name for name in files_of(folder) if only in name])), data)
+        yield copied
+    finally:
+        shutil.rmtree(copied)
+
+
+@hostile(0.03)
+@given(st.data())
+def test_super_models(place: Path, model: Path, data: st.DataObject) -> None:
+    with spoiled(model, place, data) as folder, one_line_at_most():
+        open_source(folder)
+
+
+@hostile(0.04)
+@given(st.data())
+def test_reports_of_runs(place: Path, run: Path, data: st.DataObject) -> None:
+    with spoiled(run, place, data) as folder, one_line_at_most():
+        told = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.stderr", told)
+            patch.setattr("sys.stdout", io.StringIO())
+            ended = main(["report", str(folder)])
+        assert told.getvalue().count("\n") == ended
+
+
+@hostile(0.03)
+@given(st.data())
+def test_what_a_run_goes_on_from(place: Path, run: Path, data: st.DataObject) -> None:
+    with spoiled(run, place, data) as folder:
+        record = Record(folder)
+        for read in (record.rounds, record.summary, record.load_checkpoint, record.can_go_on, record.check_unfinished):
+            with one_line_at_most():
+                read()
+
+
+@pytest.mark.long
+def test_twenty_thousand_inputs(root: Path) -> None:
+    """All of the above once more, with that many."""
+    if INPUTS > 1500:
+        pytest.skip("this is that run")
+    patch = {"HOSTILE_INPUTS": "20000"}
+    import subprocess
+    import sys
+
+    line = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not long", __file__]
+    subprocess.run(line, cwd=root, env={**os.environ, **patch}, check=True, timeout=3600)

@@ -1,0 +1,105 @@
+"""What is written is for one account alone, and what is old may go without taking anything that is needed."""
+
+import os
+import shutil
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from medsilo.cli import main
+from medsilo.core.files import load_tensors, make_folder, save_tensors, write_text
+from medsilo.federation import inprocess
+from medsilo.runs.clean import find_old
+from medsilo.site.settings import SiteSettings
+from tests.conftest import make_plan
+
+CPU = SiteSettings(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    before = os.umask(0o000)  # the most careless account
+    try:
+        folder = tmp_path_factory.mktemp("clean") / "runs" / "one"
+        inprocess.run(make_plan(), folder=folder, settings=CPU)
+    finally:
+        os.umask(before)
+    return folder
+
+
+def others_may(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode) & 0o077
+
+
+def test_nobody_else_reads_a_run(run: Path) -> None:
+    assert others_may(run) == 0 and others_may(run.parent) == 0
+    assert [path.name for path in run.rglob("*.safetensors") if others_may(path)] == []
+    assert others_may(run / "summary.json") == others_may(run / "sites/hospital-a/test.csv") == 0
+
+
+def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    write_text(tmp_path / "new/inner/file.txt", "x")
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    assert others_may(tmp_path / "new") == others_may(tmp_path / "new/inner/file.txt") == 0
+    make_folder(tmp_path / "new/inner")
+
+
+def aged(folder: Path, days: float = 10) -> Path:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            os.utime(path, (time.time() - days * 86_400,) * 2)
+    return folder
+
+
+def test_what_a_finished_run_no_longer_needs_is_listed_and_then_goes(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "runs/one")
+    (tmp_path / "runs/one/.summary.json.7.part").write_text("half")
+    (tmp_path / "runs/one/sites/hospital-a/state-9.safetensors").symlink_to("/etc/passwd")
+    assert find_old(tmp_path / "runs", 7) == []  # it is new
+    aged(tmp_path / "runs")
+    kept = {path for path in (tmp_path / "runs").rglob("*") if path.is_file() and "state-" not in path.name}
+    kept = {path for path in kept if path.parent.name != "checkpoints" and not path.name.endswith(".part")}
+    old = find_old(tmp_path / "runs", 7)
+    total = sum(one.bytes for one in old)
+    assert main(["clean", str(tmp_path / "runs")]) == 0
+    assert f"may go: {len(old)} files, {total:,} bytes" in capsys.readouterr().out
+    assert all(one.path.exists() for one in old) and len(old) >= 3 + 1 + 1
+    assert main(["clean", str(tmp_path / "runs"), "--yes"]) == 0
+    assert f"removed: {len(old)} files, {total:,} bytes" in capsys.readouterr().out
+    left = {path for path in (tmp_path / "runs").rglob("*") if path.is_file() and not path.is_symlink()}
+    assert left == kept
+    assert main(["report", str(tmp_path / "runs/one")]) == 0
+
+
+@pytest.mark.parametrize("summary", ['{"status": "failed"}', None, "damaged"])
+def test_what_a_run_goes_on_from_stays(summary: str | None, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "one")
+    (tmp_path / "one/summary.json").unlink()
+    if summary:
+        (tmp_path / "one/summary.json").write_text(summary)
+    assert find_old(aged(tmp_path), 7) == []
+
+
+def test_a_hospitals_own_part_goes_by_its_test(run: Path, tmp_path: Path) -> None:
+    """A hospital has no summary: the test is the last that is asked of it."""
+    for site in ("hospital-a", "hospital-b"):
+        shutil.copytree(run / "sites" / site, tmp_path / "study/sites" / site)
+    (tmp_path / "study/sites/hospital-b/test.csv").unlink()
+    old = find_old(aged(tmp_path), 7)
+    assert {one.path.parent.name for one in old} == {"hospital-a"}
+    assert {one.path.name.partition("-")[0] for one in old} == {"state"}
+
+
+def test_no_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["clean", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_tensors_of_others_are_as_readable_to_us(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "x.safetensors", {}, {"a": 1})
+    assert load_tensors(tmp_path / "x.safetensors")[1] == {"a": 1} and others_may(tmp_path / "x.safetensors") == 0
