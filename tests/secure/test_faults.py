@@ -17,6 +17,7 @@ from medsilo.flare.jobs import write_job
 from medsilo.runs.record import Record
 from medsilo.runs.schema import RoundCount
 from tests.conftest import SITES, make_plan
+from tests.faults.test_orphans import living
 from tests.federation.test_simulator import assert_same_outcome
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 from tests.secure.relay import Relay
@@ -166,8 +167,7 @@ def test_what_a_hospital_runs_ends_with_its_own_process(sign: signal.Signals, pa
         before = len(pair.log(B))
         pair.processes[B].send_signal(sign)
         pair.processes[B].wait(timeout=30)
-        _, alive = psutil.wait_procs(family, timeout=10)
-        assert alive == []
+        wait_until(lambda: not living(family), 10, "the end of all that it ran")
     finally:
         lead.abort(job, pair.kit(LEAD))
         if pair.processes[B].poll() is not None:
