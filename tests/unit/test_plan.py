@@ -253,13 +253,16 @@ def test_whole_numbers_stand_for_others_and_lists_for_tuples() -> None:
         ("training.lr=0.1", "learning_rate"),
         ("training.epochs=2", "local_epochs"),
         ("trainig.rounds=3", "training"),
-        ("algorithm.name=fedavgg", "fedavg"),
-        ("algorithm.name=FedBN", "fedbn"),
         ("training.optimizer=sdg", "sgd"),
     ],
 )
 def test_what_is_nearly_right_gets_a_suggestion(change: str, meant: str) -> None:
     assert refusal([change]).endswith(f"(did you mean {meant}?)")
+
+
+def test_a_name_may_be_written_in_any_case_and_one_that_is_nearly_right_gets_a_suggestion() -> None:
+    assert make_plan("fedavg", "algorithm.name=FedBN").algorithm.name == "fedbn"
+    assert "'fedavgg' is not known; did you mean 'fedavg'?" in refusal(["algorithm.name=fedavgg"])
 
 
 def test_a_site_whose_name_looks_like_a_number_keeps_it() -> None:
