@@ -283,7 +283,7 @@ def test_models_of_different_sites_have_no_map(finished: Callable[..., Path]) ->
 
 def test_a_network_of_a_super_model_has_a_map(finished: Callable[..., Path], tmp_path: Path) -> None:
     run = only(finished("local"))
-    with pytest.raises(MedsiloError, match=r"selector.*networks: model"):
+    with pytest.raises(MedsiloError, match=r"selector.*has model; give one of these"):
         maps([run], Question(CPU, network="selector"))
     (tmp_path / "copy").mkdir()
     copy = FinishedRun(tmp_path / "copy", run.label, run.plan, run.summary)

@@ -236,7 +236,7 @@ FALSE_FACTS = {
     ),
     "a loss beyond float32": (
         lambda reply: reply.metrics.update(train_loss=1e308),
-        "its train_loss: 1e+308 is out of range; it must be at most 1e+30",
+        "its train_loss: 1e+308 is out of range; it must be at most 1e+39",
     ),
     "negative seconds": (change_facts(seconds=-1.0), "seconds: -1.0 is out of range"),
     "negative memory": (change_facts(memory=-1), "memory: -1 is out of range"),

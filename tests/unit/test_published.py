@@ -50,7 +50,7 @@ def test_the_download_has_the_models_of_those_that_agreed_and_no_others(method: 
     study = Study(make_plan(method, *SMALL), tmp_path / "run")
     study.participants[C].settings = SiteSettings(device="cpu", share_personal_model=False)
     study.run()
-    personal = {site: study.coordinator.mixers["personal"].current(site) for site in SITES}
+    personal = {site: study.coordinator.state.mixers["personal"].current(site) for site in SITES}
     download = published(study, tmp_path / "server")
     assert SuperModel.load(download / "medsilo/run/supermodel").agreed == (A, B)
     assert [holds(download, personal[site]) for site in SITES] == [True, True, False]
