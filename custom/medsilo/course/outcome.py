@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.course.group import Facts
@@ -34,6 +35,7 @@ class SiteEnd:
     spacings: Sequence[Sequence[float]]  # of the training images; empty at a site that does not train
     smallest_average: int
     withheld: Collection[Part]  # parts with too few cases to tell anything of
+    resolution: Mapping[str, Resolution]  # how finely numbers over a part are told
     stop: Callable[[], None]
 
 
@@ -65,6 +67,11 @@ class Outcome(ABC):
     personal: bool
     common: str | None
     for_others: bool
+
+    @property
+    def scores_besides(self) -> int:
+        """How many scores over the validation cases are told with the delivery, beside the model's own."""
+        return 0
 
     def delivery(self, last: Phase) -> Phase:
         """Return the phase in which the outcome is delivered; by default that after the last round."""

@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
+from medsilo.core.coarse import Resolution
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.core.text import plain
@@ -84,6 +85,10 @@ class SuperModelOutcome(Outcome):
     common: str | None = GLOBAL
     for_others: bool = True
 
+    @property
+    def scores_besides(self) -> int:
+        return len(THRESHOLDS) if self.rule == "threshold" else 0
+
     def delivery(self, last: Phase) -> Phase:
         if not self.last:
             return last
@@ -109,6 +114,8 @@ class SuperModelOutcome(Outcome):
         answer = self._score(model.to(end.compute.device), end)
         if "validation" in end.withheld:
             answer = {"chosen": {}, "sums": [0.0] * len(answer["sums"])}
+        else:
+            answer = _coarse(answer, end.task.metric_range, end.resolution["validation"])
         return {**answer, "spacing": spacing_of(end.spacings, end.smallest_average)}
 
     def tested(self, end: SiteEnd, model: nn.Module, told: Facts) -> nn.Module:
@@ -119,7 +126,7 @@ class SuperModelOutcome(Outcome):
 
     def after_test(self, end: SiteEnd, model: nn.Module) -> Facts:
         assert isinstance(model, Counting)
-        return {"chosen": {} if "test" in end.withheld else dict(model.chosen)}
+        return {"chosen": {} if "test" in end.withheld else _shared_out(model.chosen, end.resolution["test"])}
 
     @torch.no_grad()
     def _score(self, model: SuperModel, end: SiteEnd) -> Facts:
@@ -205,6 +212,24 @@ class SuperModelOutcome(Outcome):
         origin = Origin(plan, self.selector(modules["model"]), tuning, spacing)
         sites = plan.participation.sites
         return assemble(origin, common, personal, selector, threshold, sites=sites, rule=self.rule)
+
+
+def _coarse(answer: Facts, of_one: tuple[float, float], resolution: Resolution) -> Facts:
+    """Return how often each model was chosen, and the sums of scores, as they are told."""
+    if resolution.exact:
+        return answer
+    cases = sum(answer["chosen"].values())
+    means = (resolution.mean(total / cases, *of_one) for total in answer["sums"])
+    return {
+        "chosen": _shared_out(answer["chosen"], resolution),
+        "sums": [mean * resolution.count(cases) for mean in means],
+    }
+
+
+def _shared_out(chosen: Mapping[str, int], resolution: Resolution) -> dict[str, int]:
+    """Return how often each model was chosen, as it is told; those that come to nothing are left out."""
+    told = resolution.shared_out(list(chosen.values()))
+    return {name: int(count) for name, count in zip(chosen, told, strict=True) if count}
 
 
 def spacing_of(images: Sequence[Sequence[float]], least: int) -> list[list[float]] | None:

@@ -1,6 +1,7 @@
 """Scoring models on a site's cases: what is kept of them, what may be told, and what is drawn."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -8,20 +9,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
+from medsilo.core.coarse import Resolution
 from medsilo.core.errors import DataError
 from medsilo.federation.drawing import draw_found, draw_images
+from medsilo.federation.protection import Protection
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import PARTS, Counted
+from medsilo.runs.messages import Counted
+from medsilo.site.book import PARTS
+from medsilo.site.settings import Part as SitePart
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.metrics import Measures
+from medsilo.tasks.metrics import BY_PATIENT, CHANCES, CONFUSION, Counts, Measures, coarse_chances
 from medsilo.tasks.segmentation import Segmentation
-from medsilo.tasks.task import Cases, SiteData
+from medsilo.tasks.task import Cases, SiteData, patients_of
 
 PICTURES = 3
+MOST = 2.0  # loss of a patient's case, from where on it is all one in what is told
+CLASS = 4  # times the least: the test cases of each class where patients' classes are told apart
+LOSS = "loss"  # of each case
 Measure = Callable[[Tensor, Tensor], Measures]
 Part = Literal["validation", "test"]
 
@@ -29,9 +37,22 @@ Part = Literal["validation", "test"]
 class Evaluation:
     """A site's cases, as they are scored."""
 
-    def __init__(self, plan: Plan, site: str, data: SiteData, settings: SiteSettings, compute: Compute) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        site: str,
+        data: SiteData,
+        settings: SiteSettings,
+        compute: Compute,
+        protection: Protection,
+    ) -> None:
         self.plan, self.task, self.site, self.data = plan, plan.task, site, data
         self.settings, self.compute = settings, compute
+        self.patients = {part: patients_of(getattr(data, part)) for part in PARTS}
+        self.protected = protection.on
+        self.resolution: dict[str, Resolution]
+        self.resolution = {part: protection.resolution(self.patients[part]) for part in PARTS}
+        self.too_near = protection.too_near(data)
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         for part, cases in self.cases.items():
             if cases == 0:
@@ -48,6 +69,8 @@ class Evaluation:
         """Return mean loss, mean score, and what is measured of each case (the metric alone by default), in order."""
         task, order = self.task, self._order(part, model)
         measure = measure or (lambda output, target: {task.metric: task.case_scores(output, target)})
+        if self.protected:
+            measure = with_losses(measure, task.loss)
         data = self._in_order(part, order)
         loss, measures = evaluate(model, data, task.loss, measure, self.compute, stop, task.infer)
         if order is not None:
@@ -74,7 +97,13 @@ class Evaluation:
     @property
     def counted(self) -> Counted:
         """The numbers of cases, as they are told."""
-        return Counted(**self.cases)
+        return Counted(**{part: self.resolution[part].count(cases) for part, cases in self.cases.items()})
+
+    def tells(self, part: SitePart) -> bool:
+        """Whether a score over a part may leave: not where it is of too few patients, nor the difference to another."""
+        if part in self.too_near:
+            return False
+        return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
 
     @property
     def least(self) -> int:
@@ -85,12 +114,66 @@ class Evaluation:
     def withheld(self) -> list[Part]:
         """The parts that have too few cases to tell a score."""
         parts: tuple[Part, ...] = ("validation", "test")
-        return [part for part in parts if self.cases[part] < self.least]
+        return [part for part in parts if not self.tells(part)]
+
+    def score(self, part: Part, score: float) -> float:
+        """Return a part's mean score as it is told."""
+        return self.resolution[part].mean(score, *self.task.metric_range)
+
+    def loss(self, part: Part, loss: float, measures: Measures) -> float:
+        """Return a part's mean loss as it is told: where patients are behind it, no case counts for more than MOST."""
+        resolution = self.resolution[part]
+        return resolution.mean(float(measures[LOSS].clamp(0, MOST).mean()), 0, MOST) if resolution.patients else loss
+
+    def train_loss(self, loss: float, samples: int) -> float:
+        """Return the mean loss over so many training cases as it is told; nan where it may not be."""
+        if not self.tells("train") and self.protected:
+            return math.nan
+        return self.resolution["train"].among(samples / self.cases["train"]).mean(loss, 0, MOST)
+
+    def counts(self, measures: Measures) -> Counts:
+        """Return the counts over the test cases as they are told."""
+        task, resolution, patients = self.task, self.resolution["test"], self.patients["test"]
+        if resolution.exact:
+            return task.counts(measures, patients, self.least)
+        cut = {
+            name: values.clamp(*task.told_range(name)) if task.layout.get(name) == 2 else values
+            for name, values in measures.items()
+            if name != LOSS
+        }
+        told = {name: self._coarse_mean(name, *values) for name, values in self._pairs(cut, patients).items()}
+        of_classes = task.counts(cut, patients, CLASS * self.least) if task.classifies else {}
+        if CONFUSION in of_classes:
+            told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
+            told[CHANCES] = coarse_chances(of_classes[CHANCES], task.classes, resolution)
+        return told
+
+    def _pairs(self, measures: Measures, patients: Sequence[str]) -> Counts:
+        """Sums over cases with their number."""
+        counts = self.task.counts(measures, patients, self.least)
+        return {name: values for name, values in counts.items() if self.task.layout[name] == 2}
+
+    def _coarse_mean(self, name: str, total: float, number: float) -> list[float]:
+        """A sum and its number of cases (or patients) as they are told."""
+        resolution = self.resolution["test"]
+        if not number:
+            return [0.0, 0.0]
+        if name.endswith(BY_PATIENT):
+            share, name = number * resolution.weight, name.removesuffix(BY_PATIENT)  # each patient counts for one
+        else:
+            share = number / self.cases["test"]
+        mean = resolution.among(share).mean(total / number, *self.task.told_range(name))
+        return [mean * resolution.count(int(number)), float(resolution.count(int(number)))]
 
     def classes(self) -> dict[str, list[int] | None]:
         """Return the cases of each class in every part; None where there are none, or one has too few to be told."""
-        counts = {part: self.task.class_counts(getattr(self.data, part)) for part in self.cases}
-        return {part: own if own and min(filter(None, own)) >= self.least else None for part, own in counts.items()}
+        counts = {part: self.task.class_counts(getattr(self.data, part)) for part in PARTS}
+        return {
+            part: [int(count) for count in self.resolution[part].shared_out(own)]
+            if own and min(filter(None, own)) >= self.least
+            else None
+            for part, own in counts.items()
+        }
 
     # ------------------------------------------------------------------ pictures, which never leave
     @property
@@ -129,6 +212,16 @@ class Evaluation:
                 for which, n in here.items():
                     draw_found(inputs[n], found[n], right[n], folder / paths.PICTURES / f"test-{which}.png")
             first += len(inputs)
+
+
+def with_losses(measure: Measure, loss: Callable[[Tensor, Tensor], Tensor]) -> Measure:
+    """Return what measures each case's loss, too."""
+
+    def measured(output: Tensor, target: Tensor) -> Measures:
+        losses = [loss(output[case : case + 1], target[case : case + 1]) for case in range(len(output))]
+        return {**measure(output, target), LOSS: torch.stack(losses)}
+
+    return measured
 
 
 def _check_inputs(part: str, data: Dataset, shape: tuple[int, ...] | None) -> None:

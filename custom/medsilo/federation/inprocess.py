@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -14,8 +14,10 @@ from medsilo.core.files import load_tensors
 from medsilo.federation import tracking
 from medsilo.federation.asking import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.pool import POOL, Pool, spread_over_hospitals
+from medsilo.federation.protection import book_of
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.paths import site_folder
@@ -40,12 +42,16 @@ class Loop:
 
     def __init__(self, participants: Mapping[str, Participant]) -> None:
         self.participants = participants
+        self.clocks = {site: Clock(own.folder, own.settings.limits) for site, own in participants.items()}
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         missing = {}
         for site in sites:
             try:
-                receive(site, self.participants[site].answer(outgoing(site)))
+                clock = self.clocks[site]
+                with clock.running():
+                    answer = self.participants[site].answer(outgoing(site), clock.check)
+                receive(site, answer)
             except MedsiloError as error:
                 missing[site] = Missing.refused(error)
         return missing
@@ -93,10 +99,14 @@ def run(
 
 def _run_federated(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> StudyResult:
     names = plan.participation.everyone
-    participants = {site: Participant(plan, site, names, settings, site_folder(root, site)) for site in names}
-    transport, sites = Loop(participants), plan.participation.sites
-    coordinator = Coordinator(plan, sites, transport, Record(root), "in-process", on_round, settings)
-    summary = coordinator.run(resume)
+    with ExitStack() as places:
+        for site in names:
+            book = book_of(settings, site, site_folder(root, site))
+            places.callback(book.begin(root.name, settings.studies).release)
+        participants = {site: Participant(plan, site, names, settings, site_folder(root, site)) for site in names}
+        transport, sites = Loop(participants), plan.participation.sites
+        coordinator = Coordinator(plan, sites, transport, Record(root), "in-process", on_round, settings)
+        summary = coordinator.run(resume)
     models = {site: _last_model(plan, site_folder(root, site)) for site in names}
     return StudyResult(models, coordinator.rounds, summary)
 

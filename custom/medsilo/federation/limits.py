@@ -1,13 +1,23 @@
 """A hospital's own limits, held against what a plan asks for before anything of it is made."""
 
+import json
 import math
 import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from medsilo.core.errors import Refused
+from medsilo.core.errors import Refused, reading
+from medsilo.core.files import write_json
+from medsilo.learning.loop import steps_in
 from medsilo.plan import Plan
-from medsilo.site.settings import FILE_NAME, SiteSettings
+from medsilo.runs.paths import WORKED
+from medsilo.site.settings import FILE_NAME, Limits, SiteSettings
 
+KEEP = 30.0  # seconds of work that a killed process may forget
 KEPT = 10  # float32 models' worth of files that a study keeps at a site: three states with an optimizer's, two models
 
 
@@ -16,27 +26,116 @@ def check_limits(plan: Plan, settings: SiteSettings, parameters: int, train: int
 
     parameters: of all networks; train: this site's training cases; free: bytes on the disk of its results.
     """
-    limits, training = settings.limits, plan.training
-    values = training.batch_size * math.prod(plan.task.shape or (1,))
-    hours = plan.rounds * plan.participation.timeout / 3600
-    kept = KEPT * 4 * parameters / 2**30
-    too_much = (
-        ("round_minutes", plan.participation.timeout / 60, limits.round_minutes, "minutes for a round"),
-        ("study_hours", hours, limits.study_hours, "hours for all rounds"),
-        ("parameters", parameters, limits.parameters, "parameters"),
-        ("batch_values", values, limits.batch_values, "values in a batch"),
-        ("disk_free", kept, None if free is None else free / 2**30 - limits.disk_free, "GiB of its disk"),
-    )
-    for key, asked, most, unit in too_much:
-        if most is not None and asked > most:
-            raise Refused(f"the plan asks this hospital for {asked:.10g} {unit}, more than it allows ({_where(key)})")
-    if training.learning_rate < limits.least_learning_rate:
-        rate = f"training.learning_rate {training.learning_rate:g}"
+    limits = settings.limits
+    for one in asked_of(plan, limits, parameters, free):
+        if one.most is not None and one.asked > one.most:
+            raise Refused(
+                f"the plan asks this hospital for {one.asked:.10g} {one.unit}, more than it allows ({_where(one.key)})"
+            )
+    if (learning := learning_per_answer(plan, train)) < limits.least_learning:
         raise Refused(
-            f"{rate} learns next to nothing, which this hospital does not answer ({_where('least_learning_rate')})"
+            f"the plan learns next to nothing here for the scores that it asks for (learning rate × steps is "
+            f"{learning:.3g} for each answer, this hospital wants {limits.least_learning:g}: "
+            f"{_where('least_learning')}); set a larger learning rate or more local_epochs"
         )
     if train < limits.least_cases:
         raise Refused(f"this hospital has fewer training cases than it trains with ({_where('least_cases')})")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan asks of a hospital, against the most that it gives."""
+
+    key: str  # of limits
+    asked: float
+    most: float | None
+    unit: str
+
+
+def asked_of(plan: Plan, limits: Limits, parameters: int, free: int | None = None) -> list[Asked]:
+    """Return what a plan asks for that is known before anything runs. free: bytes on the disk of the results."""
+    values = plan.training.batch_size * math.prod(plan.task.shape or (1,))
+    kept = KEPT * 4 * parameters / 2**30
+    return [
+        Asked("round_minutes", plan.participation.timeout / 60, limits.round_minutes, "minutes for a round"),
+        Asked("parameters", parameters, limits.parameters, "parameters"),
+        Asked("batch_values", values, limits.batch_values, "values in a batch"),
+        Asked("disk", kept, limits.disk, "GiB for a study"),
+        Asked("disk_free", kept, None if free is None else free / 2**30 - limits.disk_free, "GiB of its disk"),
+    ]
+
+
+def learning_per_answer(plan: Plan, train: int) -> float:
+    """Return learning rate × optimizer steps at a site with so many training cases, for each round's scores on average.
+
+    Weights move by no more than that times the gradient's length (with Adam, in each weight by about that). A plan
+    that moves them by next to nothing gets its own model back with scores of it: it asks and doesn't train.
+    """
+    training = plan.training
+    steps = training.local_epochs * steps_in(train, training.batch_size)
+    trained = sum(phase.rounds for phase in plan.course.phases if phase.trains)
+    return training.learning_rate * steps * trained / plan.rounds
+
+
+def check_disk(folder: Path, limits: Limits) -> None:
+    """Raise Refused where a study's folder has grown over what this hospital allows, or too little stays free."""
+    taken = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if taken > limits.disk * 2**30:
+        raise Refused(f"the study's folder has grown over what this hospital allows ({_where('disk')})")
+    if free_disk(folder) < limits.disk_free * 2**30:
+        raise Refused(f"too little of this hospital's disk would stay free ({_where('disk_free')})")
+
+
+class Clock:
+    """How long a site works: for one answer, and for a study over all its processes."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.file, self.limits = folder / WORKED, limits
+        self.before = _minutes(self.file)  # those of earlier answers
+        self.started: float | None = None  # of the answer that is being made
+        self.written = 0.0
+        self._writing = threading.Lock()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count what happens inside as work."""
+        self.started = self.written = time.monotonic()
+        try:
+            self.check()
+            yield
+        finally:
+            with self._writing:
+                self.before += self._since()
+                self.started = None
+                write_json(self.file, {"minutes": self.before})
+
+    def check(self) -> None:
+        """Raise Refused when this answer or the study has had its time; to be asked often."""
+        worked = self._since()
+        if worked > self.limits.round_minutes:
+            raise Refused(
+                f"this answer took longer than the {self.limits.round_minutes:g} minutes that this hospital gives it "
+                f"({_where('round_minutes')})"
+            )
+        if self.before + worked > self.limits.study_minutes:
+            raise Refused(
+                f"the study took longer than the {self.limits.study_minutes:g} minutes that this hospital works for "
+                f"one ({_where('study_minutes')})"
+            )
+        with self._writing:  # two threads ask
+            if self.started and time.monotonic() - self.written > KEEP:
+                self.written = time.monotonic()
+                write_json(self.file, {"minutes": self.before + worked})
+
+    def _since(self) -> float:
+        return 0.0 if self.started is None else (time.monotonic() - self.started) / 60
+
+
+def _minutes(file: Path) -> float:
+    if not file.exists():
+        return 0.0
+    with reading("the time that this site has worked for the study"):
+        return float(json.loads(file.read_text("utf-8"))["minutes"])
 
 
 def _where(key: str) -> str:

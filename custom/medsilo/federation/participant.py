@@ -26,7 +26,8 @@ from medsilo.course.phase import Phase
 from medsilo.course.workbench import Workbench
 from medsilo.federation.accepting import same_layout
 from medsilo.federation.evaluation import Evaluation, Measure
-from medsilo.federation.limits import check_limits, free_disk
+from medsilo.federation.limits import check_disk, check_limits, free_disk
+from medsilo.federation.protection import Protection
 from medsilo.federation.scoring import write_measures
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.loop import DrawnCases, Lesson, Stop, batches, passed_through, steps_in, train_epoch
@@ -36,7 +37,7 @@ from medsilo.runs import paths
 from medsilo.runs.messages import ANSWERS, Parcel, Request
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.metrics import Measures
-from medsilo.tasks.task import SiteData, patients_of
+from medsilo.tasks.task import SiteData
 
 Metrics = dict[str, float | None]
 Told = dict[str, Any]  # fields of an answer
@@ -53,12 +54,18 @@ class Participant:
         settings: SiteSettings,
         folder: Path,
         data: SiteData | None = None,
+        lead: str = "",
     ) -> None:
+        """lead: who submitted the study, as far as it is known; data: instead of those of the settings."""
         self.plan, self.site, self.sites, self.folder = plan, site, sorted(sites), folder
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
         self.compute, self.settings = settings.compute(), settings
-        self.data = data or plan.task.read(site, self.sites, plan.seed, settings.data)
-        self.evaluation = Evaluation(plan, site, self.data, settings, self.compute)
+        self.protection = Protection(plan, site, settings, folder, lead)
+        if data is None:
+            self.protection.admit()
+            data = plan.task.read(site, self.sites, plan.seed, self.protection.source())
+        self.data = data
+        self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection)
         self.cases = self.evaluation.cases
         check_limits(plan, settings, plan.parameters, self.cases["train"], free_disk(folder))
         self.train = self.data.train
@@ -73,6 +80,7 @@ class Participant:
         started = time.monotonic()
         forget_most()
         asked = Request.read(parcel.facts)
+        check_disk(self.folder, self.settings.limits)
         self.warnings = []
         work = {"join": self._join, "round": self._round, "deliver": self._deliver, "test": self._test}
         with self.compute.reproducible(seed_for(self.plan.seed, self.site, "work", asked.round)):
@@ -99,6 +107,7 @@ class Participant:
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         if self.data.survey:
             write_json(self.folder / paths.DATA, asdict(self.data.survey))  # names files: it stays at the site
+        self.warnings += [*self.protection.warnings(), *self._withholds()]
         shares = self.settings.shares(self.plan.task.synthetic)
         return {"shares": shares, "classes": self.evaluation.classes()}, {}
 
@@ -111,12 +120,17 @@ class Participant:
         self.state.done = -1  # until the round is whole, what lies in memory is the state after no round
         self._receive(groups, phase)
         metrics = self._validate(number - 1, stop)
-        metrics["train_loss"] = _number(self._train(number, phase, stop))
+        train_loss = self._train(number, phase, stop)
+        metrics["train_loss"] = _number(train_loss)
         self.state.refuse_divergence(number)
         self.state.done = number
         self.state.save()
         self.state.write_row(number, phase.name, self._samples(), metrics, time.monotonic() - started)
-        return {"samples": self._samples(), **self._may_be_told(metrics)}, self._give(phase)
+        told = self._may_be_told()
+        told["train_loss"] = _number(self.evaluation.train_loss(train_loss, self._samples()))
+        self.protection.note(train=told["train_loss"] is not None, validation=self.evaluation.tells("validation"))
+        samples = self.evaluation.resolution["train"].count(self._samples())
+        return {"samples": samples, **told}, self._give(phase)
 
     def _deliver(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         """Take over and validate the outcome of the last round."""
@@ -131,7 +145,9 @@ class Participant:
         self.evaluation.draw_inputs(layer, self.folder)
         self.state.save_model(paths.LAST, number)
         told = self.outcome.take(self._end(stop), asked.outcome)
-        return {**self._may_be_told(metrics), "outcome": told}, {}
+        if self.evaluation.tells("validation"):
+            self.protection.note(validation=1 + self.outcome.scores_besides)
+        return {**self._may_be_told(), "outcome": told}, {}
 
     def _test(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         """Test the selected model, once: the one the coordinator sends, the last, or this site's own choice."""
@@ -152,6 +168,7 @@ class Participant:
         self.evaluation.draw_found(model, self.state.modules["model"], outcome[2], self.folder)
         if told is not None:
             selected = asked.round  # the outcome is made of what was delivered
+        self.protection.note(test=self.evaluation.tells("test"))
         return {**self.tested(selected, *outcome), "outcome": told}, {}
 
     def _end(self, stop: Stop) -> SiteEnd:
@@ -173,20 +190,23 @@ class Participant:
             self.data.spacings if trains else (),
             self.settings.smallest_average,
             self.evaluation.withheld,
+            self.evaluation.resolution,
             stop,
         )
 
     def tested(self, selected: int, loss: float, score: float, measures: Measures) -> Told:
         """Return what is told of the test: counts. What is measured of single test cases stays in this folder."""
-        patients = patients_of(self.data.test)
-        write_measures(self.folder, measures, patients)
-        counts = self.plan.task.counts(measures, patients, self.evaluation.least)
-        if "test" in self.evaluation.withheld:
-            loss, score, counts = math.nan, math.nan, {}
+        write_measures(self.folder, measures, self.evaluation.patients["test"])
+        counts = {}
+        if self.evaluation.tells("test"):
+            counts = self.evaluation.counts(measures)
+            loss, score = self.evaluation.loss("test", loss, measures), self.evaluation.score("test", score)
+        else:
+            loss = score = math.nan
         return {
             "test": _number(score),
             "test_loss": _number(loss),
-            "test_cases": len(patients),
+            "test_cases": self.evaluation.counted.test,
             "selected": selected,
             "counts": counts,
         }
@@ -198,10 +218,23 @@ class Participant:
         with self.compute.reproducible(self.plan.seed):
             return _number(self.evaluate(self.data.test, lambda: None, self.state.model)[1])
 
-    def _may_be_told(self, metrics: Metrics) -> Metrics:
-        if "validation" not in self.evaluation.withheld:
-            return metrics
-        return {name: None if name.startswith("validation") else value for name, value in metrics.items()}
+    def _may_be_told(self) -> Metrics:
+        """Return the last validation as it is told."""
+        if not self.evaluation.tells("validation"):
+            return {"validation": None, "validation_loss": None}
+        loss, score, measures = self.validated
+        told = {"validation": self.evaluation.score("validation", score)}
+        told["validation_loss"] = self.evaluation.loss("validation", loss, measures)
+        return {name: _number(value) for name, value in told.items()}
+
+    def _withholds(self) -> list[str]:
+        """Say of which parts nothing is told because another study had nearly the same patients in one."""
+        least = self.evaluation.least
+        return [
+            f"no score over this hospital's {part} cases is told: they are those of an earlier study but for fewer "
+            f"than {least} patients (smallest_metric in its medsilo.yaml)"
+            for part in sorted(self.evaluation.too_near)
+        ]
 
     # ------------------------------------------------------------------ tensors in and out
     @torch.no_grad()
@@ -242,7 +275,10 @@ class Participant:
         if not self.plan.training.truncate or cases is None or cases >= self.cases["train"]:
             self.train = self.data.train
             return
-        drawn = torch.randperm(self.cases["train"], generator=generator_for(self.plan.seed, self.site, "truncate"))
+        seed, unit = self.plan.seed, self.evaluation.resolution["train"].unit
+        if self.protection.on:  # always the same cases, in steps that are no single patient's
+            seed, cases = self.protection.book.number("truncate"), max(cases // unit, 1) * unit
+        drawn = torch.randperm(self.cases["train"], generator=generator_for(seed, self.site, "truncate"))
         self.train = Subset(self.data.train, sorted(drawn[: max(cases, 1)].tolist()))
         self._check_averages()
 
@@ -305,7 +341,7 @@ class Participant:
     def _validate(self, rounds: int, stop: Stop) -> Metrics:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
         self.plan.algorithm.personalise(self.bench("personalise", rounds, stop))
-        loss, score, _ = self.evaluate(self.data.validation, stop, self.state.model)
+        self.validated = loss, score, _ = self.evaluate(self.data.validation, stop, self.state.model)
         rank = score if math.isfinite(score) else -sys.float_info.max
         usable = self.chooses and self.plan.course.used_as_scored(rounds)
         if usable and (self.state.best is None or rank > self.state.best):

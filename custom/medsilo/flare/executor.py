@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 
+from filelock import FileLock
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -22,11 +23,13 @@ from medsilo.core.lifeline import end_with
 from medsilo.core.package import package_facts
 from medsilo.core.text import plain
 from medsilo.federation.accepting import check_package, check_packages
+from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.isolated import IsolatedParticipant
+from medsilo.federation.protection import book_of
 from medsilo.federation.reasons import details, public_reason
 from medsilo.flare.wire import PRESENT, let_tensors_travel, refusal, to_parcel, to_shareable
-from medsilo.flare.workspace import output_folder, plan_of_job, settings_of_site
+from medsilo.flare.workspace import output_folder, plan_of_job, settings_of_site, submitter_of
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
 
@@ -42,6 +45,8 @@ class MedsiloExecutor(Executor):
         super().__init__()
         self.participant: Participant | IsolatedParticipant | None = None
         self.folder: Path | None = None  # of this site in the study
+        self.clock: Clock | None = None  # how long it works for that
+        self.place: FileLock | None = None  # among the studies that this hospital works for at once
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -49,20 +54,28 @@ class MedsiloExecutor(Executor):
             let_tensors_travel()
             os.umask(0o077)  # logs, too, are for this account alone
             end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
+        elif event_type == EventType.END_RUN and self.place:
+            self.place.release()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         started = time.monotonic()
+        running: list[Clock] = []  # the site's, as soon as this work has begun
 
         def stop() -> None:
             if abort_signal.triggered:
                 raise Aborted("the run was aborted")
+            for clock in running:
+                clock.check()
             if time.monotonic() - started > parcel.facts.get("timeout", math.inf):  # NVFlare tells a site nothing of it
                 raise Refused("took longer than participation.timeout: nobody waits for this answer any more")
 
         def work() -> Shareable:
             if parcel.facts == PRESENT:
                 return to_shareable(parcel)
-            reply = self._participant(parcel, fl_ctx).answer(parcel, stop)
+            participant, clock = self._participant(parcel, fl_ctx)
+            with clock.running():
+                running.append(clock)
+                reply = participant.answer(parcel, stop)
             for warning in reply.facts.get("warnings", []):
                 self.log_warning(fl_ctx, plain(warning))
             return to_shareable(reply)
@@ -79,9 +92,9 @@ class MedsiloExecutor(Executor):
             self._write_private(error, fl_ctx)
             return refusal(reason, isinstance(error, Died))
 
-    def _participant(self, parcel: Parcel, fl_ctx: FLContext) -> Participant | IsolatedParticipant:
-        """This site in the parcel's study; made once per process."""
-        if self.participant is None:
+    def _participant(self, parcel: Parcel, fl_ctx: FLContext) -> tuple[Participant | IsolatedParticipant, Clock]:
+        """This site in the parcel's study, and its clock; made once per process."""
+        if self.participant is None or self.clock is None:
             check_package(package_facts(), parcel.facts.get("package"))
             study, site = parcel.facts["study"], fl_ctx.get_identity_name()
             plan, settings = plan_of_job(fl_ctx), settings_of_site(fl_ctx)
@@ -91,12 +104,14 @@ class MedsiloExecutor(Executor):
             self.folder = paths.site_folder(output_folder(fl_ctx, settings) / study, site)
             if plan.hash != parcel.facts["plan"]:
                 raise Refused("the job's plan at this site differs from the server's; submit the job again")
-            sites, kind = parcel.facts["sites"], self.participant_class
+            self.place = self.place or book_of(settings, site, self.folder).begin(study, settings.studies)
+            self.clock = Clock(self.folder, settings.limits)
+            sites, kind, lead = parcel.facts["sites"], self.participant_class, submitter_of(fl_ctx) or ""
             if settings.isolation:
-                self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind)
+                self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind, lead)
             else:
-                self.participant = kind(plan, site, sites, settings, self.folder)
-        return self.participant
+                self.participant = kind(plan, site, sites, settings, self.folder, lead=lead)
+        return self.participant, self.clock
 
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:
         """The whole story, which may name files and patients, into a file of this site: NVFlare's logs may leave it."""

@@ -37,7 +37,11 @@ CASES = "test.csv"
 DATA = "data.json"
 ERRORS = "errors.log"
 WORKER_LOG = "worker.log"
+WORKED = "worked.json"
 PICTURES = "pictures"
+
+# What a hospital keeps beside its studies; no study can have a name that begins with this character.
+HOSPITAL = "_hospital"
 
 # ---------------------------------------------------------------------------------------------------- a comparison's
 VERDICT = "verdict.json"
@@ -71,6 +75,7 @@ RUN_TREE: Mapping[str, str] = {
     "cell is empty where a case has no such score. It never leaves the site",
     f"{SITES}/<site>/{ERRORS}": "the full text of errors. It never leaves the site",
     f"{SITES}/<site>/{WORKER_LOG}": "the output of the training process. It never leaves the site",
+    f"{SITES}/<site>/{WORKED}": "the minutes that the site has worked for the study, against its limits.study_minutes",
     f"{SITES}/<site>/{DATA}": "folder tasks: what was found among the site's files, with the names of files left out. "
     "It never leaves the site",
     f"{SITES}/<site>/{PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst "
@@ -98,3 +103,8 @@ PUBLISHED = (PLAN, PROVENANCE, JOBS, ROUNDS, SUMMARY, *SHARED_FOLDERS)
 def site_folder(run: Path, site: str) -> Path:
     """Return a site's part of a run's folder."""
     return run / SITES / site
+
+
+def hospital_folder(place: Path) -> Path:
+    """Return where a hospital remembers what it answered, from a site's part of a run's folder."""
+    return place.absolute().parents[2] / HOSPITAL

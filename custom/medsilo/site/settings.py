@@ -15,20 +15,40 @@ from medsilo.tasks.sources import DataSource
 
 FILE_NAME = "medsilo.yaml"
 SMALLEST_METRIC = 5  # by default, of real data
-SHARE = 0.8  # of the machine's memory, by default
+SHARE = 0.8  # of the machine's memory, by default, for all studies that may run at once
+SCORE_CASES = 2  # by default, of patients' data
+Part = Literal["train", "validation", "test"]
 
 
 class Limits(Section):
     """The most that a plan may ask of this hospital, and the least learning that it must do for an answer."""
 
-    round_minutes: int = Field(1440, ge=1)  # of participation.timeout
-    study_hours: int | None = Field(None, ge=1)  # of all rounds, each with its whole timeout
-    parameters: int = Field(500_000_000, ge=1)  # of all networks
-    batch_values: int = Field(1_000_000_000, ge=1)  # in a batch's inputs
-    disk_free: int = Field(0, ge=0)  # GiB that stay free beside what the study keeps here
-    # A plan that learns next to nothing gets the model back as it sent it, and scores of it: a question, no training.
-    least_learning_rate: float = Field(1e-6, ge=0)
-    least_cases: int = Field(1, ge=1)  # of training
+    round_minutes: float = Field(
+        1440, gt=0, description="minutes that this hospital works for one answer; the plan may not ask for more either"
+    )
+    study_minutes: float = Field(
+        43_200, gt=0, description="minutes that it works for one study, all its answers together"
+    )
+    parameters: int = Field(500_000_000, ge=1, description="parameters of all the plan's networks")
+    batch_values: int = Field(1_000_000_000, ge=1, description="voxels (or other values) in a batch's inputs")
+    disk: float = Field(100, gt=0, description="GiB that a study's folder may take here")
+    disk_free: float = Field(0, ge=0, description="GiB that stay free on that disk, whatever a study needs")
+    least_learning: float = Field(
+        1e-5,
+        ge=0,
+        description="learning rate × optimizer steps that a plan must do here for each answer with scores, on average",
+    )
+    least_cases: int = Field(1, ge=1, description="training cases that this hospital trains with, or not at all")
+    train_answers: int = Field(2000, ge=0, description="losses over training cases that leave, per lead and data set")
+    validation_answers: int = Field(2000, ge=0, description="scores over validation cases, likewise")
+    test_answers: int = Field(100, ge=0, description="scores over test cases, likewise")
+    all_leads: float | None = Field(
+        None, gt=0, description="how many times these three numbers all leads together may use; null: no bound"
+    )
+
+    def answers(self, part: Part) -> int:
+        """Return how many scored answers over a part one lead may have."""
+        return {"train": self.train_answers, "validation": self.validation_answers, "test": self.test_answers}[part]
 
 
 class SiteSettings(Section):
@@ -43,7 +63,15 @@ class SiteSettings(Section):
     waiting_memory: int = Field(512, ge=0, le=1_000_000)
     workers: int = Field(0, ge=0, le=256)  # processes that read data
     isolation: bool = True  # train in a process of its own, whose death costs a round and not the study
-    memory_limit: int | None = Field(None, ge=256)  # MiB that process may take; by default SHARE of the machine's
+    memory_limit: int | None = Field(
+        None,
+        ge=256,
+        description=f"MiB that a study's training process may take; null: {SHARE:.0%} of the machine's memory, divided "
+        "by `studies`",
+    )
+    studies: int | None = Field(
+        2, ge=1, le=64, description="studies that train here at once, over all processes; null: any number"
+    )
     limits: Limits = Limits()  # of what a plan may ask for
     # Installed packages, beside medsilo, that a plan may use here: their methods, tasks and networks. "*" is any.
     packages: tuple[str, ...] = ()
@@ -52,10 +80,32 @@ class SiteSettings(Section):
     # by default only where the data are synthetic.
     share_personal_model: bool | None = None
     smallest_average: int = Field(8, ge=1)  # images that an average must cover before it leaves this site
-    # Cases that a metric must cover, and a class must have to be counted by itself, before that leaves this site; by
-    # default 5, of synthetic data 1.
-    smallest_metric: int | None = Field(None, ge=1)
-    score_digits: int | None = Field(None, ge=1, le=15)  # decimals that leave of scores and losses; by default all
+    public_data: bool = Field(
+        False,
+        description="true: nobody needs protection from what is told of these data (a published set). Then plans "
+        "decide the split, numbers leave exactly, and answers are not counted",
+    )
+    smallest_metric: int | None = Field(
+        None,
+        ge=1,
+        description="patients that a score must cover, and cases that a class must have to be counted by itself, "
+        f"before that leaves; counts leave as multiples of it. null: {SMALLEST_METRIC}, of synthetic data 1",
+    )
+    score_cases: int | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        description="patients who together can move a score by its whole step at most: scores over n patients leave in "
+        f"steps of at least this number / n of their range. 0: exactly. null: {SCORE_CASES}",
+    )
+    score_digits: int | None = Field(
+        None, ge=1, le=15, description="decimals that leave of scores and losses besides; null: all"
+    )
+    records: Path | None = Field(
+        None,
+        description="folder in which this hospital remembers its split and what it answered; null: `_hospital` in "
+        "`output`. Name one folder in all kits that use the same data",
+    )
     pictures: bool = False  # whether pictures of this site's images are kept beside its results, for its own report
 
     @field_validator("data", mode="before")
@@ -79,14 +129,30 @@ class SiteSettings(Section):
     @property
     def most_memory(self) -> int:
         """The bytes that the training process may take."""
-        return self.memory_limit << 20 if self.memory_limit else int(SHARE * psutil.virtual_memory().total)
+        if self.memory_limit:
+            return self.memory_limit << 20
+        return int(SHARE * psutil.virtual_memory().total / (self.studies or 1))
+
+    def protects(self, synthetic: bool) -> bool:
+        """Whether there are patients behind what is told of the data."""
+        return not synthetic and not self.public_data
+
+    def patients_in_step(self, synthetic: bool) -> int:
+        """How many patients can move a told score by its whole step at most; 0 where scores leave exactly."""
+        if not self.protects(synthetic):
+            return 0
+        return SCORE_CASES if self.score_cases is None else self.score_cases
+
+    def count_unit(self, synthetic: bool) -> int:
+        """Return what counts are multiples of when they leave."""
+        return self.least(synthetic) if self.protects(synthetic) else 1
 
     def rounded(self, score: float | None) -> float | None:
         """A score or a loss as it leaves this site."""
         return score if score is None or self.score_digits is None else round(score, self.score_digits)
 
     def least(self, synthetic: bool) -> int:
-        """The cases that a metric, or the count of a class, must cover before it leaves this site."""
+        """The patients that a metric, or the cases that the count of a class, must cover before it leaves this site."""
         return self.smallest_metric or (1 if synthetic else SMALLEST_METRIC)
 
     def shares(self, synthetic: bool) -> bool:

@@ -5,12 +5,15 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from medsilo.core.coarse import Resolution
+
 Measures = dict[str, Tensor]  # of every case, [cases] float64; NaN where a case has none
 Counts = dict[str, list[float]]  # of one site, or of several added up
 Figures = dict[str, float | None]  # None where there is nothing to measure
 
 BY_PATIENT = "_by_patient"
 CONFUSION, CHANCES = "confusion", "chances"
+BROAD = 10  # places of the histograms that are told of patients
 BINS = 200  # of the classes' probabilities: the area under the curve is then right to about 1/200
 
 
@@ -45,6 +48,17 @@ def chances(labels: Tensor, probabilities: Tensor) -> list[float]:
     bins = (probabilities * BINS).long().clamp(0, BINS - 1)
     places = (torch.arange(classes) * 2 + own) * BINS + bins
     return torch.bincount(places.flatten(), minlength=classes * 2 * BINS).double().tolist()
+
+
+def coarse_chances(histograms: Sequence[float], classes: int, resolution: Resolution) -> list[float]:
+    """Histograms as they are told of patients: of BROAD places each, in units that make up every class's whole."""
+    wide = BINS // BROAD
+    counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, wide).sum(-1)
+    told = torch.zeros(classes, 2, BROAD, wide, dtype=torch.float64)
+    for label in range(classes):
+        units = resolution.shared_out(counts[label].flatten().tolist())
+        told[label, :, :, wide // 2] = torch.tensor(units, dtype=torch.float64).reshape(2, BROAD)
+    return told.flatten().tolist()
 
 
 def balanced_accuracy(table: Sequence[float], classes: int) -> float | None:

@@ -11,6 +11,7 @@ from medsilo.tasks.task import Task
 
 SURFACE = ("hd95", "surface_dice")
 FURTHEST = 1e5  # millimetres or pixels that two surfaces of one image can be apart
+FAR = 100.0  # the same, from where on it is all one in what is told of patients
 
 
 class Segmentation(Task):
@@ -68,6 +69,9 @@ class Segmentation(Task):
 
     def range_of(self, name: str) -> tuple[float, float]:
         return (0.0, FURTHEST) if name.startswith(SURFACE[0]) else super().range_of(name)
+
+    def told_range(self, name: str) -> tuple[float, float]:
+        return (0.0, FAR) if name.startswith(SURFACE[0]) else super().told_range(name)
 
     def masks(self, labels: Tensor) -> Tensor:
         """Where each structure is, [batch, structures, *grid]."""

@@ -78,6 +78,7 @@ class Task(Section):
     name: str = ""  # only a task that helps another has none
 
     reads_images: ClassVar[bool] = False  # whether `inputs_of` takes image files
+    split_by_site: ClassVar[bool] = False  # whether a site can decide who is in which part, by `data` in its settings
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -88,6 +89,11 @@ class Task(Section):
     def mixes_patients(self) -> bool:
         """Whether a patient's cases may be in several parts: a site is a person, or the plan asks for such a split."""
         return getattr(self, "split", None) == "paper"
+
+    @property
+    def deals(self) -> bool:
+        """Whether the plan deals one folder of a site's own to simulated sites."""
+        return False
 
     @abstractmethod
     def default_network(self) -> Network:
@@ -208,6 +214,10 @@ class Task(Section):
     def range_of(self, name: str) -> tuple[float, float]:
         """Return the least and greatest value that one case can have in a count that is a sum over cases."""
         return self.metric_range
+
+    def told_range(self, name: str) -> tuple[float, float]:
+        """Return the range to which a measure of one patient's case is cut before its coarse mean is told."""
+        return self.range_of(name)
 
     def figures(self, counts: Counts) -> Figures:
         """What is reported, from one site's counts or from those of several added up."""

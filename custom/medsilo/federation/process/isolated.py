@@ -47,6 +47,7 @@ class IsolatedParticipant:
         settings: SiteSettings,
         folder: Path,
         kind: type[Participant] = Participant,
+        lead: str = "",
     ) -> None:
         self.site = {
             "plan": plan.resolved(),
@@ -54,6 +55,7 @@ class IsolatedParticipant:
             "sites": list(sites),
             "settings": settings.model_dump(mode="json"),
             "folder": str(folder.absolute()),
+            "lead": lead,
             "kind": f"{kind.__module__}.{kind.__qualname__}",
         }
         self.folder = folder

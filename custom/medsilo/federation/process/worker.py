@@ -54,7 +54,9 @@ class Worker:
             module, _, name = self.site["kind"].rpartition(".")
             kind = getattr(import_module(module), name)
             plan, folder = parse_plan(self.site["plan"], allowed=settings.packages), Path(self.site["folder"])
-            self.participant = kind(plan, self.site["site"], self.site["sites"], settings, folder)
+            self.participant = kind(
+                plan, self.site["site"], self.site["sites"], settings, folder, lead=self.site["lead"]
+            )
         return self.participant
 
     def _stop(self) -> None:

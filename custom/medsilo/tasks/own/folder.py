@@ -50,6 +50,7 @@ class FolderTask(Task):
 
     reads_images: ClassVar[bool] = True
     augments: ClassVar[bool] = True
+    split_by_site: ClassVar[bool] = True
 
     kind: Literal["segmentation", "classification"] = Field("segmentation", description="what is learned")
     labels: tuple[Name, ...] = Field(
@@ -117,6 +118,10 @@ class FolderTask(Task):
         return True
 
     @property
+    def deals(self) -> bool:
+        return self.partition is not None
+
+    @property
     def crops(self) -> bool:  # type: ignore[override]
         return self.segments and not self.alike
 
@@ -169,6 +174,9 @@ class FolderTask(Task):
 
     def range_of(self, name: str) -> tuple[float, float]:
         return self._family.range_of(name)
+
+    def told_range(self, name: str) -> tuple[float, float]:
+        return self._family.told_range(name)
 
     def figures(self, counts: Counts) -> Figures:
         return self._family.figures(counts)

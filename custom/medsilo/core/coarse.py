@@ -1,0 +1,73 @@
+"""Numbers over a group of patients, told so coarsely that no single patient can be read from them."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STEPS = (1, 2, 5)  # times a power of ten
+
+
+def step_of_at_least(width: float) -> float:
+    """Return the least of 1, 2, 5, 10, ..., 0.5, 0.2, 0.1, ... that is no smaller than this; 0 for 0."""
+    if width <= 0:
+        return 0.0
+    power = math.floor(math.log10(width))
+    found = (first * 10.0**tens for tens in (power - 1, power, power + 1) for first in STEPS)
+    return float(f"{next(step for step in found if step >= width * (1 - 1e-9)):.1e}")
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """How finely numbers over one group of patients are told."""
+
+    weight: float = 0.0  # the greatest share of the cases that one patient has
+    patients: int = 0  # who together can move a told mean by a whole step at most; 0: means are told exactly
+    unit: int = 1  # counts are multiples of it
+
+    @classmethod
+    def over(cls, names: Sequence[str], patients: int, unit: int) -> "Resolution":
+        """Return that of a group of cases. names: the patient of each."""
+        most = max(Counter(names).values(), default=0)
+        return cls(most / len(names) if names else 0.0, patients, unit)
+
+    def among(self, share: float) -> "Resolution":
+        """Return that of this share of the cases, where one patient counts for more."""
+        return Resolution(min(1.0, self.weight / share), self.patients, self.unit)
+
+    @property
+    def exact(self) -> bool:
+        """Whether all is told as it is."""
+        return not self.patients and self.unit == 1
+
+    def step(self, low: float, high: float) -> float:
+        """Return the step of a mean over values that lie between these."""
+        return step_of_at_least(self.patients * self.weight * (high - low))
+
+    def mean(self, value: float, low: float, high: float) -> float:
+        """Return a mean as it is told: a whole number of steps above `low`, and not above `high`."""
+        step = self.step(low, high)
+        if not step or not math.isfinite(value):
+            return value
+        steps = round((min(max(value, low), high) - low) / step)
+        return min(float(f"{low + steps * step:.12g}"), high)
+
+    def count(self, number: int) -> int:
+        """Return a count as it is told: the nearest multiple of the unit, and one of them at least where it is not 0."""
+        return max(self.unit, int(number / self.unit + 0.5) * self.unit) if number > 0 else 0
+
+    def shared_out(self, counts: Sequence[float]) -> list[float]:
+        """Return counts that make up a whole as they are told: multiples of the unit that make up the told whole.
+
+        The units go by the greatest remainders, of equal ones to the first.
+        """
+        total = int(sum(counts))
+        if self.unit == 1 or not total:
+            return list(counts)
+        units = self.count(total) // self.unit
+        wanted = [count * units / total for count in counts]
+        given = [math.floor(share) for share in wanted]
+        order = sorted(range(len(counts)), key=lambda place: given[place] - wanted[place])
+        for place in order[: units - sum(given)]:
+            given[place] += 1
+        return [float(units * self.unit) for units in given]

@@ -1,0 +1,92 @@
+"""What stands between a hospital's patients and a lead who asks much: a split of its own, and counted answers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from medsilo.core.coarse import Resolution
+from medsilo.core.errors import Refused
+from medsilo.plan import Plan
+from medsilo.runs.paths import hospital_folder
+from medsilo.site.book import PARTS, Asker, Book, data_set
+from medsilo.site.settings import FILE_NAME, Part, SiteSettings
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.task import SiteData, patients_of
+
+SHARES = (0.6, 0.2, 0.2)  # of patients, where a hospital names none
+
+
+class Protection:
+    """A site's protection in one study; it does nothing where nobody needs it."""
+
+    def __init__(self, plan: Plan, site: str, settings: SiteSettings, folder: Path, lead: str) -> None:
+        self.plan, self.settings = plan, settings
+        self.on = settings.protects(plan.task.synthetic)
+        self.book = book_of(settings, site, folder)
+        source = settings.data
+        self.asker = Asker(lead, data_set(source.folder if source else None, plan.task.name), folder.parents[1].name)
+
+    def admit(self) -> None:
+        """Raise Refused, before data are read, for a study that asks for more than this hospital answers."""
+        if not self.on:
+            return
+        if self.plan.task.deals:
+            raise Refused(
+                "the plan deals a hospital's data to simulated sites (task.partition), and these are patients' data: "
+                f"remove it, or the hospital says public_data in its {FILE_NAME}"
+            )
+        self.book.admit(self.asker, planned_answers(self.plan), self.settings.limits)
+
+    def source(self) -> DataSource | None:
+        """Return where the data are, with the split that this hospital decides by itself."""
+        if not self.on or self.settings.data is None or not self.plan.task.split_by_site:
+            return self.settings.data
+        return with_own_split(self.settings.data, self.book)
+
+    def warnings(self) -> list[str]:
+        """Return what the lead should know of the split."""
+        source = self.settings.data
+        own = (source and source.shares) or SHARES
+        if not self.on or not self.plan.task.split_by_site or getattr(self.plan.task, "shares", own) == own:
+            return []
+        return [
+            f"this hospital divides its patients by itself ({', '.join(map(str, own))}); task.shares is not used here"
+        ]
+
+    def too_near(self, data: SiteData) -> set[Part]:
+        """Return the parts of which no score may leave, since another study had nearly the same patients in one."""
+        if not self.on:
+            return set()
+        parts: dict[Part, Sequence[str]] = {part: patients_of(getattr(data, part)) for part in PARTS}
+        return self.book.near(self.asker.data, parts, self.settings.least(False))
+
+    def resolution(self, names: Sequence[str]) -> Resolution:
+        """Return how finely numbers over these cases are told. names: the patient of each."""
+        synthetic = self.plan.task.synthetic
+        return Resolution.over(names, self.settings.patients_in_step(synthetic), self.settings.count_unit(synthetic))
+
+    def note(self, **parts: int) -> None:
+        """Count what is about to leave; raises Refused when nothing is left of this hospital's budget."""
+        told: Any = {part: int(times) for part, times in parts.items() if times}
+        if self.on and told:
+            self.book.note(self.asker, told, self.settings.limits)
+
+
+def book_of(settings: SiteSettings, site: str, folder: Path) -> Book:
+    """Return what a site remembers. folder: the site's part of a run."""
+    return Book((settings.records or hospital_folder(folder)) / site)
+
+
+def with_own_split(source: DataSource, book: Book) -> DataSource:
+    """Return the data with shares and drawing of this hospital's own where its settings name none."""
+    own = {"shares": source.shares or SHARES, "split": book.number("split") if source.split is None else source.split}
+    return source.model_copy(update=own)
+
+
+def planned_answers(plan: Plan) -> dict[Part, int]:
+    """Return how many answers with scores over each part a plan asks for."""
+    return {
+        "train": plan.rounds,
+        "validation": plan.rounds + 1 + plan.algorithm.outcome.scores_besides,
+        "test": 1,
+    }

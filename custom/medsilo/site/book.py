@@ -1,0 +1,260 @@
+"""What a hospital remembers for itself: its key, which patients' scores have left, and how many answers went to whom.
+
+One folder per site, of this account alone. Its files are only ever added to, under a lock that all processes of this
+hospital share. An answer is noted, on the disk, before it leaves: a process that dies in between has counted one answer
+too many and never one too few.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.files import FILE, make_folder, write_text
+from medsilo.site.settings import FILE_NAME, Limits, Part
+
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
+KEY, ANSWERS, PATIENTS, LOCK, RUNNING = "key", "answers.jsonl", "patients.jsonl", "book.lock", "running"
+WAIT = 60.0  # seconds that another process may hold the lock
+MARK = 16  # hexadecimal digits that stand for a patient
+Marks = frozenset[str]  # of the patients of one part, each with the number of its cases
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks for what: a lead's study of a data set. A lead without a name is one like any other."""
+
+    lead: str
+    data: str
+    study: str
+
+
+@dataclass
+class Count:
+    """What is known of one study's answers, by part."""
+
+    answered: Counter[str] = field(default_factory=Counter)
+    planned: Counter[str] = field(default_factory=Counter)  # when it was let in
+
+
+class Book:
+    """A hospital's own memory of the studies that it answered."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    # ------------------------------------------------------------------ the key
+    def key(self) -> bytes:
+        """Return this hospital's secret, which decides its split; made once."""
+        with self._alone():
+            path = self.folder / KEY
+            if not path.exists():
+                write_text(path, secrets.token_hex(32))
+            return self._read_key()
+
+    def _read_key(self) -> bytes:
+        try:
+            return bytes.fromhex((self.folder / KEY).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise MedsiloError(
+                f"this hospital's key cannot be read ({type(error).__name__}); give the account that trains the rights "
+                "to the folder of 'records'",
+                private=str(self.folder / KEY),
+            ) from error
+
+    @property
+    def has_key(self) -> bool:
+        """Whether a study was answered from here before."""
+        return (self.folder / KEY).exists()
+
+    def number(self, purpose: str) -> int:
+        """Return a number in [0, 2**63) that only this hospital knows."""
+        return int.from_bytes(hmac.digest(self.key(), purpose.encode(), "sha256")[:8], "big") >> 1
+
+    # ------------------------------------------------------------------ patients
+    def near(self, data: str, parts: Mapping[Part, Sequence[str]], least: int) -> set[Part]:
+        """Remember who is in which part; return the parts whose scores must not leave.
+
+        parts: the patient of each case. Two groups of patients of which scores leave differ in nobody, or in `least`
+        patients or more: the difference of their scores would be the score of the few.
+        """
+        key = self.key()
+        marks = {part: _marks(key, data, names) for part, names in parts.items()}
+        with self._alone():
+            known = {frozenset(line.get("marks", ())) for line in self._lines(PATIENTS)}
+            found: set[Part] = set()
+            for part, own in marks.items():
+                if any(0 < _differ(own, other) < least for other in known):
+                    found.add(part)
+                elif own not in known:
+                    known.add(own)
+                    self._add(PATIENTS, {"marks": sorted(own)})
+        return found
+
+    # ------------------------------------------------------------------ answers
+    def admit(self, asker: Asker, planned: Mapping[Part, int], limits: Limits) -> None:
+        """Let a study in that will ask for so many scored answers, or raise Refused; other studies that run are counted
+        with all that they planned."""
+        with self._alone():
+            counts = self.counts()
+            for part in PARTS:
+                self._check(counts, asker, part, max(planned[part], counts[asker].answered[part]), limits)
+            self._add(ANSWERS, {**vars(asker), "planned": dict(planned), "time": int(time.time())})
+
+    def note(self, asker: Asker, parts: Mapping[Part, int], limits: Limits) -> None:
+        """Count an answer that is about to leave, or raise Refused: it stays then."""
+        with self._alone():
+            counts = self.counts()
+            for part, times in parts.items():
+                self._check(counts, asker, part, counts[asker].answered[part] + times, limits)
+            self._add(ANSWERS, {**vars(asker), "answered": dict(parts), "time": int(time.time())})
+
+    def _check(self, counts: Mapping[Asker, Count], asker: Asker, part: Part, wanted: int, limits: Limits) -> None:
+        """Raise Refused where this many answers of one study are more than is left."""
+        others = {
+            other: self._most(other, count, part)
+            for other, count in counts.items()
+            if other.data == asker.data and other != asker
+        }
+        most = limits.answers(part)
+        left = most - sum(used for other, used in others.items() if other.lead == asker.lead)
+        where, whose = f"limits.{part}_answers", "this lead"
+        if limits.all_leads is not None:
+            left_to_all = int(most * limits.all_leads) - sum(others.values())
+            if left_to_all < left:
+                left, where, whose = left_to_all, "limits.all_leads", "all leads together"
+        if wanted > left:
+            raise Refused(
+                f"the study needs {wanted} answers with scores over {part} cases of this hospital, which has "
+                f"{max(left, 0)} left for {whose} ({where} in its {FILE_NAME})"
+            )
+
+    def _most(self, asker: Asker, count: Count, part: Part) -> int:
+        """The answers that another study had, or may yet have while it runs."""
+        most = max(count.answered[part], count.planned[part])
+        return most if most > count.answered[part] and self.runs(asker.study) else count.answered[part]
+
+    def counts(self) -> dict[Asker, Count]:
+        """Return what every study planned and got. What cannot be read counts as an answer on every part to all."""
+        found: dict[Asker, Count] = defaultdict(Count)
+        unknown = 0
+        for line in self._lines(ANSWERS):
+            try:
+                count = found[Asker(line["lead"], line["data"], line["study"])]
+                count.answered.update(line.get("answered", {}))
+                if "planned" in line:
+                    count.planned = Counter(line["planned"])
+            except (KeyError, TypeError):
+                unknown += 1
+        for count in found.values():
+            count.answered.update(dict.fromkeys(PARTS, unknown))
+        return found
+
+    def used(self, data: str) -> dict[str, Counter[str]]:
+        """Return how many answers left, by lead and part."""
+        leads: dict[str, Counter[str]] = defaultdict(Counter)
+        for asker, count in self.counts().items():
+            if asker.data == data:
+                leads[asker.lead].update(count.answered)
+        return leads
+
+    # ------------------------------------------------------------------ studies at once
+    def begin(self, study: str, most: int | None) -> FileLock:
+        """Return what holds a study's place as long as this process lives; raises Refused when all are taken."""
+        place = FileLock(self.folder / RUNNING / study, mode=FILE)
+        with self._alone():
+            make_folder(self.folder / RUNNING)
+            others = [other for other in self._running() if other != study]
+            if most is not None and len(others) >= most:
+                raise Refused(
+                    f"this hospital works for {len(others)} studies already and takes {most} at once (studies in its "
+                    f"{FILE_NAME}); submit the study again when one has ended"
+                )
+            with suppress(Timeout):  # where an earlier process of the same study, which is ending, has it
+                place.acquire(timeout=0)
+        return place
+
+    def runs(self, study: str) -> bool:
+        """Whether some process holds this study's place."""
+        path = self.folder / RUNNING / study
+        if not path.exists():
+            return False
+        held = FileLock(path, mode=FILE)
+        try:
+            held.acquire(timeout=0)
+        except Timeout:
+            return True
+        held.release()
+        return False
+
+    def _running(self) -> Iterator[str]:
+        for path in sorted((self.folder / RUNNING).glob("*")):
+            if self.runs(path.name):
+                yield path.name
+            else:
+                path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------ the files
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        make_folder(self.folder)
+        try:
+            with FileLock(self.folder / LOCK, timeout=WAIT, mode=FILE):
+                yield
+        except Timeout as error:
+            raise MedsiloError("another process holds this hospital's records; end it, or try again") from error
+        except OSError as error:
+            raise MedsiloError(
+                f"this hospital's records cannot be used ({type(error).__name__}), so nothing with scores leaves; see "
+                "to its folder of 'records'",
+                private=f"{self.folder}: {error}",
+            ) from error
+
+    def _lines(self, name: str) -> Iterator[dict[str, Any]]:
+        path = self.folder / name
+        if not path.exists():
+            return
+        for line in path.read_text("utf-8", "replace").splitlines():
+            try:
+                read = json.loads(line)
+            except ValueError:
+                read = None
+            yield read if isinstance(read, dict) else {}
+
+    def _add(self, name: str, line: Mapping[str, Any]) -> None:
+        """Add a line and wait until it is on the disk; after one that was cut off it begins anew."""
+        descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
+        with os.fdopen(descriptor, "rb+") as file:
+            end = file.seek(0, os.SEEK_END)
+            whole = end == 0 or os.pread(descriptor, 1, end - 1) == b"\n"
+            file.write((b"" if whole else b"\n") + json.dumps(line, sort_keys=True).encode() + b"\n")
+            file.flush()
+            os.fsync(descriptor)
+
+
+def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
+    """Patients with the number of their cases, so that nobody who reads the file finds a name in it."""
+    told = (f"{data}\x1f{name}\x1f{number}" for name, number in Counter(names).items())
+    return frozenset(hmac.digest(key, text.encode(), "sha256").hex()[:MARK] for text in told)
+
+
+def _differ(one: Marks, other: Marks) -> int:
+    """How many patients make the difference: those who stand in one of two groups, or in both with other cases."""
+    return max(len(one - other), len(other - one))
+
+
+def data_set(folder: Path | None, task: str) -> str:
+    """Return what stands for a data set: its folder, or the task where there is none."""
+    text = f"task {task}" if folder is None else str(folder.resolve())
+    return hashlib.sha256(text.encode()).hexdigest()[:MARK]
