@@ -594,7 +594,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_few_test_cases_are_said_to_be_few(tmp_path: Path) -> None:
     few = {"x_test": np.random.default_rng(1).normal(size=(3, 9, 16)).astype(np.float32), "y_test": np.arange(3)}
     report = look(windows(tmp_path / "d", **few), WINDOWS, "hospital-a", least=5)
-    assert [f for f in found(report, "data", "note") if "test: fewer than 5 cases" in f.what]
+    assert [f for f in found(report, "data", "note") if "test: fewer than 5 patients" in f.what]
     (table,) = [table for table in report.tables if table.title == "Cases of each class"]
     assert [row[3] for row in table.rows] == ["fewer than 5"] * 3 + [0] * 3
 

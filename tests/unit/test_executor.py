@@ -1,6 +1,7 @@
 """The executor's promises: aborts are seen at once, and no error text of others leaves the site."""
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,10 +10,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
 from medsilo.core.errors import DataError, Refused
+from medsilo.federation.limits import Clock
 from medsilo.federation.reasons import public_reason
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.wire import to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
+from medsilo.site.settings import Limits
 
 
 class Abort(Signal):
@@ -27,21 +30,21 @@ class Abort(Signal):
         return time.monotonic() > self.when
 
 
-def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_is_honoured_within_a_second_of_a_long_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     executor = MedsiloExecutor()
     slow = SimpleNamespace(answer=lambda parcel, stop: time.sleep(3))  # a batch that can't be interrupted
-    monkeypatch.setattr(executor, "_participant", lambda parcel, fl_ctx: slow)
+    monkeypatch.setattr(executor, "_participant", lambda parcel, fl_ctx: (slow, Clock(tmp_path, Limits())))
     started = time.monotonic()
     reply = executor.execute("medsilo", to_shareable(Parcel()), FLContext(), Abort(after=0.2))
     assert reply.get_return_code() == ReturnCode.TASK_ABORTED
     assert time.monotonic() - started < 1.2
 
 
-def test_work_that_nobody_waits_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_nobody_waits_for_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The server stops waiting after participation.timeout; so does the site, which is free for the next round then."""
     executor = MedsiloExecutor()
     slow = SimpleNamespace(answer=lambda parcel, stop: time.sleep(3))
-    monkeypatch.setattr(executor, "_participant", lambda parcel, fl_ctx: slow)
+    monkeypatch.setattr(executor, "_participant", lambda parcel, fl_ctx: (slow, Clock(tmp_path, Limits())))
     monkeypatch.setattr(executor, "_write_private", lambda error, fl_ctx: None)
     with pytest.raises(Refused, match=r"took longer than participation\.timeout"):
         to_parcel(executor.execute("medsilo", to_shareable(Parcel(facts={"timeout": 0.5})), FLContext(), Signal()))

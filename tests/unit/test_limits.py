@@ -59,10 +59,10 @@ PLAN = make_plan("fedavg", "participation.timeout=600", "training.rounds=12", "t
 VALUES = 32 * math.prod(PLAN.task.shape or ())
 ASKED = [
     ("round_minutes", 10, 9),
-    ("study_hours", 2, 1),
     ("parameters", 1000, 999),
     ("batch_values", VALUES, VALUES - 1),
-    ("least_learning_rate", 0.05, 0.051),
+    ("disk", 3.8e-5, 3.6e-5),  # GiB, of 1000 parameters
+    ("least_learning", 0.1, 0.101),  # 50 cases are two steps of 0.05
     ("least_cases", 50, 51),
 ]
 

@@ -25,10 +25,11 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         yield from _balance(survey.parts["train"].classes, plan.task.classes, least)
     cases = {name: part.cases for name, part in survey.parts.items()}
     yield Finding(where, "ok", ", ".join(f"{count} {name}" for name, count in cases.items()) + " cases read")
-    few = [name for name in ("validation", "test") if 0 < cases[name] < least]
+    patients = {name: part.patients for name, part in survey.parts.items()}
+    few = [name for name in ("validation", "test") if 0 < patients[name] < least]
     if few:
-        told = f"{' and '.join(few)}: fewer than {least} cases, so no score of them is told (smallest_metric)"
-        yield Finding(where, "note", told, "bring more cases, or see 'medsilo leak-report' for what is told")
+        told = f"{' and '.join(few)}: fewer than {least} patients, so no score of them is told (smallest_metric)"
+        yield Finding(where, "note", told, "bring more patients, or see 'medsilo leak-report' for what is told")
 
 
 def _balance(classes: Mapping[str, int], known: int, least: int) -> Iterator[Finding]:

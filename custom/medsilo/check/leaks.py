@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
+from medsilo.core.coarse import Resolution
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Stretch
+from medsilo.federation.evaluation import MOST
+from medsilo.federation.protection import planned_answers
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
+from medsilo.site.book import PARTS
 from medsilo.site.policy import Policy
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.metrics import BY_PATIENT, CHANCES, CONFUSION
@@ -94,6 +98,8 @@ def describe(
     lines += _groups(found, policy) if found else ["no tensor"]
     least = settings.least(plan.task.synthetic)
     lines += ["", *_numbers(plan, least)]
+    if settings.protects(plan.task.synthetic):
+        lines += ["", *_coarse(plan, settings)]
     told = told_besides(plan)
     if told:
         lines += ["", *told]
@@ -143,6 +149,30 @@ def _numbers(plan: Plan, least: int) -> list[str]:
     return lines
 
 
+def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
+    """How coarsely numbers leave, who decides the split, how many answers there are."""
+    limits, unit, patients = settings.limits, settings.count_unit(False), settings.patients_in_step(False)
+    if patients:
+        low, high = plan.task.metric_range
+        steps = ", ".join(
+            f"{Resolution(1 / number, patients).step(low, high):g} with {number}" for number in (10, 50, 200)
+        )
+        lines = [
+            f"Scores leave in steps that {patients} patients together can move at most ({steps} patients in the part; "
+            f"score_cases); losses likewise, a case counting for at most {MOST:g}."
+        ]
+    else:
+        lines = ["Scores and losses leave exactly (score_cases is 0)."]
+    if unit > 1:
+        lines.append(f"Counts leave in multiples of {unit} (smallest_metric).")
+    if plan.task.split_by_site:
+        lines.append("This hospital decides by itself which patient is in which part; task.shares is not used.")
+    planned = planned_answers(plan)
+    told = ", ".join(f"{planned[part]} of {limits.answers(part)} over {part} cases" for part in PARTS)
+    lines.append(f"The plan asks for so many of the answers with scores that one lead may have: {told}.")
+    return lines
+
+
 def _logs(policy: Policy) -> list[str]:
     lines = [
         "Error texts and warnings: in medsilo's own words, without file names; errors.log, which has the rest, stays."
@@ -175,7 +205,8 @@ def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Pol
     if any(group.personal and group.stand_in for group in plan.course.delivery.given):
         shares = settings.shares(plan.task.synthetic)
         rows.append(("personal model to others", f"medsilo.yaml: share_personal_model (here {str(shares).lower()})"))
-    rows.append(("scores and counts", f"medsilo.yaml: smallest_metric (here {least})"))
+    coarse = ", score_cases, limits.*_answers" if settings.protects(plan.task.synthetic) else ""
+    rows.append(("scores and counts", f"medsilo.yaml: smallest_metric (here {least}){coarse}"))
     state = "" if policy.streams_logs else "; done"
     rows.append(("error logs", f"resources.json: allow_log_streaming false, without the SiteLogStreamer{state}"))
     return _aligned(rows)

@@ -13,6 +13,7 @@ from medsilo.check.data import data_findings, data_tables
 from medsilo.check.forecast import REMEDY, Rehearsal, free_memory, rehearsal_findings, rehearsal_table, within
 from medsilo.check.kit import Kit, check_certificates, check_network, check_seal
 from medsilo.check.leaks import leaks
+from medsilo.check.demands import book_of_kit, limit_findings, limit_tables, source_of
 from medsilo.check.machine import (
     check_device,
     check_disk,
@@ -144,22 +145,28 @@ def _look_at_data(
     """The data in counts, then a few batches of them; returns the number of training cases, if it is known."""
     least, sites = settings.least(plan.task.synthetic), sorted({*plan.participation.everyone, visit.site})
     say("reading the data")
-    survey = plan.task.survey(visit.site, sites, plan.seed, settings.data)
+    book = book_of_kit(settings, visit.local, visit.site)
+    source = source_of(plan, settings, book)
+    survey = plan.task.survey(visit.site, sites, plan.seed, source)
     report.findings.extend(data_findings(survey, plan, least))
     report.tables.extend(data_tables(survey, plan, least))
+    with _guarded("limits", report):
+        report.findings.extend(limit_findings(plan, settings, book, survey))
+        report.tables.extend(limit_tables(plan, settings, book, survey))
     known = survey.parts["train"].cases if survey.parts else None
     if not survey.usable or any(f.where == "device" and f.severity == "stops" for f in report.findings):
         told = "no batch was tried, because the data or the device stop it"
         report.findings.append(Finding("rehearsal", "note", told, "settle these first, then check again"))
         return known
     compute = settings.compute()
-    there = within(settings.memory_limit, visit.free_memory(compute), compute)
+    most = settings.most_memory >> 20 if settings.isolation else None
+    there = within(most, visit.free_memory(compute), compute)
     if too_much := check_memory(plan, there):
         report.findings.append(too_much)
         return known
     say("trying a few batches")
     with _guarded("rehearsal", report), TemporaryDirectory(prefix="medsilo-") as folder:
-        data = plan.task.read(visit.site, sites, plan.seed, settings.data)
+        data = plan.task.read(visit.site, sites, plan.seed, source)
         cases = {part: len(getattr(data, part)) for part in PARTS}
         tried = rehearse(plan, visit.site, sites, settings, data, Path(folder))
         if tried:

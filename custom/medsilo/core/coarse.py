@@ -53,7 +53,7 @@ class Resolution:
         return min(float(f"{low + steps * step:.12g}"), high)
 
     def count(self, number: int) -> int:
-        """Return a count as it is told: the nearest multiple of the unit, and one of them at least where it is not 0."""
+        """Return a count as it is told: the nearest multiple of the unit, and 0 only for 0."""
         return max(self.unit, int(number / self.unit + 0.5) * self.unit) if number > 0 else 0
 
     def shared_out(self, counts: Sequence[float]) -> list[float]:

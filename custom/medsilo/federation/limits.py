@@ -43,7 +43,7 @@ def check_limits(plan: Plan, settings: SiteSettings, parameters: int, train: int
 
 
 @dataclass(frozen=True)
-class Asked:
+class Demand:
     """What a plan asks of a hospital, against the most that it gives."""
 
     key: str  # of limits
@@ -52,16 +52,16 @@ class Asked:
     unit: str
 
 
-def asked_of(plan: Plan, limits: Limits, parameters: int, free: int | None = None) -> list[Asked]:
+def asked_of(plan: Plan, limits: Limits, parameters: int, free: int | None = None) -> list[Demand]:
     """Return what a plan asks for that is known before anything runs. free: bytes on the disk of the results."""
     values = plan.training.batch_size * math.prod(plan.task.shape or (1,))
     kept = KEPT * 4 * parameters / 2**30
     return [
-        Asked("round_minutes", plan.participation.timeout / 60, limits.round_minutes, "minutes for a round"),
-        Asked("parameters", parameters, limits.parameters, "parameters"),
-        Asked("batch_values", values, limits.batch_values, "values in a batch"),
-        Asked("disk", kept, limits.disk, "GiB for a study"),
-        Asked("disk_free", kept, None if free is None else free / 2**30 - limits.disk_free, "GiB of its disk"),
+        Demand("round_minutes", plan.participation.timeout / 60, limits.round_minutes, "minutes for a round"),
+        Demand("parameters", parameters, limits.parameters, "parameters"),
+        Demand("batch_values", values, limits.batch_values, "values in a batch"),
+        Demand("disk", kept, limits.disk, "GiB for a study"),
+        Demand("disk_free", kept, None if free is None else free / 2**30 - limits.disk_free, "GiB of its disk"),
     ]
 
 

@@ -74,8 +74,12 @@ class Cache:
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.source)
-        if self.source.cache == "disk" and self.source.cache_folder is None:
-            raise DataError("data: cache is disk, but cache_folder is not given; name a folder for prepared images")
+        self.room = 0.0  # bytes on the disk
+        if self.source.cache == "disk":
+            if self.source.cache_folder is None:
+                raise DataError("data: cache is disk, but cache_folder is not given; name a folder for prepared images")
+            taken = sum(path.stat().st_size for path in self.source.cache_folder.glob("*.safetensors"))
+            self.room = self.source.cache_disk * 2**30 - taken
 
     def hold(self, entry: Entry) -> "HeldEntry":
         """The entry, read once."""
@@ -95,6 +99,9 @@ class Cache:
         if facts is None:
             made = self.make(entry)
             facts = made.facts
+            self.room -= made.inputs.nbytes + made.targets.nbytes
+            if self.room < 0:  # made again whenever it is needed
+                return HeldEntry(entry, facts, None, None, self.make)
             save_tensors(path, dict(zip(NAMES, (made.inputs, made.targets), strict=True)), asdict(facts))
         return HeldEntry(entry, facts, None, path, self.make)
 

@@ -37,6 +37,7 @@ class DataSource(Section):
     split: int | None = Field(None, ge=0, lt=2**32)
     cache: Literal["memory", "disk", "none"] = "memory"  # where images that are ready for the network are kept
     cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again
+    cache_disk: float = Field(100, gt=0, le=1_000_000)  # GiB that they may take on the disk
     cache_folder: Path | None = None  # where they are kept with `cache: disk`
 
     @property

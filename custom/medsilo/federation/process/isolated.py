@@ -58,7 +58,7 @@ class IsolatedParticipant:
             "lead": lead,
             "kind": f"{kind.__module__}.{kind.__qualname__}",
         }
-        self.folder = folder
+        self.folder, self.settings = folder, settings
         self.process: subprocess.Popen | None = None
         self.end: socket
 

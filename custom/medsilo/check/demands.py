@@ -1,0 +1,134 @@
+"""A hospital's own limits against a plan: what it asks for, what is allowed, what is left of the answers."""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from medsilo.check.result import Cell, Finding, Table, size
+from medsilo.core.coarse import Resolution
+from medsilo.federation.evaluation import MOST
+from medsilo.federation.limits import asked_of, learning_per_answer
+from medsilo.federation.protection import SHARES, planned_answers, with_own_split
+from medsilo.plan import Plan
+from medsilo.runs.paths import HOSPITAL
+from medsilo.site.book import PARTS, Book, data_set
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survey import Survey
+
+
+def book_of_kit(settings: SiteSettings, local: Path | None, site: str) -> Book | None:
+    """Return what the site of a kit remembers; None where no settings say where that is."""
+    output = settings.output or (local.parent / "medsilo" if local else None)
+    records = settings.records or (output / HOSPITAL if output else None)
+    return Book(records / site) if records else None
+
+
+def source_of(plan: Plan, settings: SiteSettings, book: Book | None) -> DataSource | None:
+    """Return the data with the split that the site will have; where it has no key yet, with one as good."""
+    source = settings.data
+    if source is None or not settings.protects(plan.task.synthetic) or not plan.task.split_by_site:
+        return source
+    if book and book.has_key:
+        return with_own_split(source, book)
+    split = secrets.randbits(32) if source.split is None else source.split
+    return source.model_copy(update={"shares": source.shares or SHARES, "split": split})
+
+
+def limit_findings(plan: Plan, settings: SiteSettings, book: Book | None, survey: Survey) -> Iterator[Finding]:
+    """Whether the plan stays within the limits, and how coarsely numbers leave."""
+    limits, where = settings.limits, "limits"
+    over = [one for one in asked_of(plan, limits, plan.parameters) if one.most is not None and one.asked > one.most]
+    for one in over:
+        told = f"the plan asks for {one.asked:.10g} {one.unit}, and {one.most:.10g} are allowed (limits.{one.key})"
+        yield Finding(where, "stops", told, "ask the lead for less, or allow more in medsilo.yaml")
+    train = survey.parts["train"].cases if survey.parts else 0
+    if train and (learning := learning_per_answer(plan, train)) < limits.least_learning:
+        told = f"learning rate × steps is {learning:.3g} for each answer with scores, next to nothing"
+        yield Finding(where, "stops", told, "ask the lead for a plan that trains (limits.least_learning)")
+    if not over:
+        memory = f"{size(settings.most_memory)} of memory for training" if settings.isolation else "any memory"
+        yield Finding(where, "ok", f"the plan stays within this site's own limits; {memory}")
+    if not settings.protects(plan.task.synthetic):
+        return
+    if plan.task.deals:
+        told = "the plan deals a hospital's patients to simulated sites (task.partition)"
+        yield Finding(where, "stops", told, "ask the lead to remove it")
+    if plan.task.split_by_site:
+        yield _split(plan, settings, book)
+    if book and book.has_key:
+        yield from _budget(plan, settings, book)
+
+
+def _split(plan: Plan, settings: SiteSettings, book: Book | None) -> Finding:
+    own = settings.data.shares if settings.data and settings.data.shares else SHARES
+    told = f"this site divides its patients by itself ({', '.join(map(str, own))}), whatever task.shares says"
+    drawn = (settings.data and settings.data.split is not None) or (book and book.has_key)
+    first = (
+        "" if drawn else "; who is in which part is drawn when its first study begins, so counts may differ a little"
+    )
+    return Finding("limits", "ok" if drawn else "note", told + first)
+
+
+def _budget(plan: Plan, settings: SiteSettings, book: Book) -> Iterator[Finding]:
+    """What a lead who had no answer yet has left, and what one who had most has."""
+    data = settings.data.folder if settings.data else None
+    used = book.used(data_set(data, plan.task.name))
+    for part, planned in planned_answers(plan).items():
+        allowed, most = settings.limits.answers(part), max((count[part] for count in used.values()), default=0)
+        told = f"{part}: the plan asks for {planned} answers with scores, one lead may have {allowed}"
+        if planned > allowed:
+            yield Finding("limits", "stops", told, f"see limits.{part}_answers")
+        elif planned > allowed - most:
+            told += f"; a lead who had {most} already would be refused"
+            yield Finding("limits", "note", told, f"see limits.{part}_answers")
+
+
+def limit_tables(plan: Plan, settings: SiteSettings, book: Book | None, survey: Survey) -> list[Table]:
+    """The limits, how coarse numbers are, and what left so far: in counts, without a lead's name."""
+    rows: list[list[Cell]] = [
+        [one.key, f"{one.asked:.10g}", "any" if one.most is None else f"{one.most:.10g}", one.unit]
+        for one in asked_of(plan, settings.limits, plan.parameters)
+        if one.key != "disk_free"
+    ]
+    rows.append(["study_minutes", "not known before", f"{settings.limits.study_minutes:g}", "minutes for all answers"])
+    rows.append(["studies", "1", "any" if settings.studies is None else str(settings.studies), "studies at once"])
+    tables = [Table("This site's limits", ("limit", "the plan asks for", "allowed", "of what"), rows)]
+    if not settings.protects(plan.task.synthetic):
+        return tables
+    if survey.parts:
+        tables.append(_steps(plan, settings, survey))
+    if book and book.has_key:
+        tables.append(_answers(plan, settings, book))
+    return tables
+
+
+def _steps(plan: Plan, settings: SiteSettings, survey: Survey) -> Table:
+    low, high = plan.task.metric_range
+    rows: list[list[Cell]] = []
+    for part in ("validation", "test"):
+        patients = survey.parts[part].patients
+        if patients >= settings.least(False):
+            fine = Resolution(1 / patients, settings.patients_in_step(False))
+            rows.append([part, fine.step(low, high) or "exact", fine.step(0, MOST) or "exact"])
+        else:
+            rows.append([part, "not told", "not told"])
+    note = f"Counts leave in multiples of {settings.count_unit(False)}. Patients with many images make steps larger."
+    return Table("How coarsely scores leave", ("part", f"steps of {plan.task.metric}", "steps of the loss"), rows, note)
+
+
+def _answers(plan: Plan, settings: SiteSettings, book: Book) -> Table:
+    data = settings.data.folder if settings.data else None
+    used = book.used(data_set(data, plan.task.name))
+    rows: list[list[Cell]] = [
+        [
+            part,
+            planned_answers(plan)[part],
+            settings.limits.answers(part),
+            max((count[part] for count in used.values()), default=0),
+            sum(count[part] for count in used.values()),
+        ]
+        for part in PARTS
+    ]
+    columns = ("part", "the plan asks for", "allowed per lead", "the lead who had most", "all leads")
+    return Table("Answers with scores that left this site", columns, rows)
