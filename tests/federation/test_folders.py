@@ -159,11 +159,10 @@ def test_every_kind_is_trained_tested_and_predicted(kind: str, clinic: Path, tmp
     }
     plan = parse_plan(values)
     data: dict = {"folder": clinic / Path(image).parts[0]}
+    settings = {"data": data, "smallest_metric": 1, "public_data": True}
     if task.get("kind") == "classification":
         data["table"] = "classes.csv"
-    run = inprocess.run(
-        plan, folder=tmp_path / "run", settings=make_settings({"data": data, "smallest_metric": 1}, "x")
-    )
+    run = inprocess.run(plan, folder=tmp_path / "run", settings=make_settings(settings, "x"))
     assert run.summary.status == "finished"
     for site in run.summary.sites.values():
         assert 0 <= site.test[plan.task.metric] <= 1

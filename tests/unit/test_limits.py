@@ -105,6 +105,12 @@ def test_wrong_shares_are_refused_by_name() -> None:
             make_settings({"data": {"folder": "/x", "shares": shares}}, "settings")
 
 
+def test_lists_of_a_data_section_are_read() -> None:
+    data = {"folder": "/x", "shares": [0.5, 0.25, 0.25], "images": ["a*", "b*"], "columns": {"image": ["a", "b"]}}
+    read = make_settings({"data": data}, "settings").data
+    assert read.shares == (0.5, 0.25, 0.25) and read.images == ("a*", "b*") and read.columns.image == ("a", "b")
+
+
 def test_a_split_that_the_hospital_fixed_no_plan_moves(tmp_path: Path) -> None:
     plans = [
         parse_plan(FOLDER, [f"task.shares={shares}", f"task.split={split}"])

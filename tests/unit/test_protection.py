@@ -1,19 +1,27 @@
-"""What a curious lead reads of one patient: by differencing two studies, by asking often, by asking for odd splits."""
+"""What a curious lead reads of one patient: by differencing two studies, by asking often, by odd splits."""
 
+import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from medsilo.core.coarse import Resolution, step_of_at_least
+from medsilo.core.errors import MedsiloError, Refused
 from medsilo.federation import inprocess
+from medsilo.federation.evaluation import MOST
+from medsilo.federation.participant import Participant
 from medsilo.plan import parse_plan
+from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
-from medsilo.site.settings import make_settings
+from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.tasks.splits import parts_by_hash
 from tests.hospital import photograph, write_pixels, write_table
 
-PATIENTS = 60
+NAMES = [f"p{number}" for number in range(60)]
 STUDY = {
     "algorithm": {"name": "fedavg"},
     "task": {"name": "image-folder", "kind": "classification", "labels": ["no", "yes"], "size": [8, 8]},
@@ -23,101 +31,252 @@ STUDY = {
 }
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of sixty patients, one each."""
-    folder = tmp_path_factory.mktemp("photos")
+def write_photos(folder: Path, names: list[str], parts: dict[str, str] | None = None) -> Path:
+    """One image of each patient, in two classes; and who is in which part, if the hospital says so."""
     rows = []
-    for number in range(PATIENTS):
-        write_pixels(folder / f"images/p{number}.png", photograph(number)[0])
-        rows.append({"image": f"images/p{number}.png", "label": number % 2, "patient": f"p{number}"})
+    for number, name in enumerate(names):
+        if not (folder / f"images/{name}.png").exists():
+            write_pixels(folder / f"images/{name}.png", photograph(number)[0])
+        row = {"image": f"images/{name}.png", "label": number % 2, "patient": name}
+        rows.append({**row, "part": parts[name]} if parts else row)
     write_table(folder / "cases.csv", rows)
     return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
 
 
 Asks = Callable[..., Summary]
 
 
 @pytest.fixture
-def asks(photos: Path, tmp_path: Path) -> Asks:
-    """A lead, who asks a hospital for a study; its records are in the same folder as its studies."""
+def asks(tmp_path: Path) -> Asks:
+    """A lead who asks a hospital for a study. What the hospital remembers lies beside its studies."""
 
-    def study(*changes: str, name: str = "", **settings) -> Summary:
-        values = {"device": "cpu", "data": {"folder": photos}, **settings}
-        folder = tmp_path / (name or f"study-{len(list(tmp_path.glob('study-*')))}")
-        return inprocess.run(parse_plan(STUDY, changes), folder=folder, settings=make_settings(values, "x")).summary
+    def study(name: str, data: Path | dict, *changes: str, **settings: object) -> Summary:
+        own = make_settings({"device": "cpu", "data": data, **settings}, "x")
+        return inprocess.run(parse_plan(STUDY, changes), folder=tmp_path / name, settings=own).summary
 
     return study
 
 
-def validation_loss(folder: Path) -> float:
-    """What was told after the first round's arrival, before anything was trained."""
-    (line,) = [one for one in (folder / "rounds.jsonl").read_text().splitlines()]
-    import json
-
-    return float(json.loads(line)["sites"]["a"]["validation_loss"])
+# ---------------------------------------------------------------------------------------------------- the attack
+def validated(shares: str) -> set[str]:
+    parts = parts_by_hash(NAMES, json.loads(shares), 0)
+    return {name for name, part in parts.items() if part == "validation"}
 
 
-def neighbours(photos: Path) -> tuple[str, str, int]:
-    """Two `task.shares` that differ in one patient of validation, and the larger part's size."""
-    from medsilo.tasks.splits import parts_by_hash
-
-    names = [f"p{number}" for number in range(PATIENTS)]
-
-    def size(train: float) -> int:
-        return sum(part == "validation" for part in parts_by_hash(names, (train, 0.8 - train, 0.2), 0).values())
-
-    shares = np.arange(0.30, 0.70, 0.001)
-    for low, high in zip(shares, shares[1:], strict=False):
-        if size(low) - size(high) == 1 and size(high) >= 10:
-            return *(f"task.shares=[{train:.6f},{0.8 - train:.6f},0.2]" for train in (low, high)), size(low)
-    raise AssertionError
+def two_shares() -> tuple[str, str]:
+    """Two `task.shares` of which the first has one patient more in validation."""
+    texts = [f"[{train:.6f},{0.8 - train:.6f},0.2]" for train in np.arange(0.4, 0.7, 0.001)]
+    return next(pair for pair in pairwise(texts) if len(validated(pair[0]) - validated(pair[1])) == 1)
 
 
-def attack(asks: Asks, photos: Path, tmp_path: Path, **settings) -> tuple[float, float, float]:
-    """n L' - (n - 1) L; the two losses."""
-    one, other, cases = neighbours(photos)
-    asks(one, name="one", **settings)
-    asks(other, name="other", **settings)
-    losses = [validation_loss(tmp_path / name) for name in ("one", "other")]
-    return cases * losses[0] - (cases - 1) * losses[1], losses[0], losses[1]
+def attack(asks: Asks, photos: Path, root: Path, **settings: object) -> tuple[list[float], int]:
+    """The losses that two studies tell of the network as it begins, and the patients behind the first."""
+    for name, shares in zip(("one", "other"), two_shares(), strict=True):
+        asks(name, photos, f"task.shares={shares}", **settings)
+    told = [Record(root / name).rounds()[0].sites["a"].validation_loss for name in ("one", "other")]
+    return told, len(validated(two_shares()[0]))
 
 
-def moved(photos: Path) -> str:
-    from medsilo.tasks.splits import parts_by_hash
-
-    names = [f"p{number}" for number in range(PATIENTS)]
-    one, other, _ = neighbours(photos)
-    import json
-
-    parts = [parts_by_hash(names, json.loads(text.partition("=")[2]), 0) for text in (one, other)]
-    (patient,) = [name for name in names if parts[0][name] == "validation" != parts[1][name]]
-    return patient
-
-
-def loss_of(photos: Path, patient: str) -> float:
-    """The loss of the initial network on one patient's image."""
+def true_loss(photos: Path) -> float:
+    """The first network's loss on the image of the patient who was moved."""
+    (patient,) = validated(two_shares()[0]) - validated(two_shares()[1])
     plan = parse_plan(STUDY)
     model = plan.algorithm.whole(plan.build_networks()).eval()
     data = plan.task.read("a", ["a"], 0, make_settings({"data": photos}, "x").data)
-    for part in (data.train, data.validation, data.test):
-        for place, name in enumerate(part.patients):
-            if name == patient:
-                inputs, target = part[place]
-                with torch.no_grad():
-                    return float(plan.task.loss(model(inputs[None]), target[None]))
-    raise AssertionError
+    parts = [data.train, data.validation, data.test]
+    (inputs, target), *_ = [part[part.patients.index(patient)] for part in parts if patient in part.patients]
+    with torch.no_grad():
+        return float(plan.task.loss(model(inputs[None]), target[None]))
 
 
 def test_without_protection_two_studies_tell_a_patients_loss_to_five_digits(
     asks: Asks, photos: Path, tmp_path: Path
 ) -> None:
-    found, *_ = attack(asks, photos, tmp_path, public_data=True)
-    assert found == pytest.approx(loss_of(photos, moved(photos)), abs=1e-5)
+    (one, other), cases = attack(asks, photos, tmp_path, public_data=True)
+    assert cases * one - (cases - 1) * other == pytest.approx(true_loss(photos), abs=1e-5)
 
 
-def test_by_default_they_tell_nothing_since_the_hospital_divides_its_patients_itself(
-    asks: Asks, photos: Path, tmp_path: Path
-) -> None:
-    _, one, other = attack(asks, photos, tmp_path)
-    assert one == other  # the same patients, whatever the plan says
+def test_by_default_both_studies_tell_of_the_same_patients(asks: Asks, photos: Path, tmp_path: Path) -> None:
+    (one, other), _ = attack(asks, photos, tmp_path)
+    assert one == other
+    warnings = Record(tmp_path / "one").summary().sites["a"].warnings["join"]
+    assert warnings == ["this hospital divides its patients by itself (0.6, 0.2, 0.2); task.shares is not used here"]
+
+
+def test_exact_numbers_and_another_seed_move_nobody_either(asks: Asks, photos: Path, tmp_path: Path) -> None:
+    """The split does not rest on coarse numbers, nor on anything that a plan says."""
+    exact = {"score_cases": 0, "smallest_metric": 1}
+    (one, other), _ = attack(asks, photos, tmp_path, **exact)
+    asks("third", photos, "task.split=7", "seed=0", **exact)
+    third = Record(tmp_path / "third").rounds()[0].sites["a"].validation_loss
+    assert one == other == third and one != round(one, 4)
+
+
+def test_another_hospital_has_another_split(photos: Path, tmp_path: Path) -> None:
+    settings = make_settings({"device": "cpu", "data": photos}, "x")
+    patients = [
+        Participant(parse_plan(STUDY), "a", ["a"], settings, tmp_path / own / "study/sites/a").evaluation.patients
+        for own in ("one", "other")
+    ]
+    assert patients[0]["validation"] != patients[1]["validation"]
+
+
+# ---------------------------------------------------------------------------------------------------- rounding
+@pytest.mark.parametrize("patients", [5, 12, 17, 60, 400])
+def test_one_patient_moves_a_told_mean_by_one_step_at_most_and_mostly_not_at_all(patients: int) -> None:
+    """Whatever one value in the range becomes: the mean moves by half a step at most."""
+    random = np.random.default_rng(patients)
+    told = Resolution(1 / patients, 2)
+    step = told.step(0, 1)
+    assert 2 / patients <= step <= 5 / patients
+    moved = 0
+    for _ in range(400):
+        others = random.random(patients - 1).sum()
+        least, most = (told.mean((others + value) / patients, 0, 1) for value in (0.0, 1.0))
+        assert most - least <= step * 1.000001
+        moved += least != most
+    assert moved / 400 < 0.58  # half a step in a step, where steps begin anywhere
+
+
+@pytest.mark.parametrize("patients", [12, 17, 60])
+def test_differencing_told_means_is_off_by_up_to_two_ranges(patients: int) -> None:
+    """Where a hospital itself lets the attack through: n L' - (n - 1) L from coarse numbers, bound and in truth."""
+    random = np.random.default_rng(0)
+    larger, smaller = Resolution(1 / patients, 2), Resolution(1 / (patients - 1), 2)
+    bound = (patients * larger.step(0, MOST) + (patients - 1) * smaller.step(0, MOST)) / 2
+    assert bound >= 2 * MOST
+    errors = []
+    for _ in range(400):
+        values = random.uniform(0, MOST, patients)
+        told = larger.mean(values.mean(), 0, MOST), smaller.mean(values[1:].mean(), 0, MOST)
+        errors.append(patients * told[0] - (patients - 1) * told[1] - values[0])
+    assert max(map(abs, errors)) <= bound + 1e-9
+    assert np.std(errors) > MOST / np.sqrt(12)  # a guess of "anything in the range" is better
+
+
+def test_a_patient_with_many_images_makes_steps_larger() -> None:
+    alone = Resolution.over([f"p{number}" for number in range(100)], 2, 5)
+    many = Resolution.over([f"p{number}" for number in range(50)] + ["p0"] * 50, 2, 5)
+    assert alone.step(0, 1) == 0.02 and many.step(0, 1) == 2.0 >= 2 * many.weight
+    assert alone.among(0.5).step(0, 1) == 0.05
+
+
+@pytest.mark.parametrize(("width", "step"), [(0, 0), (0.02, 0.02), (0.021, 0.05), (0.06, 0.1), (3, 5), (1, 1)])
+def test_steps_are_numbers_that_people_read(width: float, step: float) -> None:
+    assert step_of_at_least(width) == step
+
+
+def test_counts_make_up_the_told_whole() -> None:
+    told = Resolution(0.1, 2, 5)
+    assert [told.count(number) for number in (0, 1, 7, 8, 12, 13, 60)] == [0, 5, 5, 10, 10, 15, 60]
+    assert told.shared_out([8, 1, 2, 6]) == [10, 0, 0, 5]
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        counts = random.integers(0, 30, 6).tolist()
+        out = told.shared_out(counts)
+        assert sum(out) == told.count(sum(counts)) and all(count % 5 == 0 for count in out)
+        assert all(abs(count - own) <= 5 + own / 10 for count, own in zip(out, counts, strict=True))
+
+
+def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, tmp_path: Path) -> None:
+    """A network made to shout over one patient would be heard through any step, if its loss had no end."""
+    plan = parse_plan(STUDY)
+    settings = make_settings({"device": "cpu", "data": photos}, "x")
+    site = Participant(plan, "a", ["a"], settings, tmp_path / "study/sites/a")
+    model = site.state.model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(100)
+    loss, score, measures = site.evaluate(site.data.validation, lambda: None, model)
+    assert loss > 10 * MOST
+    assert site.evaluation.loss("validation", loss, measures) <= MOST
+
+
+# ---------------------------------------------------------------------------------------------------- what is told
+def test_told_figures_are_right_within_their_step(asks: Asks, tmp_path: Path) -> None:
+    """One split for both: with it exact and coarse numbers are of the same patients."""
+    names = [f"p{number}" for number in range(240)]
+    data = {"folder": str(write_photos(tmp_path / "photos", names)), "shares": [0.5, 0.2, 0.3], "split": 1}
+    changes = ["task.shares=[0.5,0.2,0.3]", "task.split=1", "training.learning_rate=0.05", "training.rounds=2"]
+    exact = asks("exact", data, *changes, public_data=True)
+    coarse = asks("coarse", data, *changes)
+    one, other = exact.sites["a"], coarse.sites["a"]
+    step = Resolution(1 / one.cases["test"], 2).step(0, 1)
+    assert abs(one.test["accuracy"] - other.test["accuracy"]) <= step / 2 + 1e-9
+    assert abs(coarse.pooled["accuracy"] - exact.pooled["accuracy"]) <= step / 2 + 1e-9
+    assert abs(coarse.pooled["balanced_accuracy"] - exact.pooled["balanced_accuracy"]) <= 0.1
+    assert abs(coarse.pooled["auroc"] - exact.pooled["auroc"]) <= 0.2
+    for part, cases in one.cases.items():
+        assert other.cases[part] % 5 == 0 and abs(other.cases[part] - cases) <= 2
+        assert sum(other.classes[part]) == other.cases[part]
+    assert all(score == pytest.approx(round(score / step) * step) for score in other.validation)
+    assert one.test["loss"] == pytest.approx(other.test["loss"], abs=0.1)
+
+
+def test_a_part_of_few_patients_tells_nothing_however_many_images(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    rows = []
+    for number in range(60):
+        write_pixels(folder / f"images/{number}.png", photograph(number)[0])
+        part = ("train", "validation", "test")[number % 3]
+        patient = f"{part} {number % (12 if part == 'validation' else 60)}"  # 4 patients in validation
+        rows.append({"image": f"images/{number}.png", "label": number % 2, "patient": patient, "part": part})
+    write_table(folder / "cases.csv", rows)
+    settings = make_settings({"device": "cpu", "data": folder}, "x")
+    site = Participant(parse_plan(STUDY), "a", ["a"], settings, tmp_path / "study/sites/a")
+    assert site.cases["validation"] == 20 and len(set(site.evaluation.patients["validation"])) == 4
+    assert site.evaluation.withheld == ["validation"]
+
+
+def test_a_super_model_is_found_from_coarse_counts(asks: Asks, photos: Path) -> None:
+    for rule in ("fedsm", "fedsm-ensemble"):
+        summary = asks(rule, photos, f"algorithm.name={rule}", "training.rounds=2")
+        assert summary.status == "finished"
+        chosen = summary.details.super_model
+        assert chosen and all(count % 5 == 0 for counts in chosen.tested.values() for count in counts.values())
+
+
+# ---------------------------------------------------------------------------------------------------- neighbours
+def test_groups_that_differ_in_a_few_patients_do_not_both_tell(asks: Asks, tmp_path: Path) -> None:
+    """The hospital itself fixes the parts, by its table, and moves patients between studies."""
+    parts = {name: ("train", "validation", "test")[number % 3] for number, name in enumerate(NAMES)}
+    photos = write_photos(tmp_path / "photos", NAMES, parts)
+
+    def study(name: str, moved: int) -> Summary:
+        write_photos(photos, NAMES, {**parts, **dict.fromkeys(NAMES[1 : 3 * moved : 3], "train")})
+        return asks(name, photos)
+
+    first, second, third = study("first", 0), study("second", 1), study("third", 5)
+    assert first.sites["a"].validation != [None, None] and not first.sites["a"].warnings
+    assert second.sites["a"].validation == [None, None]
+    assert second.sites["a"].test["accuracy"] is not None  # nobody came or went there
+    assert Record(tmp_path / "second").rounds()[0].sites["a"].train_loss is None
+    assert any("fewer than 5 patients" in line for line in second.sites["a"].warnings["join"])
+    assert None not in third.sites["a"].validation
+
+
+def test_a_plan_that_deals_patients_out_is_refused(asks: Asks, photos: Path) -> None:
+    with pytest.raises(Refused, match=r"task\.partition"):
+        asks("dealt", photos, "task.partition={kind: iid}", "participation.sites=[a,b]")
+
+
+def test_sites_of_one_size_are_cut_in_steps_and_always_alike(photos: Path, tmp_path: Path) -> None:
+    settings = make_settings({"device": "cpu", "data": photos}, "x")
+    kept = []
+    for seed, cases in ((0, 17), (0, 16), (1, 19), (0, 1)):
+        plan = parse_plan(STUDY, ["training.truncate=true", f"seed={seed}"])
+        site = Participant(plan, "a", ["a"], settings, tmp_path / f"study-{seed}-{cases}/sites/a")
+        site._truncate(cases)
+        kept.append(site.train.indices)
+    assert kept[0] == kept[1] == kept[2] and len(kept[0]) == 15 and len(kept[3]) == 5 and set(kept[3]) < set(kept[0])
+
+
+def test_synthetic_hospitals_are_as_before() -> None:
+    settings = SiteSettings()
+    assert not settings.protects(True) and settings.patients_in_step(True) == 0 and settings.count_unit(True) == 1
+    assert settings.protects(False) and settings.patients_in_step(False) == 2 and settings.count_unit(False) == 5

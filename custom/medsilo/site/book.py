@@ -158,7 +158,7 @@ class Book:
             except (KeyError, TypeError):
                 unknown += 1
         for count in found.values():
-            count.answered.update(dict.fromkeys(PARTS, unknown))
+            count.answered.update(dict.fromkeys(PARTS if unknown else (), unknown))
         return found
 
     def used(self, data: str) -> dict[str, Counter[str]]:

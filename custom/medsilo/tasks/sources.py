@@ -1,21 +1,31 @@
 """What a site says of its own data: where they lie, and how its files and labels are to be read."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 from medsilo.tasks.splits import Shares
 
+
+
+def _as_tuple(value: Any) -> Any:
+    """Settings are read strictly, and YAML has lists where these have tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
+Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_as_tuple)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+OwnShares = Annotated[Shares, BeforeValidator(_as_tuple)]
 
 
 class Columns(Section):
     """What the columns of a site's table are called."""
 
-    image: tuple[str, ...] | str = "image"  # several for several channels, in the plan's order
+    image: Names | str = "image"  # several for several channels, in the plan's order
     label: str = "label"
     patient: str = "patient"
     part: str = "part"
@@ -26,14 +36,14 @@ class DataSource(Section):
     """`data` in a site's medsilo.yaml. Tasks with a layout of their own read the folder and nothing else of it."""
 
     folder: Path
-    images: tuple[Pattern, ...] | Pattern | None = None  # patterns with *, below the folder; one per channel
+    images: Patterns | Pattern | None = None  # patterns with *, below the folder; one per channel
     labels: Pattern | None = None
     patient: Pattern | None = None  # a regular expression that finds the patient in the name of a case
     table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
     columns: Columns = Columns()
     label_map: dict[str | int, str | int] = {}  # this site's labels to the plan's
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
-    shares: Shares | None = None
+    shares: OwnShares | None = None
     split: int | None = Field(None, ge=0, lt=2**32)
     cache: Literal["memory", "disk", "none"] = "memory"  # where images that are ready for the network are kept
     cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again

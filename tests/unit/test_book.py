@@ -1,0 +1,246 @@
+"""What a hospital remembers: answers counted whoever dies, shared by all processes, and who may not be told apart."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.federation import inprocess
+from medsilo.plan import parse_plan
+from medsilo.runs.schema import Summary
+from medsilo.site.book import ANSWERS, KEY, Asker, Book, data_set
+from medsilo.site.settings import Limits, make_settings
+from tests.unit.test_protection import NAMES, STUDY, write_photos
+
+FIRST, SECOND = Asker("lead@a", "data", "one"), Asker("lead@a", "data", "two")
+OTHER, ELSEWHERE = Asker("lead@b", "data", "three"), Asker("lead@a", "other data", "four")
+FEW = Limits(train_answers=100, validation_answers=10, test_answers=2)
+PLANNED = {"train": 5, "validation": 6, "test": 1}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Book:
+    return Book(tmp_path / "book")
+
+
+def run(folder: Path, data: Path, *changes: str, **settings: object) -> Summary:
+    own = make_settings({"device": "cpu", "data": data, **settings}, "x")
+    return inprocess.run(parse_plan(STUDY, changes), folder=folder, settings=own).summary
+
+
+def answered(folder: Path) -> Counter[str]:
+    """The answers that site a of a folder's studies counted."""
+    total: Counter[str] = Counter()
+    for count in Book(folder / "_hospital/a").counts().values():
+        total.update(count.answered)
+    return total
+
+
+# ---------------------------------------------------------------------------------------------------- counting
+def test_a_run_is_counted_part_by_part(photos: Path, tmp_path: Path) -> None:
+    run(tmp_path / "study", photos, "training.rounds=3")
+    assert answered(tmp_path) == {"train": 3, "validation": 4, "test": 1}
+    text = (tmp_path / "_hospital/a" / ANSWERS).read_text()
+    assert str(photos) not in text and not any(name in text for name in NAMES)
+    assert (tmp_path / "_hospital").stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "_hospital").rglob("*"))
+
+
+def test_a_study_over_the_budget_is_refused_before_data_are_read(photos: Path, tmp_path: Path) -> None:
+    limits, place = {"validation_answers": 5}, tmp_path / "photos"
+    write_photos(place, NAMES[:40])
+    run(tmp_path / "first", place, "training.rounds=2", limits=limits)
+    place.rename(tmp_path / "away")  # who looks at the data fails in another way
+    with pytest.raises(Refused, match="needs 4 answers with scores over validation .* has 2 left for this lead"):
+        run(tmp_path / "second", place, "training.rounds=3", limits=limits)
+    (tmp_path / "away").rename(place)
+    run(tmp_path / "third", place, "training.rounds=1", limits=limits)
+    assert answered(tmp_path)["validation"] == 5
+
+
+def test_two_leads_have_a_budget_each_unless_the_hospital_says_otherwise(book: Book) -> None:
+    book.admit(FIRST, PLANNED, FEW)
+    for _ in range(6):
+        book.note(FIRST, {"validation": 1}, FEW)
+    with pytest.raises(Refused, match=r"needs 6 .* has 4 left for this lead \(limits\.validation_answers"):
+        book.admit(SECOND, PLANNED, FEW)
+    book.admit(OTHER, PLANNED, FEW)
+    book.admit(ELSEWHERE, PLANNED, FEW)
+    together = FEW.model_copy(update={"all_leads": 1.5})
+    book.note(OTHER, {"validation": 6}, together)
+    with pytest.raises(Refused, match=r"has 3 left for all leads together \(limits\.all_leads"):
+        book.admit(Asker("lead@c", "data", "five"), PLANNED, together)
+    assert book.used("data") == {"lead@a": {"validation": 6}, "lead@b": {"validation": 6}}
+
+
+def test_a_server_that_asks_more_than_its_plan_said_gets_no_more_than_the_budget(book: Book) -> None:
+    book.admit(FIRST, PLANNED, FEW)
+    for _ in range(10):
+        book.note(FIRST, {"train": 1, "validation": 1}, FEW)
+    with pytest.raises(Refused, match="has 10 left"):
+        book.note(FIRST, {"train": 1, "validation": 1}, FEW)
+    assert book.counts()[FIRST].answered == {"train": 10, "validation": 10}
+
+
+def test_what_a_running_study_planned_is_spoken_for(book: Book) -> None:
+    """So that two studies, let in one after the other, don't both stop in their middle."""
+    place = book.begin(FIRST.study, None)
+    book.admit(FIRST, PLANNED, FEW)
+    with pytest.raises(Refused, match="has 4 left"):
+        book.admit(SECOND, PLANNED, FEW)
+    book.note(FIRST, {"validation": 1}, FEW)
+    place.release()  # it failed, and asks for nothing more
+    book.admit(SECOND, PLANNED, FEW)
+
+
+# ---------------------------------------------------------------------------------------------------- processes
+NOTER = """
+import sys
+from pathlib import Path
+from medsilo.core.errors import Refused
+from medsilo.site.book import Asker, Book
+from medsilo.site.settings import Limits
+book, told = Book(Path(sys.argv[1])), 0
+for _ in range(int(sys.argv[3])):
+    try:
+        book.note(Asker("lead", "data", sys.argv[2]), {"validation": 1}, Limits(validation_answers=40))
+        told += 1
+    except Refused:
+        pass
+print(told)
+"""
+
+
+def start(script: str, *arguments: object) -> subprocess.Popen:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_studies_at_once_share_one_budget(tmp_path: Path) -> None:
+    processes = [start(NOTER, tmp_path, f"study-{number}", 20) for number in range(3)]
+    told = [int(process.communicate(timeout=60)[0]) for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    assert sum(told) == 40  # of the 60 that they asked for
+    assert sum(count.answered["validation"] for count in Book(tmp_path).counts().values()) == 40
+
+
+DYING = """
+import os, sys
+from pathlib import Path
+from medsilo.federation import inprocess
+from medsilo.federation.participant import Participant
+from medsilo.plan import parse_plan
+from medsilo.site.settings import make_settings
+from tests.unit.test_protection import STUDY
+def give(self, phase):
+    os.kill(os.getpid(), 9)  # after the note, before the answer
+Participant._give = give
+settings = make_settings({"device": "cpu", "data": sys.argv[2]}, "x")
+inprocess.run(parse_plan(STUDY), folder=Path(sys.argv[1]), settings=settings)
+"""
+
+
+def test_a_process_killed_between_note_and_answer_has_counted_it(photos: Path, tmp_path: Path) -> None:
+    process = start(DYING, tmp_path / "study", photos)
+    assert process.wait(timeout=60) == -signal.SIGKILL
+    assert answered(tmp_path) == {"train": 1, "validation": 1}
+    run(tmp_path / "another", photos)  # its place and its reservation ended with it
+    assert answered(tmp_path) == {"train": 2, "validation": 3, "test": 1}
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60])
+def test_a_line_that_was_cut_off_takes_no_other_with_it_and_counts(cut: int, book: Book) -> None:
+    for _ in range(3):
+        book.note(FIRST, {"validation": 1}, FEW)
+    path = book.folder / ANSWERS
+    path.write_bytes(path.read_bytes()[:-cut])
+    whole = len(path.read_bytes().split(b"\n")) - 1
+    book.note(FIRST, {"validation": 1}, FEW)
+    assert book.counts()[FIRST].answered["validation"] >= 3 + (cut == 1) and whole >= 2
+    for line in path.read_text().splitlines()[-1:]:
+        assert json.loads(line)["answered"] == {"validation": 1}
+
+
+def test_records_that_cannot_be_used_let_nothing_out(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "_hospital").write_text("a file where a folder should be")
+    with pytest.raises((MedsiloError, OSError)):
+        run(tmp_path / "study", photos)
+    book = Book(tmp_path / "own")
+    book.key()
+    (book.folder / KEY).write_text("no key")
+    with pytest.raises(MedsiloError, match="key cannot be read"):
+        book.number("split")
+
+
+# ---------------------------------------------------------------------------------------------------- at once
+HOLDER = """
+import sys, time
+from pathlib import Path
+from medsilo.site.book import Book
+place = Book(Path(sys.argv[1])).begin(sys.argv[2], None)
+print("has it", flush=True)
+time.sleep(60)
+"""
+
+
+def test_studies_at_once_over_processes(photos: Path, tmp_path: Path) -> None:
+    holders = [start(HOLDER, tmp_path / "_hospital/a", name) for name in ("one", "two")]
+    try:
+        for holder in holders:
+            assert holder.stdout.readline() == "has it\n"
+        with pytest.raises(Refused, match="works for 2 studies already and takes 2 at once"):
+            run(tmp_path / "three", photos)
+        run(tmp_path / "two", photos)  # goes on with what an ending process still holds
+        holders[0].kill()
+        holders[0].wait()
+        run(tmp_path / "four", photos)
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.wait()
+
+
+def test_a_place_is_free_again_when_a_study_ends(photos: Path, tmp_path: Path) -> None:
+    for number in range(4):
+        run(tmp_path / f"study-{number}", photos, studies=1)
+
+
+# ---------------------------------------------------------------------------------------------------- who is whom
+def test_the_same_folder_is_the_same_data_however_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert data_set(tmp_path / "link", "x") == data_set(tmp_path, "y") != data_set(None, "x")
+
+
+def test_groups_near_each_other(book: Book) -> None:
+    names = [f"p{number}" for number in range(40)]
+    first = {"train": names[:20], "validation": names[20:30], "test": names[30:]}
+    assert book.near("data", first, 5) == set() == book.near("data", first, 5)
+    assert book.near("data", {**first, "test": names[31:]}, 5) == {"test"}
+    assert book.near("data", {**first, "test": [*names[31:], "new"]}, 5) == {"test"}
+    assert book.near("data", {**first, "test": names[35:]}, 5) == set()
+    assert book.near("data", {**first, "train": [*names[30:], "new"]}, 5) == {"train"}  # near the first test part
+    assert book.near("data", {**first, "test": [*names[30:], names[30]]}, 5) == {"test"}  # a case more of one patient
+    assert book.near("other", {**first, "test": names[31:]}, 5) == set()
+    assert not any(name in (book.folder / "patients.jsonl").read_text() for name in names)
+
+
+def test_a_book_of_many_answers_is_read_fast(book: Book) -> None:
+    book.note(FIRST, {"validation": 1}, FEW)
+    path = book.folder / ANSWERS
+    path.write_text(path.read_text() * 20_000)
+    started = time.monotonic()
+    with pytest.raises(Refused):
+        book.note(FIRST, {"validation": 1}, FEW)
+    assert time.monotonic() - started < 2
