@@ -1,4 +1,4 @@
-"""The tables of docs/run-tree.md and docs/plan.md, made from the package's models.
+"""The tables of docs/run-tree.md, docs/plan.md and docs/limits.md, made from the package's models.
 
     python -m docs.tables        # write them anew
 
@@ -22,9 +22,11 @@ from medsilo.plan import Participation, Plan, Tracking, TransportSettings
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
+from medsilo.site.settings import Limits, SiteSettings
 
 HERE = Path(__file__).parent
-PAGES = ("plan.md", "run-tree.md")
+PAGES = ("plan.md", "run-tree.md", "limits.md")
+PROTECTION = ("public_data", "smallest_metric", "score_cases", "score_digits", "records", "studies", "memory_limit")
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 REST = ("seed", "protocol", "packages")  # the plan's keys that are no sections
 MOST_NAMES = 6  # of methods, tasks or networks in one cell, before those that lack a key are named instead
@@ -174,6 +176,15 @@ def top_level() -> str:
     return table(("key", "values (default)", "meaning"), rows)
 
 
+def settings(names: Sequence[str]) -> str:
+    """Return the table of some keys of a site's settings."""
+    chosen = [(name, SiteSettings.model_fields[name]) for name in names]
+    return table(
+        ("key", "values (default)", "meaning"),
+        [(f"`{name}`", values_of(field), described(SiteSettings, name)) for name, field in chosen],
+    )
+
+
 # ---------------------------------------------------------------------------------------------------- the run tree
 def fields(model: type[BaseModel], prefix: str = "") -> str:
     """Return the table of a file's keys."""
@@ -197,6 +208,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-transport": lambda: section(TransportSettings, "transport"),
     "plan-tracking": lambda: section(Tracking, "tracking"),
     "plan-rest": top_level,
+    "limits": lambda: section(Limits, "limits"),
+    "protection": lambda: settings(PROTECTION),
     "run-tree": lambda: tree(RUN_TREE),
     "summary": lambda: fields(schema.Summary),
     "agreed": lambda: fields(schema.Agreement, "agreed."),

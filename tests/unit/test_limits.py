@@ -1,19 +1,33 @@
 """What a plan may ask for: bounds that hold for everybody, and those of a hospital."""
 
+import json
 import math
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
 
-from medsilo.core.errors import PlanError, Refused
-from medsilo.federation.limits import check_limits, free_disk
+from medsilo.core.errors import ParticipationError, PlanError, Refused
+from medsilo.federation.asking import Missing, Outgoing, Receive
+from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.inprocess import Loop, OnRound
+from medsilo.federation.limits import Clock, check_limits, free_disk, learning_per_answer
 from medsilo.federation.participant import Participant
+from medsilo.federation.process import isolated
+from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.plan import parse_plan
-from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Round
+from medsilo.site.settings import Limits, SiteSettings, make_settings
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_hash
 from tests.conftest import SITES, make_plan
+from tests.unit.test_protection import NAMES, STUDY, write_photos
+from tests.unit.trainers import Deaf
 
 FOLDER = {
     "algorithm": {"name": "fedavg"},
@@ -88,8 +102,122 @@ def test_a_hospital_refuses_the_study_itself(tmp_path: Path) -> None:
         Participant(make_plan(), "hospital-a", SITES, settings, tmp_path)
 
 
+# ---------------------------------------------------------------------------------------------------- in a run
+SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
+GO_ON = ["participation.when_missing=continue", "participation.minimum=1", "participation.timeout=2"]
+
+
+def study(folder: Path, limits: dict[str, dict[str, float]], *changes: str, on_round: OnRound = lambda line: None):
+    """A study over hospitals of which each has limits of its own."""
+    plan = make_plan("fedavg", *SMALL, *GO_ON, *changes)
+    sites = {
+        site: Participant(
+            plan, site, SITES, SiteSettings(device="cpu", limits=limits.get(site, {})), folder / "sites" / site
+        )
+        for site in SITES
+    }
+    return Coordinator(plan, SITES, Loop(sites), Record(folder), "in-process", on_round).run()
+
+
+def test_a_round_that_takes_too_long_is_stopped_and_harms_nobody_else(tmp_path: Path) -> None:
+    started = time.monotonic()
+    limits = {"hospital-a": {"round_minutes": 0.034}}  # two seconds, of a round that would take minutes
+    plan = make_plan("fedavg", *SMALL, *GO_ON, "training.local_epochs=1000", "training.rounds=1")
+    sites = {
+        site: Participant(plan, site, SITES, SiteSettings(device="cpu", limits=limits.get(site, {})), tmp_path / site)
+        for site in SITES
+    }
+    for site in SITES[1:]:
+        sites[site].plan = make_plan("fedavg", *SMALL, *GO_ON, "training.rounds=1")  # are fast
+    summary = Coordinator(plan, SITES, Loop(sites), Record(tmp_path / "run"), "in-process").run()
+    assert summary.status == "finished" and summary.sites["hospital-b"].contributed == 1
+    reason = "refused: this answer took longer than the 0.034 minutes that this hospital gives it"
+    assert summary.sites["hospital-a"].missed[1].startswith(reason)
+    assert "limits.round_minutes in its medsilo.yaml" in summary.sites["hospital-a"].missed[1]
+    assert time.monotonic() - started < 30
+
+
+class Hurried(Loop):
+    """Gives little time once the study has begun."""
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
+        for site in sites:
+            if outgoing(site).facts["task"] == "round":
+                self.clocks[site].limits = Limits(round_minutes=0.02)
+        return super().ask(sites, outgoing, receive, timeout)
+
+
+def test_a_trainer_that_hears_nothing_is_ended_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own, in the middle of a batch that never ends."""
+    monkeypatch.setattr(isolated, "STOP_LIMIT", 0.5)
+    plan = make_plan("fedavg", *SMALL, "training.rounds=1", sites=["hospital-a"])
+    settings = SiteSettings(device="cpu")
+    site = IsolatedParticipant(plan, "hospital-a", ["hospital-a"], settings, tmp_path / "run/sites/hospital-a", Deaf)
+    try:
+        with pytest.raises(ParticipationError, match=r"limits\.round_minutes"):
+            Coordinator(
+                plan, ["hospital-a"], Hurried({"hospital-a": site}), Record(tmp_path / "run"), "in-process"
+            ).run()
+    finally:
+        site.close()
+
+
+def test_a_study_has_its_minutes_over_all_processes(tmp_path: Path) -> None:
+    study(tmp_path, {})
+    worked = json.loads((tmp_path / "sites/hospital-a/worked.json").read_text())["minutes"]
+    assert 0 < worked < 1
+    clock = Clock(tmp_path / "sites/hospital-a", Limits(study_minutes=worked * 1.01))
+    with pytest.raises(Refused, match=r"limits\.study_minutes"), clock.running():
+        while True:
+            time.sleep(0.01)
+            clock.check()
+    with pytest.raises(Refused, match=r"limits\.study_minutes"), clock.running():
+        pytest.fail("an answer began although the study has had its time")
+    summary = study(tmp_path / "again", {"hospital-a": {"study_minutes": 1e-4}})
+    assert "limits.study_minutes" in next(iter(summary.sites["hospital-a"].missed.values()))
+    assert summary.sites["hospital-b"].contributed == 2
+
+
+def test_a_study_that_fills_the_disk_is_refused(tmp_path: Path) -> None:
+    def fill(line: Round) -> None:
+        (tmp_path / "sites/hospital-a/filler").write_bytes(b"x" * 3_000_000)
+
+    summary = study(tmp_path, {"hospital-a": {"disk": 0.002}}, on_round=fill)
+    assert "limits.disk in its medsilo.yaml" in summary.sites["hospital-a"].missed[2]
+    assert summary.sites["hospital-b"].contributed == 2
+
+
+def test_a_plan_of_too_many_values_or_too_little_learning_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"limits\.batch_values"):
+        study(tmp_path / "one", {"hospital-a": {"batch_values": 100}})
+    with pytest.raises(Refused, match=r"limits\.least_learning"):
+        study(tmp_path / "two", {}, "training.learning_rate=1e-8")
+
+
+def test_learning_counts_steps_over_all_rounds_of_scores() -> None:
+    plan = make_plan("fedavg", "training.learning_rate=0.01", "training.batch_size=10", "training.local_epochs=3")
+    assert learning_per_answer(plan, 40) == pytest.approx(0.12)
+    idle = make_plan("adafed", "training.learning_rate=0.01", "training.batch_size=10")
+    trained = sum(phase.rounds for phase in idle.course.phases if phase.trains)
+    assert learning_per_answer(idle, 40) == pytest.approx(0.04 * trained / idle.rounds) and trained <= idle.rounds
+
+
+def test_a_disk_cache_has_its_bound_and_all_cases_are_there(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", NAMES)
+    plan = parse_plan(STUDY)
+    size = 3 * 8 * 8 * 4  # bytes of an image that is ready
+    data = {"folder": str(tmp_path / "photos"), "cache": "disk", "cache_folder": str(tmp_path / "cache")}
+    source = make_settings({"data": {**data, "cache_disk": 10 * (size + 1) / 2**30}}, "x").data
+    read = plan.task.read("a", ["a"], 0, source)
+    assert len(list((tmp_path / "cache").iterdir())) == 10
+    whole = plan.task.read("a", ["a"], 0, make_settings({"data": str(tmp_path / "photos")}, "x").data)
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(read.train, whole.train, strict=True))
+
+
 def test_the_memory_has_a_limit_by_default() -> None:
-    assert 2**28 < SiteSettings().most_memory < 2**45
+    machine = psutil.virtual_memory().total
+    assert SiteSettings().most_memory == pytest.approx(0.4 * machine, rel=0.01)  # two studies at once
+    assert SiteSettings(studies=1).most_memory == pytest.approx(0.8 * machine, rel=0.01)
     assert SiteSettings(memory_limit=1024).most_memory == 2**30
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from medsilo.core.coarse import Resolution, step_of_at_least
-from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.errors import Refused
 from medsilo.federation import inprocess
 from medsilo.federation.evaluation import MOST
 from medsilo.federation.participant import Participant
@@ -192,7 +192,7 @@ def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, t
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(100)
-    loss, score, measures = site.evaluate(site.data.validation, lambda: None, model)
+    loss, _, measures = site.evaluate(site.data.validation, lambda: None, model)
     assert loss > 10 * MOST
     assert site.evaluation.loss("validation", loss, measures) <= MOST
 

@@ -44,3 +44,11 @@ class Troubled(Participant):
         if number == 2:
             time.sleep(3600)
         raise ValueError("/data/patients/MUELLER_HANS_1961.nii.gz is truncated")
+
+
+class Deaf(Participant):
+    """Hears nothing in a batch that never ends."""
+
+    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
+        time.sleep(3600)
+        return 0.0

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from medsilo.check.data import data_findings, data_tables
+from medsilo.check.demands import book_of_kit, limit_findings, limit_tables, source_of
 from medsilo.check.forecast import REMEDY, Rehearsal, free_memory, rehearsal_findings, rehearsal_table, within
 from medsilo.check.kit import Kit, check_certificates, check_network, check_seal
 from medsilo.check.leaks import leaks
-from medsilo.check.demands import book_of_kit, limit_findings, limit_tables, source_of
 from medsilo.check.machine import (
     check_device,
     check_disk,

@@ -10,7 +10,6 @@ from medsilo.core.section import Section
 from medsilo.tasks.splits import Shares
 
 
-
 def _as_tuple(value: Any) -> Any:
     """Settings are read strictly, and YAML has lists where these have tuples."""
     return tuple(value) if isinstance(value, list) else value
