@@ -34,14 +34,16 @@ from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
+from medsilo.federation.participant import Participant
 from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
-from medsilo.site.settings import SiteSettings
+from medsilo.site.settings import SiteSettings, read_settings
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import METHODS, SITES, make_plan
 from tests.hospital import affine_of, ball, write_balls, write_table
 from tests.unit.test_nuclei import draw
+from tests.unit.test_protection import NAMES, STUDY, write_photos
 from tests.unit.test_provision import kits_of
 
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8", "training.rounds=4"]
@@ -644,6 +646,39 @@ def test_every_fault_of_a_folder_is_in_the_table_without_a_name(balls: Path, tmp
     (ranges,) = [table for table in report.tables if table.title == "Ranges"]
     told = {row[0]: row[1:] for row in ranges.rows}
     assert told["spacing z, mm"] == [2.5, 2.5] and told["size x, voxels"] == [20, 20]
+
+
+def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
+    """First before any study, then after one, of which another lead learns counts and no name."""
+    photos, kit = write_photos(tmp_path / "photos", NAMES), tmp_path / "kit"
+    (kit / "local").mkdir(parents=True)
+    own = f"device: cpu\ndata: {photos}\nlimits: {{validation_answers: 12}}\n"
+    (kit / "local/medsilo.yaml").write_text(own)
+    plan = parse_plan(STUDY, ["training.rounds=9", "task.shares=[0.5,0.25,0.25]"])
+
+    def looked() -> Report:
+        return check(visit(site="a", plan=plan, local=kit / "local"), rehearse)
+
+    before = looked()
+    assert before.go and not (kit / "medsilo").exists()  # looking leaves nothing
+    (split,) = found(before, "limits", "note")
+    assert "divides its patients by itself (0.6, 0.2, 0.2), whatever task.shares says" in split.what
+    tables = {table.title: table for table in before.tables}
+    assert ["parameters", str(plan.parameters), "500000000", "parameters"] in tables["This site's limits"].rows
+    assert {row[0] for row in tables["How coarsely scores leave"].rows} == {"validation", "test"}
+    settings = read_settings(kit / "local")
+    inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
+    after = looked()
+    (note,) = found(after, "limits", "note")
+    assert "asks for 10 answers with scores, one lead may have 12; a lead who had 10 already would" in note.what
+    rows = {table.title: table for table in after.tables}["Answers with scores that left this site"].rows
+    assert rows == [["train", 9, 2000, 9, 9], ["validation", 10, 12, 10, 10], ["test", 1, 100, 1, 1]]
+    data = Participant(plan, "a", ["a"], settings, kit / "medsilo/study/sites/a").cases
+    (cases,) = [table for table in after.tables if table.title == "Cases"]
+    assert {row[0]: row[1] for row in cases.rows} == data  # the split that it looked at is the study's
+    tight = replace(visit(site="a", local=kit / "local"), plan=plan.with_changes(["training.learning_rate=1e-7"]))
+    (stop,) = found(check(tight, rehearse), "limits", "stops")
+    assert "next to nothing" in stop.what
 
 
 def test_label_values_that_the_plan_does_not_know_stop(balls: Path) -> None:

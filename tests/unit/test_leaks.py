@@ -17,11 +17,13 @@ from medsilo.federation.asking import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
+from medsilo.plan import parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.policy import EXECUTOR, read_policy
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
+from tests.unit.test_protection import STUDY
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
 SMALL = ["training.rounds=3", "task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
@@ -128,3 +130,14 @@ def test_the_scope_decides_on_filters(tmp_path: Path) -> None:
     (tmp_path / "privacy.json").write_text("[")
     with pytest.raises(MedsiloError, match=r"privacy\.json cannot be read"):
         read_policy(tmp_path)
+
+
+def test_it_says_how_coarsely_numbers_of_patients_leave() -> None:
+    plan = parse_plan(STUDY, ["training.rounds=4"])
+    text = "\n".join(describe(plan, {}, SiteSettings()))
+    assert "2 patients together can move at most (0.2 with 10, 0.05 with 50, 0.01 with 200 patients" in text
+    assert "multiples of 5" in text and "task.shares is not used" in text
+    assert "4 of 2000 over train cases, 5 of 2000 over validation cases, 1 of 100 over test cases" in text
+    assert "together" not in "\n".join(describe(plan, {}, SiteSettings(public_data=True)))
+    assert "together" not in "\n".join(describe(make_plan("fedavg", *SMALL), {}, SiteSettings()))
+    assert "exactly (score_cases is 0)" in "\n".join(describe(plan, {}, SiteSettings(score_cases=0)))
