@@ -1,0 +1,41 @@
+"""A hospital's budget over mutual TLS: it counts for the lead whom NVFlare authenticated, and refuses in one line."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from medsilo.flare.jobs import write_job
+from medsilo.plan import parse_plan
+from medsilo.runs.reading import read_summary
+from medsilo.site.book import Book
+from tests.conftest import SITES
+from tests.secure.consortium import LEAD, SERVER, Consortium
+from tests.unit.test_protection import NAMES, STUDY, write_photos
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
+HOSPITAL = SITES[0]
+
+
+def test_answers_are_counted_for_the_authenticated_lead(pair: Consortium, tmp_path: Path) -> None:
+    local = pair.kit(HOSPITAL) / "local/medsilo.yaml"
+    before = local.read_text()
+    photos = write_photos(tmp_path / "photos", NAMES)
+    own = {"device": "cpu", "data": str(photos), "limits": {"validation_answers": 5}}
+    local.write_text(yaml.safe_dump(own))
+    try:
+        for study, rounds in (("within", 2), ("over", 2)):
+            plan = parse_plan(STUDY, [f"training.rounds={rounds}", f"participation.sites=[{HOSPITAL}]"])
+            write_job(tmp_path / study, plan, study=study)
+            status = pair.run(tmp_path / study)
+            summary = read_summary(pair.kit(SERVER) / "medsilo" / study)
+            assert (status == "FINISHED:COMPLETED") == (study == "within"), summary
+        assert "needs 3 answers with scores over validation cases of this hospital, which has 2 left" in summary.reason
+        book = Book(pair.kit(HOSPITAL) / "medsilo/_hospital" / HOSPITAL)
+        ((asker, count),) = book.counts().items()
+        assert asker.lead == LEAD and asker.study == "within"
+        assert count.answered == {"train": 2, "validation": 3, "test": 1}
+        audit = "\n".join(path.read_text() for path in pair.kit(HOSPITAL).rglob("audit.log"))
+        assert "medsilo refused: the study needs 3 answers with scores over validation cases" in audit
+    finally:
+        local.write_text(before)
