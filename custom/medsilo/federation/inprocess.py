@@ -17,7 +17,7 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.pool import POOL, Pool, spread_over_hospitals
-from medsilo.federation.protection import book_of
+from medsilo.federation.protection import take_place
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.paths import site_folder
@@ -101,8 +101,7 @@ def _run_federated(plan: Plan, root: Path, resume: bool, settings: SiteSettings,
     names = plan.participation.everyone
     with ExitStack() as places:
         for site in names:
-            book = book_of(settings, site, site_folder(root, site))
-            places.callback(book.begin(root.name, settings.studies).release)
+            places.callback(take_place(plan, site, settings, site_folder(root, site)))
         participants = {site: Participant(plan, site, names, settings, site_folder(root, site)) for site in names}
         transport, sites = Loop(participants), plan.participation.sites
         coordinator = Coordinator(plan, sites, transport, Record(root), "in-process", on_round, settings)

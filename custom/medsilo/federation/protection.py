@@ -1,6 +1,6 @@
 """What stands between a hospital's patients and a lead who asks much: a split of its own, and counted answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,14 @@ class Protection:
 def book_of(settings: SiteSettings, site: str, folder: Path) -> Book:
     """Return what a site remembers. folder: the site's part of a run."""
     return Book((settings.records or hospital_folder(folder)) / site)
+
+
+def take_place(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> Callable[[], None]:
+    """Take a study's place among those that a hospital works for at once; returns what gives it back. Raises Refused
+    when all are taken."""
+    if settings.studies is None and not settings.protects(plan.task.synthetic):
+        return lambda: None  # a machine of one's own, where nothing is counted
+    return book_of(settings, site, folder).begin(folder.parents[1].name, settings.studies).release
 
 
 def with_own_split(source: DataSource, book: Book) -> DataSource:

@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 
-from filelock import FileLock
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -26,7 +25,7 @@ from medsilo.federation.accepting import check_package, check_packages
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.isolated import IsolatedParticipant
-from medsilo.federation.protection import book_of
+from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
 from medsilo.flare.wire import PRESENT, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import output_folder, plan_of_job, settings_of_site, submitter_of
@@ -46,7 +45,7 @@ class MedsiloExecutor(Executor):
         self.participant: Participant | IsolatedParticipant | None = None
         self.folder: Path | None = None  # of this site in the study
         self.clock: Clock | None = None  # how long it works for that
-        self.place: FileLock | None = None  # among the studies that this hospital works for at once
+        self.give_back: Callable[[], None] | None = None  # the study's place at this hospital
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -54,8 +53,8 @@ class MedsiloExecutor(Executor):
             let_tensors_travel()
             os.umask(0o077)  # logs, too, are for this account alone
             end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
-        elif event_type == EventType.END_RUN and self.place:
-            self.place.release()
+        elif event_type == EventType.END_RUN and self.give_back:
+            self.give_back()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         started = time.monotonic()
@@ -104,7 +103,7 @@ class MedsiloExecutor(Executor):
             self.folder = paths.site_folder(output_folder(fl_ctx, settings) / study, site)
             if plan.hash != parcel.facts["plan"]:
                 raise Refused("the job's plan at this site differs from the server's; submit the job again")
-            self.place = self.place or book_of(settings, site, self.folder).begin(study, settings.studies)
+            self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
             self.clock = Clock(self.folder, settings.limits)
             sites, kind, lead = parcel.facts["sites"], self.participant_class, submitter_of(fl_ctx) or ""
             if settings.isolation:

@@ -56,7 +56,7 @@ def _run(plan: Plan, folder: Path, say: Callable[[str], None]) -> str | None:
         if plan.algorithm.pooled:  # all data in one place: no federation, so in this process
             inprocess.run(plan, folder=run, on_round=on_round)
         else:
-            simulator.run(plan, run, SiteSettings(device="cpu"), on_round=on_round)
+            simulator.run(plan, run, SiteSettings(device="cpu", studies=None), on_round=on_round)
     except MedsiloError as error:
         say(f"{title:<9}FAILED: {error}")
         return f"{title}: {error}"
