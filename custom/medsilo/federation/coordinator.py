@@ -66,7 +66,7 @@ class Coordinator:
         )
         self.state = ServerState(plan, record, self.server, mixers, self.settings.waiting_memory << 20)
         self.parameters = sum(parameter.numel() for parameter in self.state.layout["model"].parameters())
-        if cautions := plan.algorithm.cautions(self.sites):
+        if cautions := plan.cautions(self.sites):
             self.state.details["cautions"] = cautions
 
     def _contributors(self) -> set[str]:

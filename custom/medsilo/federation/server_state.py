@@ -30,6 +30,7 @@ class ServerState:
         self.sites = server.sites
         with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
             self.layout = plan.build_networks()
+        self.shield = plan.mixing.shield(self._untrained())
         self.place: int | None = None  # of the phase that the mixers are of
         self.once: set[str] = set()  # groups of that phase that sites don't send back
         self.settled: dict[str, list[str]] = {}  # of those, the ones that each site has
@@ -38,6 +39,11 @@ class ServerState:
         self.done = 0
         self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites are at the next
         self.writing: Future[None] | None = None
+
+    def _untrained(self) -> frozenset[str]:
+        """Return the names of tensors that no network trains, such as running statistics."""
+        trained = {name for network in self.layout.values() for name, _ in network.named_parameters()}
+        return frozenset(name for network in self.layout.values() for name, _ in network.named_buffers()) - trained
 
     # ------------------------------------------------------------------ a round
     def expected(self, phase: Phase) -> Groups:
@@ -79,6 +85,8 @@ class ServerState:
     def _make(self, group: Group, initial: Mapping[str, Tensor] | None) -> None:
         mixer = group.mix(self.server)
         mixer.let_wait(self.waiting)
+        if self.shield and group.goes_up and not group.personal:
+            mixer.defend(self.shield)
         if group.name in self.mixers:
             mixer.load_state(*self.mixers[group.name].state())
         else:

@@ -85,6 +85,11 @@ class Task(Section):
         return None
 
     @property
+    def largest_input(self) -> float:
+        """A value that no input of a network exceeds by far; by default that of images with 16 bits, as stored."""
+        return 65_535.0
+
+    @property
     def mixes_patients(self) -> bool:
         """Whether a patient's cases may be in several parts: a site is a person, or the plan asks for such a split."""
         return getattr(self, "split", None) == "paper"
