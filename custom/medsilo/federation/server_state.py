@@ -10,7 +10,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError
 from medsilo.core.spill import Kept
 from medsilo.core.tensors import Groups
-from medsilo.course.group import Group, views
+from medsilo.course.group import Group, Ranges, views
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.drawing import draw_amplitude
@@ -49,6 +49,10 @@ class ServerState:
     def expected(self, phase: Phase) -> Groups:
         """Return the layout of what sites send in a phase, as it travels."""
         return self._packed(views(phase.sent, self.layout))
+
+    def ranges(self, phase: Phase) -> dict[str, Ranges]:
+        """Return the ranges of what sites send in a phase, by group."""
+        return {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
 
     def _packed(self, groups: Groups) -> Groups:
         pack = self.plan.transport.packed

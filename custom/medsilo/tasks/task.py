@@ -74,6 +74,7 @@ class Task(Section):
     synthetic: ClassVar[bool] = False
     channels: ClassVar[int]
     classes: ClassVar[int]
+    largest_input: ClassVar[float] = 65_535.0  # no input of a network is far above it; by default, 16 bits as stored
 
     name: str = ""  # only a task that helps another has none
 
@@ -83,11 +84,6 @@ class Task(Section):
     def shape(self) -> tuple[int, ...] | None:
         """The shape of one case's input; None when cases differ."""
         return None
-
-    @property
-    def largest_input(self) -> float:
-        """A value that no input of a network exceeds by far; by default that of images with 16 bits, as stored."""
-        return 65_535.0
 
     @property
     def mixes_patients(self) -> bool:
