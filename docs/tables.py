@@ -18,7 +18,8 @@ from pydantic_core import PydanticUndefined
 
 from medsilo.core.section import Section
 from medsilo.learning.training import Training
-from medsilo.plan import Participation, Plan, Tracking, TransportSettings
+from medsilo.mixing import rules
+from medsilo.plan import Mixing, Participation, Plan, Tracking, TransportSettings
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
@@ -28,6 +29,10 @@ HERE = Path(__file__).parent
 PAGES = ("plan.md", "run-tree.md", "limits.md")
 PROTECTION = ("public_data", "smallest_metric", "score_cases", "score_digits", "records", "studies", "memory_limit")
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+ROBUST = {
+    rule.model_fields["name"].default: rule
+    for rule in (rules.NormBound, rules.Median, rules.TrimmedMean, rules.GeometricMedian, rules.MultiKrum)
+}
 REST = ("seed", "protocol", "packages")  # the plan's keys that are no sections
 MOST_NAMES = 6  # of methods, tasks or networks in one cell, before those that lack a key are named instead
 
@@ -205,6 +210,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-network": lambda: one_of(NETWORKS, "network", "network"),
     "plan-training": lambda: section(Training, "training"),
     "plan-participation": lambda: section(Participation, "participation"),
+    "plan-mixing": lambda: section(Mixing, "mixing"),
+    "plan-robust": lambda: one_of(ROBUST, "mixing.robust", "rule"),
     "plan-transport": lambda: section(TransportSettings, "transport"),
     "plan-tracking": lambda: section(Tracking, "tracking"),
     "plan-rest": top_level,
@@ -220,6 +227,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "super-model": lambda: fields(schema.SuperModelFacts, "details.super_model."),
     "round": lambda: fields(schema.Round),
     "site-round": lambda: fields(schema.SiteRound, "sites.<site>."),
+    "sent-update": lambda: fields(schema.SentUpdate, "sites.<site>.updates.<group>."),
     "provenance": lambda: fields(schema.Provenance),
     "cross": lambda: fields(schema.Cross),
     "study-tree": lambda: tree(STUDY_TREE),

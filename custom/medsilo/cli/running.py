@@ -77,7 +77,7 @@ def run(
         raise MedsiloError(f"--name {name!r} has odd characters; use letters, digits, '.', '_' and '-'")
     folder = out / (name or new_study(study))
     settings = settings_of(device, data, site_config, **ALL_MINE)
-    for line in study.algorithm.cautions(study.participation.sites):
+    for line in study.cautions(study.participation.sites):
         screen.say(f"caution: {line}")
     _study(screen, study, folder, settings, job=found if engine == "simulator" else None, threads=threads)
     return conclude(screen, folder)
@@ -275,7 +275,10 @@ def conclude(screen: Screen, folder: Path) -> int:
     from medsilo.runs.reading import read_summary
 
     screen.say("\n" + text_table(read_all([folder])))
+    summary = read_summary(folder)
+    for line in (line for lines in summary.stands_out.values() for line in lines):
+        screen.say(f"stands out: {line}")
     page = write([folder], folder / paths.REPORT, folder.name)
     screen.say(f"\nreport: {page}")
-    screen.answer(run=folder, report=page, summary=read_summary(folder).as_json())
+    screen.answer(run=folder, report=page, summary=summary.as_json())
     return 0

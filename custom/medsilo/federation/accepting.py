@@ -9,7 +9,7 @@ from torch import Tensor
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
-from medsilo.course.group import Group
+from medsilo.course.group import Group, Ranges
 from medsilo.course.outcome import Part
 from medsilo.learning.loop import is_finite
 from medsilo.plan import Plan
@@ -156,8 +156,19 @@ def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> No
                 raise Refused(f"{group}/{name} has shape {list(tensor.shape)}, expected {list(like.shape)}")
 
 
-def check_tensors(groups: Groups, expected: Groups, declared: Sequence[Group]) -> None:
-    """Raise Refused unless these groups are what was asked for, in finite and possible values."""
+def check_ranges(group: str, tensors: Mapping[str, Tensor], ranges: Ranges) -> None:
+    """Raise Refused where a number is outside its tensor's range: what no data and no training give."""
+    for name in tensors.keys() & ranges.keys():
+        if not tensors[name].numel():
+            continue
+        (low, high), (least, greatest) = ranges[name], map(float, tensors[name].aminmax())
+        if least < low or greatest > high:
+            value = least if least < low else greatest
+            raise Refused(f"{group}/{name} holds {value:g}; only {low:g} to {high:g} is possible there")
+
+
+def check_forms(groups: Groups, expected: Groups) -> None:
+    """Raise Refused unless these groups hold just the tensors that were asked for, in their shapes and types."""
     same_layout(groups, expected)
     for group, layout in expected.items():
         for name, like in layout.items():
@@ -166,8 +177,23 @@ def check_tensors(groups: Groups, expected: Groups, declared: Sequence[Group]) -
                 raise Refused(f"{group}/{name} has dtype {tensor.dtype}, expected {like.dtype}")
             if tensor.layout != like.layout:
                 raise Refused(f"{group}/{name} is not a dense tensor")
-            if not is_finite(tensor):
+
+
+def check_numbers(
+    groups: Groups,
+    declared: Sequence[Group],
+    ranges: Mapping[str, Ranges],
+    finite: Mapping[str, Collection[str]],
+) -> None:
+    """Raise Refused unless all numbers are finite and possible.
+
+    ranges: by group, of those tensors whose values have a range. finite: by group, tensors that are known to be.
+    """
+    for group, tensors in groups.items():
+        for name in tensors.keys() - finite.get(group, ()):
+            if not is_finite(tensors[name]):
                 raise Refused(f"{group}/{name} holds NaN or infinity; training diverged at this site")
     for own in declared:
-        if own.name in expected:
+        if own.name in groups:
+            check_ranges(own.name, groups[own.name], ranges.get(own.name, {}))
             own.check(groups[own.name])
