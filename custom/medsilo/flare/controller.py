@@ -16,9 +16,11 @@ from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.files import is_safe_name
 from medsilo.core.lifeline import end_with
 from medsilo.core.text import plain
+from medsilo.federation.bounds import answer_bounds
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.tracking import PointStream
 from medsilo.flare.analytics import receivers, send
+from medsilo.flare.gate import Gate, is_unread
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import PRESENT, STATISTICS, let_tensors_travel
 from medsilo.flare.workspace import cloned_from, output_folder, plan_of_job, publish, settings_of_site, submitter_of
@@ -43,11 +45,15 @@ class MedsiloController(Controller):
         self.study, self.resume, self.engine, self.roll_call = study, resume, engine, roll_call
         self.running: Coordinator | None = None
         self.trackers: list[AnalyticsReceiver] = []
+        self.transport: FlareTransport | None = None
+        self.gate: Gate | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         let_tensors_travel()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
+        self.gate = Gate(self._engine.get_cell())
+        self.gate.guard_server()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Tell the last rounds to who asks for the job's statistics, as 'medsilo watch' does; pass on what is tracked.
@@ -84,7 +90,7 @@ class MedsiloController(Controller):
 
     def _call(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         sites = [client.name for client in self._engine.get_clients()]
-        transport = FlareTransport(self, fl_ctx, abort_signal)
+        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal)
         missing = transport.ask(sites, lambda site: Parcel(facts=PRESENT), lambda site, reply: None, ROLL_CALL)
         if missing:
             raise MedsiloError(f"no answer of {', '.join(sorted(missing))}")
@@ -106,7 +112,9 @@ class MedsiloController(Controller):
             self.log_info(fl_ctx, f"goes on with {record.folder.name}")
         record.claim(submitter_of(fl_ctx), resume)
         sites = [client.name for client in self._engine.get_clients()]
-        transport = FlareTransport(self, fl_ctx, abort_signal)
+        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal)
+        if self.gate:
+            self.gate.allow(answer_bounds(plan))
         try:
             with record.led_by(fl_ctx.get_job_id()):
                 course = PointStream(record)
@@ -139,4 +147,7 @@ class MedsiloController(Controller):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        self.log_warning(fl_ctx, f"a late answer of {client.name} was dropped: its round is over")
+        if is_unread(result) and self.transport:
+            self.transport.refuse(client.name, result, fl_ctx)
+        else:
+            self.log_warning(fl_ctx, f"a late answer of {client.name} was dropped: its round is over")

@@ -19,6 +19,7 @@ from medsilo.core.text import plain
 from medsilo.runs.messages import Parcel
 
 META = "medsilo"
+TASK = "medsilo"  # the name of every task
 REFUSAL, DIED = "medsilo.refusal", "medsilo.died"
 PRESENT = {"task": "present"}  # the facts of a parcel that asks for nothing but an answer
 STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the rounds are told
