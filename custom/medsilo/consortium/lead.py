@@ -23,7 +23,7 @@ from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.files import is_safe_name
 from medsilo.core.text import plain
 from medsilo.flare.jobs import add_meta, check_components, pack, plan_of, write_job
-from medsilo.flare.wire import STATISTICS
+from medsilo.flare.wire import AFTER, PROGRESS, STATISTICS
 from medsilo.runs import paths
 from medsilo.runs.reading import read_progress
 from medsilo.runs.record import Record
@@ -84,16 +84,19 @@ def submit(
     changes: Iterable[str] = (),
     with_code: bool = False,
     other_plan: Path | None = None,
+    share: bool = False,
 ) -> str:
     """Check a job against its plan and against who is there, submit it, and return NVFlare's id for it.
 
     It has started then; when hospitals can't take part as agreed, it ends with the reason before anything is trained.
+    share: everybody in the consortium may follow it.
     """
     plan = plan_of(job, changes, other_plan)
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} pools all data and never runs between hospitals")
     with tempfile.TemporaryDirectory() as folder:
-        packed = pack(job, Path(folder) / plan.algorithm.name, changes, with_code, other_plan)
+        shared = {"share": True} if share else {}
+        packed = pack(job, Path(folder) / plan.algorithm.name, changes, with_code, other_plan, **shared)
         check_components(packed)
         with connected(kit) as session:
             here = {client.name for client in session.get_system_info().client_info}
@@ -312,7 +315,7 @@ class _Watching:
                 self.said.add(line)
         status = job["status"]
         if status == "RUNNING":
-            study = _so_far(session, self.job_id)
+            study = _so_far(session, self.job_id, self.last)
             if not study and _is_lost(job, session.get_system_info()):
                 raise MedsiloError(f"job {self.job_id} was lost when the server died; 'medsilo resume' goes on")
             self._tell(study)
@@ -342,13 +345,18 @@ def _is_over(status: str) -> bool:
     return status.startswith("FINISHED")
 
 
-def _so_far(session: Session, job_id: str) -> Progress | None:
-    """What the controller tells while it runs; nothing when the job is starting or just ends."""
+def _so_far(session: Session, job_id: str, after: int = 0) -> Progress | None:
+    """Return what the controller tells of the rounds after this one; nothing when the job is starting or just ends.
+
+    Who did not submit the job learns what its lead shares.
+    """
     try:
-        told = session.show_stats(job_id, api_spec.TargetType.SERVER)
-    except (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError):
+        try:
+            found = session.do_app_command(job_id, PROGRESS, {AFTER: after})
+        except api_spec.AuthorizationError:
+            found = session.show_stats(job_id, api_spec.TargetType.SERVER).get("server", {}).get(STATISTICS)
+    except (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError, api_spec.NoReply):
         return None
-    found = told.get("server", {}).get(STATISTICS)
     return read_progress(found) if found else None
 
 

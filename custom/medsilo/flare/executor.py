@@ -55,7 +55,7 @@ class MedsiloExecutor(Executor):
             self._guard(fl_ctx)
 
     def _guard(self, fl_ctx: FLContext) -> None:
-        """Take no more from the server than the layout of the plan needs. What is wrong with a plan is said on joining."""
+        """Take no more from the server than the plan needs. What is wrong with a plan is said on joining."""
         gate = Gate(fl_ctx.get_engine().get_cell())
         gate.guard_site()
         with suppress(Exception):
