@@ -47,6 +47,15 @@ def statistics(consortium: Consortium, who: str, job: str) -> str:
         return str(session.show_stats(job, api_spec.TargetType.SERVER))
 
 
+def watched(consortium: Consortium, who: str, job: str) -> list[str]:
+    """What a person who watches a job that runs is told at first."""
+    heard: list[str] = []
+    with lead.connected(consortium.kit(who)) as session:
+        watching = lead._Watching(job, lambda line, study: heard.append(f"round {line.round}"), heard.append)
+        assert watching.look(session) is None
+    return heard
+
+
 def test_a_study_is_its_submitters(
     consortium: Consortium, unfinished: tuple[str, Record], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -63,8 +72,10 @@ def test_a_study_is_its_submitters(
             assert lead._so_far(session, job) is None
             with pytest.raises(api_spec.AuthorizationError):
                 session.do_app_command(job, "medsilo.progress", {})
+        (heard,) = watched(consortium, who, job)
+        assert "its lead does not share them" in heard
         said = statistics(consortium, who, job)
-        assert "mine" not in said and "validation" not in said and SITE not in said
+        assert "mine" not in said and "validation" not in said
         for command in (("abort", job), ("resume", job), ("fetch", job, "--out", tmp_path / "rivals")):
             assert cli.main([*map(str, command), "--kit", str(kit)]) == 1
 

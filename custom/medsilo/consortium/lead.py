@@ -310,12 +310,10 @@ class _Watching:
         """Tell what is new; returns the job's status when it is over."""
         job = session.get_job_meta(self.job_id)
         for line in _obstacles(job):
-            if line not in self.said:
-                self.say(line)
-                self.said.add(line)
+            self._say_once(line)
         status = job["status"]
         if status == "RUNNING":
-            study = _so_far(session, self.job_id, self.last)
+            study = _so_far(session, self.job_id, self.last, self._unshared)
             if not study and _is_lost(job, session.get_system_info()):
                 raise MedsiloError(f"job {self.job_id} was lost when the server died; 'medsilo resume' goes on")
             self._tell(study)
@@ -327,6 +325,14 @@ class _Watching:
             if study and study.reason:
                 self.say(study.reason)
         return status
+
+    def _say_once(self, line: str) -> None:
+        if line not in self.said:
+            self.say(line)
+            self.said.add(line)
+
+    def _unshared(self) -> None:
+        self._say_once("it has told no rounds: it is starting, or its lead does not share them (submit --share)")
 
     def _tell(self, study: Progress | None) -> None:
         if study is None:
@@ -345,16 +351,20 @@ def _is_over(status: str) -> bool:
     return status.startswith("FINISHED")
 
 
-def _so_far(session: Session, job_id: str, after: int = 0) -> Progress | None:
+def _so_far(
+    session: Session, job_id: str, after: int = 0, unshared: Callable[[], None] = lambda: None
+) -> Progress | None:
     """Return what the controller tells of the rounds after this one; nothing when the job is starting or just ends.
 
-    Who did not submit the job learns what its lead shares.
+    Who did not submit the job learns what its lead shares; `unshared` hears of it when that is nothing.
     """
     try:
         try:
             found = session.do_app_command(job_id, PROGRESS, {AFTER: after})
         except api_spec.AuthorizationError:
             found = session.show_stats(job_id, api_spec.TargetType.SERVER).get("server", {}).get(STATISTICS)
+            if not found:
+                unshared()
     except (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError, api_spec.NoReply):
         return None
     return read_progress(found) if found else None
