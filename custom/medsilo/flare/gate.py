@@ -25,7 +25,7 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_T
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, Stream, StreamError, StreamFuture
 from nvflare.private.fed.server.server_runner import ServerRunner
 
-from medsilo.core.errors import Refused
+from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import plain, size_text
 from medsilo.federation.bounds import Bounds
 from medsilo.flare.outline import check_outline
@@ -142,7 +142,7 @@ class Gate:
     def _read(self, future: StreamFuture) -> Shareable:
         """Return a site's answer; raises Refused for one that must not count.
 
-        A connection that breaks raises a StreamError: the site hears of it and sends its answer again.
+        Any other error is passed on by NVFlare: when the connection broke, the site sends its answer again.
         """
         headers, origin = future.headers, str(future.headers.get(MessageHeaderKey.ORIGIN))
         try:
@@ -159,7 +159,7 @@ class Gate:
     def _one_at_a_time(self, origin: str) -> Iterator[None]:
         with self.lock:
             if origin in self.reading:
-                raise StreamError("an answer of this site is being read already")
+                raise MedsiloError("an answer of this site is being read already")
             self.reading.add(origin)
             self.taken.pop(origin, None)
             self.refused.pop(origin, None)
@@ -176,7 +176,7 @@ class Gate:
             if origin in self.refused:
                 raise Refused(self.refused[origin]) from error
             if "failed to download" in str(error):
-                raise StreamError(plain(error)) from error
+                raise MedsiloError(plain(error)) from error
             raise Refused(f"its answer can't be read ({type(error).__name__})") from error
         return message.payload
 
