@@ -134,7 +134,6 @@ def test_a_study_that_was_finished_when_its_job_died_is_not_trained_again(
     (process,) = pair.family(SERVER, "runner_process")
     process.kill()
     assert ended(kit, job) in ("FINISHED:ABNORMAL", "FINISHED:EXECUTION_EXCEPTION")
-    assert cli.main(["fetch", job, "--kit", str(kit), "--out", str(tmp_path / "runs")]) == 1
     capsys.readouterr()
     assert cli.main(["resume", job, "--kit", str(kit)]) == 0
     new = capsys.readouterr().out.strip()

@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from medsilo.core.files import is_safe_name
 from medsilo.core.text import plain
 from medsilo.flare.jobs import add_meta, check_components, pack, plan_of, write_job
 from medsilo.flare.wire import AFTER, PROGRESS, STATISTICS
+from medsilo.flare.workspace import REFUSED
 from medsilo.runs import paths
 from medsilo.runs.reading import read_progress
 from medsilo.runs.record import Record
@@ -130,10 +131,10 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
     while True:
         job = session.get_job_meta(job_id)
         if _is_over(job["status"]):
-            summary, rounds = _left(session, job_id)
-            if (rounds and packed) or job["status"] == "FINISHED:COMPLETED":
+            left = _left(session, job_id)
+            if (left.rounds and packed) or job["status"] == "FINISHED:COMPLETED":
                 return
-            why = [job["status"], *([summary.reason or "it failed"] if summary else _obstacles(job))]
+            why = [job["status"], *(left.reasons or _obstacles(job))]
             if job["status"] != "FINISHED:ABORTED" and (len(why) == 1 or "was aborted" in why[1]):  # by NVFlare itself
                 unable = ", ".join(_unable(session, packed, sites) if packed else []) or "a hospital"
                 why.append(
@@ -373,25 +374,48 @@ def _so_far(
 def _ended(session: Session, job_id: str) -> Progress | None:
     """The same from what a job left; nothing for those who may look on but not download."""
     try:
-        summary, rounds = _left(session, job_id)
+        left = _left(session, job_id)
     except api_spec.AuthorizationError:
         return None
-    if summary is None:
-        return None
-    planned, metric = summary.rounds.planned, summary.metric
-    return Progress(study=summary.study, planned=planned, metric=metric, rounds=rounds, reason=summary.reason)
+    if left.summary is None:
+        return Progress(planned=0, metric="", reason=left.refusal) if left.refusal else None
+    planned, metric = left.summary.rounds.planned, left.summary.metric
+    return Progress(
+        study=left.summary.study, planned=planned, metric=metric, rounds=left.rounds, reason=left.summary.reason
+    )
 
 
-def _left(session: Session, job_id: str) -> tuple[Summary | None, list[Round]]:
-    """The summary and the rounds of a job that is over, as far as there are any."""
+@dataclass(frozen=True)
+class _Left:
+    """What a job that is over left, as far as there is any."""
+
+    summary: Summary | None
+    rounds: Sequence[Round]
+    refusal: str | None  # why it failed, also when it led no study
+
+    @property
+    def reasons(self) -> list[str]:
+        """Return why it failed, if it says so."""
+        if self.refusal or self.summary is None:
+            return [self.refusal] if self.refusal else []
+        return [self.summary.reason or "it failed"]
+
+
+def _left(session: Session, job_id: str) -> _Left:
     with tempfile.TemporaryDirectory() as folder:
-        run = _download(session, job_id, Path(folder))
-        return (Record(run).summary(), Record(run).rounds()) if run else (None, [])
+        workspace = _download(session, job_id, Path(folder))
+        run, refusal = _run_in(workspace), workspace / REFUSED
+        why = plain(refusal.read_text("utf-8", "replace")) if refusal.is_file() else None
+        return _Left(Record(run).summary(), Record(run).rounds(), why) if run else _Left(None, [], why)
 
 
-def _download(session: Session, job_id: str, folder: Path) -> Path | None:
-    """Download what a job left; the run's folder in it, if there is one."""
-    workspace = Path(session.download_job_result(job_id, str(folder))) / "workspace"
+def _download(session: Session, job_id: str, folder: Path) -> Path:
+    """Download what a job left."""
+    return Path(session.download_job_result(job_id, str(folder))) / "workspace"
+
+
+def _run_in(workspace: Path) -> Path | None:
+    """Return the run's folder among what a job left, if there is one."""
     runs = [path for path in workspace.glob("medsilo/*") if path.is_dir() and is_safe_name(path.name)]
     return runs[0] if len(runs) == 1 else None
 
@@ -403,7 +427,7 @@ def fetch(job_id: str, kit: Path, out: Path) -> Path:
         status = str(session.get_job_status(job_id))
         if not _is_over(status):
             raise MedsiloError(f"job {job_id} is {status}; 'medsilo watch' waits for its end")
-        run = _download(session, job_id, Path(folder))
+        run = _run_in(_download(session, job_id, Path(folder)))
         if run is None or not (run / paths.SUMMARY).exists():
             raise MedsiloError(
                 f"job {job_id} ({status}) left no results: it ended before its study did; "

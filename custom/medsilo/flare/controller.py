@@ -25,7 +25,15 @@ from medsilo.flare.analytics import receivers, send
 from medsilo.flare.gate import Gate, is_unread
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import AFTER, PRESENT, PROGRESS, STATISTICS, let_tensors_travel
-from medsilo.flare.workspace import cloned_from, output_folder, plan_of_job, publish, settings_of_site, submitter_of
+from medsilo.flare.workspace import (
+    cloned_from,
+    output_folder,
+    plan_of_job,
+    publish,
+    publish_refusal,
+    settings_of_site,
+    submitter_of,
+)
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.schema import Progress, Round, Summary
@@ -105,6 +113,8 @@ class MedsiloController(Controller):
             self.log_warning(fl_ctx, str(error))
         except MedsiloError as error:
             self.log_error(fl_ctx, plain(f"{error} {error.private}"))
+            if self.engine == "nvflare":
+                publish_refusal(str(error), fl_ctx)
             self.system_panic(str(error), fl_ctx)
 
     def _call(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
