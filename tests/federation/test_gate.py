@@ -19,6 +19,7 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_ERROR_TOPIC, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import StreamError, StreamFuture
 from nvflare.fuel.utils.fobs import lobs
 
 from medsilo.core.errors import Refused
@@ -157,6 +158,17 @@ def test_many_tensors_count_together(cells: Cells) -> None:
     allowed = {name: surplus[name] for name in list(surplus)[:3]}
     cells.send(answer_of(Parcel({"model": allowed})))
     assert to_parcel(cells.got[-1]).groups["model"].keys() == allowed.keys()
+
+
+def test_pieces_that_did_not_arrive_do_not_count(cells: Cells) -> None:
+    """A line that was cut makes the server fetch them again."""
+    future = StreamFuture(1)
+    cells.gate.taken["x"] = 10
+    cells.gate._give_back(future, "x", 6)
+    assert cells.gate.taken["x"] == 10
+    future.set_exception(StreamError("cut"))
+    cells.gate._give_back(future, "x", 6)
+    assert cells.gate.taken.pop("x") == 4
 
 
 @pytest.mark.parametrize(

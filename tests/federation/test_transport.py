@@ -180,6 +180,7 @@ def test_an_answer_that_cannot_be_read_is_refused_at_once_and_not_asked_for_agai
     def behave() -> None:
         work = {site: server.fetch(site) for site in SITES}
         server.transport.refuse("hospital-b", unread, FLContext())
+        server.submit("hospital-b", work["hospital-b"][0], echo(work["hospital-b"][1]))  # too late
         server.transport.refuse("hospital-z", unread, FLContext())  # not one of those that were asked
         for site in ("hospital-a", "hospital-c"):
             server.submit(site, work[site][0], echo(work[site][1]))

@@ -75,10 +75,17 @@ class Gate:
             else:
                 self.refused[origin] = self._too_large(total)
         if fits:
+            future.add_done_callback(self._give_back, future, origin, size)
             return self.replies.handle_blob_cb(future, stream, resume)
         self._end_request(stream.get_headers(), self.refused[origin])
         stream.task.stop(StreamError(self.refused[origin]))
         return 0
+
+    def _give_back(self, future: StreamFuture, origin: str, size: int) -> None:
+        """Forget a piece that did not arrive; it is fetched again."""
+        with self.lock:
+            if future.error and origin in self.taken:
+                self.taken[origin] -= size
 
     def _end_request(self, headers: dict, reason: str) -> None:
         """Let the request fail at once that a piece answers; NVFlare would repeat it."""

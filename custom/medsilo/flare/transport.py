@@ -67,6 +67,8 @@ class _Question:
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         site, result = client_task.client.name, client_task.result
         client_task.result = None
+        if site in self.answered:  # with an answer that could not be read
+            return
         try:  # an exception that left this callback would end the task without a reason
             self.receive(site, to_parcel(result))
         except MedsiloError as error:
