@@ -30,6 +30,7 @@ from medsilo.runs.reading import read_progress
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Progress, Round, Summary
 
+COMPLETED = "FINISHED:COMPLETED"
 CONNECT = 10.0  # seconds NVFlare has to reach the server
 POLL = 1.0  # seconds between looks at a running job
 STARTING = 120.0  # seconds that submitting waits for a job to start
@@ -132,7 +133,7 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
         job = session.get_job_meta(job_id)
         if _is_over(job["status"]):
             left = _left(session, job_id)
-            if (left.rounds and packed) or job["status"] == "FINISHED:COMPLETED":
+            if (left.rounds and packed) or job["status"] == COMPLETED:
                 return
             why = [job["status"], *(left.reasons or _obstacles(job))]
             if job["status"] != "FINISHED:ABORTED" and (len(why) == 1 or "was aborted" in why[1]):  # by NVFlare itself
@@ -166,7 +167,7 @@ def _unable(session: Session, packed: Path, sites: Collection[str]) -> list[str]
         time.sleep(POLL)
         statuses = {site: str(session.get_job_status(job_id)) for site, job_id in jobs.items()}
         ended = {site: status for site, status in statuses.items() if _is_over(status)}
-    return [site for site in sites if ended.get(site) != "FINISHED:COMPLETED"]
+    return [site for site in sites if ended.get(site) != COMPLETED]
 
 
 def abort(job_id: str, kit: Path) -> str:
@@ -185,7 +186,7 @@ def resume(run: str, kit: Path, say: Say) -> str:
     job_id = Path(run, paths.JOBS).read_text().split()[-1] if Path(run, paths.JOBS).exists() else run
     with connected(kit) as session:
         job = session.get_job_meta(job_id)
-        if job["status"] == "FINISHED:COMPLETED":
+        if job["status"] == COMPLETED:
             raise MedsiloError(f"job {job_id} is finished; there is nothing to resume")
         if not _is_over(job["status"]) and not _is_lost(job, session.get_system_info()):
             raise MedsiloError(f"job {job_id} is {job['status']}; 'medsilo abort {job_id}' ends it first")
@@ -314,13 +315,16 @@ class _Watching:
             self._say_once(line)
         status = job["status"]
         if status == "RUNNING":
-            study = _so_far(session, self.job_id, self.last, self._unshared)
+            # NVFlare goes on saying RUNNING for some seconds after the last round: there is nobody to ask then
+            all_told = self.last == self.planned
+            study = None if all_told else _so_far(session, self.job_id, self.last, self._unshared)
             if not study and _is_lost(job, session.get_system_info()):
                 raise MedsiloError(f"job {self.job_id} was lost when the server died; 'medsilo resume' goes on")
             self._tell(study)
         if not _is_over(status):
             return None
-        if self.last != self.planned:  # the last rounds were too quick to be told, or there are none
+        # The last rounds were too quick to be told, or there are none, or it failed after them
+        if self.last != self.planned or status != COMPLETED:
             study = _ended(session, self.job_id)
             self._tell(study)
             if study and study.reason:
