@@ -1,6 +1,7 @@
 """The gate on NVFlare's real cells: a server, its job, and a hospital that sends whatever it likes."""
 
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -18,7 +19,13 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
-from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_ERROR_TOPIC, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_const import (
+    STREAM_CHANNEL,
+    STREAM_DATA_TOPIC,
+    STREAM_ERROR_TOPIC,
+    StreamDataType,
+    StreamHeaderKey,
+)
 from nvflare.fuel.f3.streaming.stream_types import StreamError, StreamFuture
 from nvflare.fuel.utils.fobs import lobs
 
@@ -130,6 +137,7 @@ def packed(answer: Any) -> bytes:
     return lobs.dump_to_bytes(answer)
 
 
+NUMBERS = itertools.count(1_000_000)  # of streams
 FOBS = {StreamHeaderKey.PAYLOAD_ENCODING: "fobs"}
 
 
@@ -236,6 +244,42 @@ def test_what_cannot_be_read_costs_its_sender_that_answer(
 
 def test_an_answer_packed_in_another_way_is_refused(cells: Cells) -> None:
     assert "packed in another way" in cells.refused(b"some bytes")
+
+
+@pytest.mark.parametrize(
+    ("announced", "sent", "words"),
+    [
+        (len(WHOLE), WHOLE[:-9], None),
+        (len(WHOLE), WHOLE + b"more", None),
+        (10**15, WHOLE, "its message of 1000000.00 GB was not taken"),
+        (-1, WHOLE, None),
+        ("x", WHOLE, None),
+        (0, b"", "can't be read"),
+    ],
+    ids=["cut short", "longer than announced", "huge", "less than nothing", "no number", "empty"],
+)
+def test_a_stream_that_is_not_what_it_announces_ends_nothing(
+    cells: Cells, no_exit: list[int], announced: Any, sent: bytes, words: str | None
+) -> None:
+    before = len(cells.got)
+    headers = {
+        **FOBS,
+        StreamHeaderKey.STREAM_ID: next(NUMBERS),
+        StreamHeaderKey.SEQUENCE: 0,
+        StreamHeaderKey.SIZE: announced,
+        StreamHeaderKey.DATA_TYPE: StreamDataType.FINAL,
+        StreamHeaderKey.CHANNEL: CellChannel.SERVER_COMMAND,
+        StreamHeaderKey.TOPIC: "submit_update",
+    }
+    cells.site.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, JOB, Message(headers, sent))
+    if words:
+        wait_until(lambda: len(cells.got) > before, 5, "the refusal")
+        with pytest.raises(Refused, match=words):
+            to_parcel(cells.got[-1])
+    else:
+        time.sleep(0.2)
+        assert len(cells.got) == before
+    assert cells.takes() and no_exit == []
 
 
 def test_without_the_gate_such_an_answer_ends_the_process(cells: Cells, no_exit: list[int]) -> None:

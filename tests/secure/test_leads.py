@@ -76,12 +76,16 @@ def test_a_study_is_its_submitters(
         assert "its lead does not share them" in heard
         said = statistics(consortium, who, job)
         assert "mine" not in said and "validation" not in said
-        for command in (("abort", job), ("resume", job), ("fetch", job, "--out", tmp_path / "rivals")):
-            assert cli.main([*map(str, command), "--kit", str(kit)]) == 1
+        assert cli.main(["abort", job, "--kit", str(kit)]) == 1
 
     # When it has ended early, as after a crash, the same plan under its name is refused.
     lead.abort(job, mine)
     assert ended(mine, job) == "FINISHED:ABORTED"
+    capsys.readouterr()
+    for kit in (theirs, members):
+        for command in (("resume", job), ("fetch", job, "--out", tmp_path / "rivals")):
+            assert cli.main([*map(str, command), "--kit", str(kit)]) == 1
+            assert "may not do this: not authorized" in capsys.readouterr().err
     before = content(record)
     assert {"plan.yaml", "rounds.jsonl", "summary.json", "lead.txt"} <= set(before)
     for resume in (True, False):
