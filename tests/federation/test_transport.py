@@ -174,6 +174,27 @@ def test_what_the_coordinator_refuses_is_missing_with_its_reason(server: Server)
     assert missing["hospital-c"].reason.startswith("ZeroDivisionError at the server")
 
 
+def test_an_answer_that_cannot_be_read_is_refused_at_once_and_not_asked_for_again(server: Server) -> None:
+    unread = refusal("its answer can't be read")
+
+    def behave() -> None:
+        work = {site: server.fetch(site) for site in SITES}
+        server.transport.refuse("hospital-b", unread, FLContext())
+        server.submit("hospital-b", work["hospital-b"][0], echo(work["hospital-b"][1]))  # too late
+        server.transport.refuse("hospital-z", unread, FLContext())  # not one of those that were asked
+        for site in ("hospital-a", "hospital-c"):
+            server.submit(site, work[site][0], echo(work[site][1]))
+        server.transport.refuse("hospital-a", unread, FLContext())  # has answered
+        name, _, _ = server.communicator.process_task_request(server.clients["hospital-b"], FLContext())
+        tried.append(name)
+
+    tried: list[str] = []
+    missing, got = ask(server, behave)
+    assert missing == {"hospital-b": Missing("refused", "its answer can't be read")}
+    assert got.keys() == {"hospital-a", "hospital-c"} and not tried[0]
+    server.transport.refuse("hospital-a", unread, FLContext())  # nothing is asked
+
+
 def test_a_silent_site_is_lost_after_the_timeout_and_its_late_answer_dropped(server: Server) -> None:
     late: dict[str, tuple[str, Shareable]] = {}
 

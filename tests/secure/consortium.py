@@ -18,7 +18,7 @@ from medsilo import cli
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
 SERVER = "localhost"  # and so it listens on the loopback address only
-LEAD, MEMBER = "lead@consortium.org", "member@consortium.org"
+LEAD, RIVAL, MEMBER = "lead@consortium.org", "rival@consortium.org", "member@consortium.org"
 REGISTERED = "Successfully registered client"
 
 
@@ -43,6 +43,7 @@ def write_consortium(path: Path, policies: Mapping[str, str], port: int) -> None
     server = {"host": SERVER, "port": port, "organisation": "consortium", "storage": str(path.parent / "storage")}
     people = [
         {"name": LEAD, "organisation": "consortium", "role": "lead"},
+        {"name": RIVAL, "organisation": "rivals", "role": "lead"},
         {"name": MEMBER, "organisation": "consortium", "role": "member"},
     ]
     values = {"name": "consortium", "server": server, "hospitals": hospitals, "people": people}

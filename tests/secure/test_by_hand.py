@@ -88,11 +88,11 @@ def test_the_console_and_nvflares_commands_run_the_same_job(consortium: Consorti
         f"list_jobs {by_console}",
         f"list_jobs -d {endless}",
         f"download_job {by_console}",
-        f"show_stats {endless} server",
+        f"app_command {endless} medsilo.progress",
         f"abort_job {endless}",
         "y",
     )
-    assert "FINISHED:COMPLETED" in said and '"status": "RUNNING"' in said and "medsilo" in said
+    assert "FINISHED:COMPLETED" in said and '"status": "RUNNING"' in said and "validation_loss" in said
     nvflare(consortium, "download", by_command, "-o", tmp_path / "downloads")
     theirs = load_tensors(tmp_path / "loop/global/best.safetensors")[0]
     for folder in (transfer / by_console, tmp_path / "downloads" / by_command):

@@ -117,3 +117,49 @@ def test_killed_servers_and_sites_cost_no_finished_round(
     assert cli.main(["resume", fourth, "--kit", str(kit)]) == 1
     assert "is finished; there is nothing to resume" in capsys.readouterr().err
     assert read_summary(record.folder).status == "finished"
+
+
+def test_a_study_that_was_finished_when_its_job_died_is_not_trained_again(
+    pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    write_job(tmp_path / "job", make_plan("fedbn", sites=TWO))
+    kit, studies = pair.kit(LEAD), pair.kit(SERVER) / "medsilo"
+    known = set(studies.glob("*"))
+    job = lead.submit(tmp_path / "job", kit, print)
+
+    def finished() -> bool:
+        return any((folder / "summary.json").exists() for folder in set(studies.glob("*")) - known)
+
+    wait_until(finished, 120, "the study's end")
+    (process,) = pair.family(SERVER, "runner_process")
+    process.kill()
+    assert ended(kit, job) in ("FINISHED:ABNORMAL", "FINISHED:EXECUTION_EXCEPTION")
+    capsys.readouterr()
+    assert cli.main(["resume", job, "--kit", str(kit)]) == 0
+    new = capsys.readouterr().out.strip()
+    assert ended(kit, new) == "FINISHED:COMPLETED"
+    (folder,) = set(studies.glob("*")) - known  # no second study
+    fetched = lead.fetch(new, kit, tmp_path / "runs")
+    assert fetched.name == folder.name and len(Record(fetched).rounds()) == 2
+    assert read_summary(fetched) == read_summary(folder)
+
+
+def test_resuming_says_that_no_hospital_joined(pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_job(tmp_path / "job", make_plan("fedbn", "training.rounds=500", sites=TWO), study="nobody-joins")
+    kit = pair.kit(LEAD)
+    job = lead.submit(tmp_path / "job", kit, print)
+    lead.abort(job, kit)
+    assert ended(kit, job) == "FINISHED:ABORTED"
+    settings = [pair.kit(site) / "local/medsilo.yaml" for site in TWO]
+    before = [path.read_text() for path in settings]
+    try:
+        for path in settings:
+            path.write_text("device: cuda:7\n")
+        capsys.readouterr()
+        assert cli.main(["resume", job, "--kit", str(kit)]) == 1
+        out, err = capsys.readouterr()
+    finally:
+        for path, text in zip(settings, before, strict=True):
+            path.write_text(text)
+    assert out == "" and len(err.splitlines()) == 1
+    assert "0 of 2 sites answered" in err and all(site in err for site in TWO)

@@ -69,6 +69,11 @@ def test_policies_and_storage_are_in_place(tmp_path: Path) -> None:
     default = json.loads((kits / "localhost/local/resources.json.default").read_text())
     assert server["class_allow_list"] == [*default["class_allow_list"], "medsilo.flare."]
     assert "/tmp" not in json.dumps(server) and json.dumps(server).count('"/var/lib/x/') == 2
+    theirs, default = (
+        json.loads((kits / "localhost/local" / name).read_text())["permissions"]
+        for name in ("authorization.json", "authorization.json.default")
+    )
+    assert theirs.pop("lead") == {**default.pop("lead"), "app_command": "n:submitter"} and theirs == default
 
 
 def test_keys_are_private_and_the_root_stays_with_the_lead(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import record
-from medsilo.runs.record import Record
+from medsilo.runs.record import Record, new_rounds
 from medsilo.runs.schema import Round
 from tests.unit.test_report import summary_of
 
@@ -73,3 +73,26 @@ def test_a_study_belongs_to_whoever_submitted_it(tmp_path: Path) -> None:
         older.claim("lead@b.org", resume=True)
     Record(tmp_path / "simulation").claim(None, resume=False)
     assert not (tmp_path / "simulation").exists()
+
+
+def test_new_rounds_are_told_from_where_they_are_asked(tmp_path: Path) -> None:
+    rounds = [Round(round=number, asked=["x" * (number % 7)]) for number in range(1, 41)]
+    for line in rounds:
+        Record(tmp_path).add_round(line)
+    sizes = [len(line) for line in (tmp_path / "rounds.jsonl").read_bytes().splitlines(keepends=True)]
+    assert new_rounds(rounds, 0, sum(sizes)) == rounds
+    assert new_rounds(rounds, 0, sum(sizes) - 1) == rounds[:-1]
+    assert new_rounds(rounds, 39, 1) == rounds[39:] and new_rounds(rounds, 40, 1000) == []
+    told: list[Round] = []
+    for _ in range(40):  # as a watcher asks, however little comes at once
+        told += new_rounds(rounds, told[-1].round if told else 0, 200)
+    assert told == rounds
+
+
+def test_only_what_ended_well_is_finished(tmp_path: Path) -> None:
+    run = Record(tmp_path)
+    assert run.finished() is None
+    run.write_summary(summary_of("fedavg", "FedAvg", {"a": None}, status="failed"))
+    assert run.finished() is None
+    run.write_summary(summary_of("fedavg", "FedAvg", {"a": 0.5}))
+    assert run.finished() == run.summary()

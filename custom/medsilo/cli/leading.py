@@ -97,6 +97,9 @@ def submit(
     plan: options.PlanFile = None,
     changes: options.Changes,
     with_code: options.WithCode = False,
+    share: Annotated[
+        bool, typer.Option("--share", help="let everybody in the consortium follow it with 'medsilo watch'")
+    ] = False,
 ) -> int:
     """Submit a job to a consortium.
 
@@ -106,7 +109,7 @@ def submit(
     from medsilo.consortium import lead
     from medsilo.flare.jobs import find_job
 
-    submitted = lead.submit(find_job(job), kit, screen.warn, changes, with_code, plan)
+    submitted = lead.submit(find_job(job), kit, screen.warn, changes, with_code, plan, share)
     screen.say(submitted)
     screen.answer(job=submitted)
     return 0

@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -23,12 +23,14 @@ from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.files import is_safe_name
 from medsilo.core.text import plain
 from medsilo.flare.jobs import add_meta, check_components, pack, plan_of, write_job
-from medsilo.flare.wire import STATISTICS
+from medsilo.flare.wire import AFTER, PROGRESS, STATISTICS
+from medsilo.flare.workspace import REFUSED
 from medsilo.runs import paths
 from medsilo.runs.reading import read_progress
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Progress, Round, Summary
 
+COMPLETED = "FINISHED:COMPLETED"
 CONNECT = 10.0  # seconds NVFlare has to reach the server
 POLL = 1.0  # seconds between looks at a running job
 STARTING = 120.0  # seconds that submitting waits for a job to start
@@ -84,16 +86,19 @@ def submit(
     changes: Iterable[str] = (),
     with_code: bool = False,
     other_plan: Path | None = None,
+    share: bool = False,
 ) -> str:
     """Check a job against its plan and against who is there, submit it, and return NVFlare's id for it.
 
     It has started then; when hospitals can't take part as agreed, it ends with the reason before anything is trained.
+    share: everybody in the consortium may follow it.
     """
     plan = plan_of(job, changes, other_plan)
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} pools all data and never runs between hospitals")
     with tempfile.TemporaryDirectory() as folder:
-        packed = pack(job, Path(folder) / plan.algorithm.name, changes, with_code, other_plan)
+        shared = {"share": True} if share else {}
+        packed = pack(job, Path(folder) / plan.algorithm.name, changes, with_code, other_plan, **shared)
         check_components(packed)
         with connected(kit) as session:
             here = {client.name for client in session.get_system_info().client_info}
@@ -127,10 +132,10 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
     while True:
         job = session.get_job_meta(job_id)
         if _is_over(job["status"]):
-            summary, rounds = _left(session, job_id)
-            if (rounds and packed) or job["status"] == "FINISHED:COMPLETED":
+            left = _left(session, job_id)
+            if (left.rounds and packed) or job["status"] == COMPLETED:
                 return
-            why = [job["status"], *([summary.reason or "it failed"] if summary else _obstacles(job))]
+            why = [job["status"], *(left.reasons or _obstacles(job))]
             if job["status"] != "FINISHED:ABORTED" and (len(why) == 1 or "was aborted" in why[1]):  # by NVFlare itself
                 unable = ", ".join(_unable(session, packed, sites) if packed else []) or "a hospital"
                 why.append(
@@ -162,7 +167,7 @@ def _unable(session: Session, packed: Path, sites: Collection[str]) -> list[str]
         time.sleep(POLL)
         statuses = {site: str(session.get_job_status(job_id)) for site, job_id in jobs.items()}
         ended = {site: status for site, status in statuses.items() if _is_over(status)}
-    return [site for site in sites if ended.get(site) != "FINISHED:COMPLETED"]
+    return [site for site in sites if ended.get(site) != COMPLETED]
 
 
 def abort(job_id: str, kit: Path) -> str:
@@ -181,7 +186,7 @@ def resume(run: str, kit: Path, say: Say) -> str:
     job_id = Path(run, paths.JOBS).read_text().split()[-1] if Path(run, paths.JOBS).exists() else run
     with connected(kit) as session:
         job = session.get_job_meta(job_id)
-        if job["status"] == "FINISHED:COMPLETED":
+        if job["status"] == COMPLETED:
             raise MedsiloError(f"job {job_id} is finished; there is nothing to resume")
         if not _is_over(job["status"]) and not _is_lost(job, session.get_system_info()):
             raise MedsiloError(f"job {job_id} is {job['status']}; 'medsilo abort {job_id}' ends it first")
@@ -307,23 +312,32 @@ class _Watching:
         """Tell what is new; returns the job's status when it is over."""
         job = session.get_job_meta(self.job_id)
         for line in _obstacles(job):
-            if line not in self.said:
-                self.say(line)
-                self.said.add(line)
+            self._say_once(line)
         status = job["status"]
         if status == "RUNNING":
-            study = _so_far(session, self.job_id)
+            # NVFlare goes on saying RUNNING for some seconds after the last round: there is nobody to ask then
+            all_told = self.last == self.planned
+            study = None if all_told else _so_far(session, self.job_id, self.last, self._unshared)
             if not study and _is_lost(job, session.get_system_info()):
                 raise MedsiloError(f"job {self.job_id} was lost when the server died; 'medsilo resume' goes on")
             self._tell(study)
         if not _is_over(status):
             return None
-        if self.last != self.planned:  # the last rounds were too quick to be told, or there are none
+        # The last rounds were too quick to be told, or there are none, or it failed after them
+        if self.last != self.planned or status != COMPLETED:
             study = _ended(session, self.job_id)
             self._tell(study)
             if study and study.reason:
                 self.say(study.reason)
         return status
+
+    def _say_once(self, line: str) -> None:
+        if line not in self.said:
+            self.say(line)
+            self.said.add(line)
+
+    def _unshared(self) -> None:
+        self._say_once("it has told no rounds: it is starting, or its lead does not share them (submit --share)")
 
     def _tell(self, study: Progress | None) -> None:
         if study is None:
@@ -342,38 +356,70 @@ def _is_over(status: str) -> bool:
     return status.startswith("FINISHED")
 
 
-def _so_far(session: Session, job_id: str) -> Progress | None:
-    """What the controller tells while it runs; nothing when the job is starting or just ends."""
+def _so_far(
+    session: Session, job_id: str, after: int = 0, unshared: Callable[[], None] = lambda: None
+) -> Progress | None:
+    """Return what the controller tells of the rounds after this one; nothing when the job is starting or just ends.
+
+    Who did not submit the job learns what its lead shares; `unshared` hears of it when that is nothing.
+    """
     try:
-        told = session.show_stats(job_id, api_spec.TargetType.SERVER)
-    except (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError):
+        try:
+            found = session.do_app_command(job_id, PROGRESS, {AFTER: after})
+        except api_spec.AuthorizationError:
+            found = session.show_stats(job_id, api_spec.TargetType.SERVER).get("server", {}).get(STATISTICS)
+            if not found:
+                unshared()
+    except (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.InternalError, api_spec.NoReply):
         return None
-    found = told.get("server", {}).get(STATISTICS)
     return read_progress(found) if found else None
 
 
 def _ended(session: Session, job_id: str) -> Progress | None:
     """The same from what a job left; nothing for those who may look on but not download."""
     try:
-        summary, rounds = _left(session, job_id)
+        left = _left(session, job_id)
     except api_spec.AuthorizationError:
         return None
-    if summary is None:
-        return None
-    planned, metric = summary.rounds.planned, summary.metric
-    return Progress(study=summary.study, planned=planned, metric=metric, rounds=rounds, reason=summary.reason)
+    if left.summary is None:
+        return Progress(planned=0, metric="", reason=left.refusal) if left.refusal else None
+    planned, metric = left.summary.rounds.planned, left.summary.metric
+    return Progress(
+        study=left.summary.study, planned=planned, metric=metric, rounds=left.rounds, reason=left.summary.reason
+    )
 
 
-def _left(session: Session, job_id: str) -> tuple[Summary | None, list[Round]]:
-    """The summary and the rounds of a job that is over, as far as there are any."""
+@dataclass(frozen=True)
+class _Left:
+    """What a job that is over left, as far as there is any."""
+
+    summary: Summary | None
+    rounds: Sequence[Round]
+    refusal: str | None  # why it failed, also when it led no study
+
+    @property
+    def reasons(self) -> list[str]:
+        """Return why it failed, if it says so."""
+        if self.refusal or self.summary is None:
+            return [self.refusal] if self.refusal else []
+        return [self.summary.reason or "it failed"]
+
+
+def _left(session: Session, job_id: str) -> _Left:
     with tempfile.TemporaryDirectory() as folder:
-        run = _download(session, job_id, Path(folder))
-        return (Record(run).summary(), Record(run).rounds()) if run else (None, [])
+        workspace = _download(session, job_id, Path(folder))
+        run, refusal = _run_in(workspace), workspace / REFUSED
+        why = plain(refusal.read_text("utf-8", "replace")) if refusal.is_file() else None
+        return _Left(Record(run).summary(), Record(run).rounds(), why) if run else _Left(None, [], why)
 
 
-def _download(session: Session, job_id: str, folder: Path) -> Path | None:
-    """Download what a job left; the run's folder in it, if there is one."""
-    workspace = Path(session.download_job_result(job_id, str(folder))) / "workspace"
+def _download(session: Session, job_id: str, folder: Path) -> Path:
+    """Download what a job left."""
+    return Path(session.download_job_result(job_id, str(folder))) / "workspace"
+
+
+def _run_in(workspace: Path) -> Path | None:
+    """Return the run's folder among what a job left, if there is one."""
     runs = [path for path in workspace.glob("medsilo/*") if path.is_dir() and is_safe_name(path.name)]
     return runs[0] if len(runs) == 1 else None
 
@@ -385,7 +431,7 @@ def fetch(job_id: str, kit: Path, out: Path) -> Path:
         status = str(session.get_job_status(job_id))
         if not _is_over(status):
             raise MedsiloError(f"job {job_id} is {status}; 'medsilo watch' waits for its end")
-        run = _download(session, job_id, Path(folder))
+        run = _run_in(_download(session, job_id, Path(folder)))
         if run is None or not (run / paths.SUMMARY).exists():
             raise MedsiloError(
                 f"job {job_id} ({status}) left no results: it ended before its study did; "

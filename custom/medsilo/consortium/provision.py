@@ -150,7 +150,8 @@ def _seal(folders: list[Path], state: Path) -> None:
 
 
 def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
-    """Each hospital's own policies; a server with a disk of its own for jobs, that forgets none; our classes."""
+    """Each hospital's own policies; a server with a disk of its own for jobs, that forgets none and tells leads of
+    theirs; our classes."""
     for hospital in consortium.hospitals:
         shutil.copytree(policies / hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
         read_settings(fresh / hospital.name / "local")
@@ -164,3 +165,6 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
     forgotten = {"id": "forgotten_jobs", "path": "medsilo.flare.janitor.ForgottenJobs", "args": {}}
     resources["components"].append(forgotten)
     write_json(local / "resources.json", resources)
+    rights = json.loads((local / "authorization.json.default").read_text())
+    rights["permissions"]["lead"]["app_command"] = "n:submitter"  # follow their own studies
+    write_json(local / "authorization.json", rights)

@@ -19,3 +19,12 @@ def plain(text: object, most: int = LONGEST) -> str:
     if len(content) <= most and len(given) <= 4 * most:
         return line
     return content[: most - 3].decode("utf-8", "ignore").rstrip() + "…"
+
+
+def size_text(size: float) -> str:
+    """Return bytes in a unit that fits."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.event_type import EventType
@@ -10,20 +11,31 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.widgets.streaming import AnalyticsReceiver
+from nvflare.private.fed.server.server_commands import ServerCommands
 from nvflare.widgets.info_collector import InfoCollector
 
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.files import is_safe_name
 from medsilo.core.lifeline import end_with
 from medsilo.core.text import plain
+from medsilo.federation.bounds import answer_bounds
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.tracking import PointStream
 from medsilo.flare.analytics import receivers, send
+from medsilo.flare.gate import Gate, is_unread
 from medsilo.flare.transport import FlareTransport
-from medsilo.flare.wire import PRESENT, STATISTICS, let_tensors_travel
-from medsilo.flare.workspace import cloned_from, output_folder, plan_of_job, publish, settings_of_site, submitter_of
+from medsilo.flare.wire import AFTER, PRESENT, PROGRESS, STATISTICS, let_tensors_travel
+from medsilo.flare.workspace import (
+    cloned_from,
+    output_folder,
+    plan_of_job,
+    publish,
+    publish_refusal,
+    settings_of_site,
+    submitter_of,
+)
 from medsilo.runs.messages import Parcel
-from medsilo.runs.record import Record, new_study
+from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.schema import Progress, Round, Summary
 
 ROLL_CALL = 120.0  # seconds that sites have to say that they are there
@@ -33,41 +45,62 @@ TOLD = 64_000  # bytes of rounds in an answer: some eighty rounds of three sites
 class MedsiloController(Controller):
     """Runs the plan that lies in the job."""
 
-    def __init__(self, study: str = "", resume: bool = False, engine: str = "nvflare", roll_call: bool = False) -> None:
+    def __init__(
+        self,
+        study: str = "",
+        resume: bool = False,
+        engine: str = "nvflare",
+        roll_call: bool = False,
+        share: bool = False,
+    ) -> None:
         """`study` names the run's folder (by default method, task and time); `resume` goes on from its checkpoint.
 
         A clone of a job whose study did not end goes on with that study by itself: so `medsilo resume` works.
-        `roll_call` runs nothing: it only asks the sites for an answer.
+        `roll_call` runs nothing: it only asks the sites for an answer. `share` lets everybody in the consortium follow
+        the study, and not only its lead.
         """
         super().__init__(task_check_period=0.05)
         self.study, self.resume, self.engine, self.roll_call = study, resume, engine, roll_call
+        self.share = share
         self.running: Coordinator | None = None
         self.trackers: list[AnalyticsReceiver] = []
+        self.transport: FlareTransport | None = None
+        self.gate: Gate | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         let_tensors_travel()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
+        self.gate = Gate(self._engine.get_cell())
+        self.gate.guard_server()
+        ServerCommands.register_app_command(PROGRESS, self._tell_lead)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell the last rounds to who asks for the job's statistics, as 'medsilo watch' does; pass on what is tracked.
+        """Pass on what is tracked; tell the last rounds to who asks for the job's statistics, if the lead shares them.
 
-        Who asks can't say which rounds they know, so the answer is kept small instead.
+        Anybody in the consortium may ask. Who asks can't say which rounds they know, so the answer is kept small.
         """
         super().handle_event(event_type, fl_ctx)
         for tracker in self.trackers:
             tracker.handle_event(event_type, fl_ctx)
-        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self.running:
-            plan = self.running.plan
-            progress = Progress(
-                study=self.running.study,
-                planned=plan.rounds,
-                metric=plan.task.metric,
-                absent=self.running.absent,
-                rounds=self.running.record.last_rounds(TOLD),
-            )
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS and self.running and self.share:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
-            collector.set_info(STATISTICS, progress.as_json())
+            told = self._progress(self.running, self.running.record.last_rounds(TOLD))
+            collector.set_info(STATISTICS, told.as_json())
+
+    def _tell_lead(self, topic: str, asked: Any, fl_ctx: FLContext) -> dict[str, Any]:
+        """Return the rounds after the one that is asked from; NVFlare lets the job's submitter and admins ask."""
+        after = asked.get(AFTER) if isinstance(asked, dict) else None
+        if self.running is None:
+            return {}
+        return self._progress(self.running, new_rounds(self.running.rounds, after or 0, TOLD)).as_json()
+
+    @staticmethod
+    def _progress(running: Coordinator, rounds: list[Round]) -> Progress:
+        plan = running.plan
+        return Progress(
+            study=running.study, planned=plan.rounds, metric=plan.task.metric, absent=running.absent, rounds=rounds
+        )
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
@@ -80,11 +113,13 @@ class MedsiloController(Controller):
             self.log_warning(fl_ctx, str(error))
         except MedsiloError as error:
             self.log_error(fl_ctx, plain(f"{error} {error.private}"))
+            if self.engine == "nvflare":
+                publish_refusal(str(error), fl_ctx)
             self.system_panic(str(error), fl_ctx)
 
     def _call(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         sites = [client.name for client in self._engine.get_clients()]
-        transport = FlareTransport(self, fl_ctx, abort_signal)
+        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal)
         missing = transport.ask(sites, lambda site: Parcel(facts=PRESENT), lambda site, reply: None, ROLL_CALL)
         if missing:
             raise MedsiloError(f"no answer of {', '.join(sorted(missing))}")
@@ -101,12 +136,21 @@ class MedsiloController(Controller):
         record = Record(output / study)
         original = cloned_from(fl_ctx)
         earlier = Record.of_job(output, original) if original else None
+        if earlier and (ended := earlier.finished()):
+            earlier.claim(submitter_of(fl_ctx), resume=False)
+            self.log_info(fl_ctx, f"{ended.study} was finished when its job ended; this job hands out its results")
+            publish(earlier.folder, fl_ctx)
+            return ended
         if earlier and earlier.can_go_on():
             record, resume = earlier, True
             self.log_info(fl_ctx, f"goes on with {record.folder.name}")
+        elif earlier:
+            self.log_warning(fl_ctx, f"{earlier.folder.name} has no checkpoint: begins anew as {record.folder.name}")
         record.claim(submitter_of(fl_ctx), resume)
         sites = [client.name for client in self._engine.get_clients()]
-        transport = FlareTransport(self, fl_ctx, abort_signal)
+        transport = self.transport = FlareTransport(self, fl_ctx, abort_signal)
+        if self.gate:
+            self.gate.allow(answer_bounds(plan))
         try:
             with record.led_by(fl_ctx.get_job_id()):
                 course = PointStream(record)
@@ -139,4 +183,7 @@ class MedsiloController(Controller):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        self.log_warning(fl_ctx, f"a late answer of {client.name} was dropped: its round is over")
+        if is_unread(result) and self.transport:
+            self.transport.refuse(client.name, result, fl_ctx)
+        else:
+            self.log_warning(fl_ctx, f"a late answer of {client.name} was dropped: its round is over")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from contextlib import suppress
 from pathlib import Path
 
 from nvflare.apis.event_type import EventType
@@ -22,11 +23,13 @@ from medsilo.core.lifeline import end_with
 from medsilo.core.package import package_facts
 from medsilo.core.text import plain
 from medsilo.federation.accepting import check_package, check_packages
+from medsilo.federation.bounds import request_bounds
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
+from medsilo.flare.gate import Gate
 from medsilo.flare.wire import PRESENT, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import output_folder, plan_of_job, settings_of_site, submitter_of
 from medsilo.runs import paths
@@ -53,8 +56,16 @@ class MedsiloExecutor(Executor):
             let_tensors_travel()
             os.umask(0o077)  # logs, too, are for this account alone
             end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
+            self._guard(fl_ctx)
         elif event_type == EventType.END_RUN and self.give_back:
             self.give_back()
+
+    def _guard(self, fl_ctx: FLContext) -> None:
+        """Take no more from the server than the plan needs. What is wrong with a plan is said on joining."""
+        gate = Gate(fl_ctx.get_engine().get_cell())
+        gate.guard_site()
+        with suppress(Exception):
+            gate.allow(request_bounds(plan_of_job(fl_ctx)))
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         started = time.monotonic()

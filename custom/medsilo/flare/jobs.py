@@ -116,10 +116,15 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
 
 
 def pack(
-    job: Path, destination: Path, changes: Iterable[str] = (), with_code: bool = False, plan: Path | None = None
+    job: Path,
+    destination: Path,
+    changes: Iterable[str] = (),
+    with_code: bool = False,
+    plan: Path | None = None,
+    **controller_args: Any,
 ) -> Path:
     """Write the job as it is submitted, with the package's code inside if asked (for sites that allow custom code)."""
-    write_job(destination, plan_of(job, changes, plan), job)
+    write_job(destination, plan_of(job, changes, plan), job, **controller_args)
     if with_code:
         add_code(destination)
     return destination

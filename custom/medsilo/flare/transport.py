@@ -17,7 +17,7 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.federation.asking import Missing, Outgoing, Receive
-from medsilo.flare.wire import to_parcel, to_shareable
+from medsilo.flare.wire import TASK, to_parcel, to_shareable
 
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites
 
@@ -48,7 +48,7 @@ class _Question:
     def task_for(self, site: str) -> Task:
         """Make the task that asks this site."""
         task = self.tasks[site] = Task(
-            name="medsilo",
+            name=TASK,
             data=Shareable(),
             timeout=max(1, int(self.timeout)),
             before_task_sent_cb=self._before_sending,
@@ -67,6 +67,8 @@ class _Question:
     def _received(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         site, result = client_task.client.name, client_task.result
         client_task.result = None
+        if site in self.answered:  # with an answer that could not be read
+            return
         try:  # an exception that left this callback would end the task without a reason
             self.receive(site, to_parcel(result))
         except MedsiloError as error:
@@ -74,10 +76,24 @@ class _Question:
         except Exception as error:
             self.controller.log_exception(fl_ctx, f"while merging the answer of {site}")
             self.refused[site] = Missing("refused", f"{type(error).__name__} at the server; its log says more")
+        self._has_answered(site, fl_ctx)
+
+    def _has_answered(self, site: str, fl_ctx: FLContext) -> None:
         if site in self.refused:
             add_job_audit_event(fl_ctx, msg=f"medsilo refused the answer of {site}: {self.refused[site].reason}")
         self.answered.add(site)
         self.news.set()
+
+    def refuse(self, site: str, unread: Shareable, fl_ctx: FLContext) -> None:
+        """Take an answer that can't be read as the site's answer; it is not asked for another."""
+        if site not in self.tasks or site in self.answered:
+            return
+        try:
+            to_parcel(unread)
+        except MedsiloError as error:
+            self.refused[site] = Missing.refused(error)
+        self._has_answered(site, fl_ctx)
+        self.controller.cancel_task(self.tasks[site], TaskCompletionStatus.CANCELLED)
 
     def wait(self) -> None:
         """Wait for an answer, and for none longer than a moment."""
@@ -111,11 +127,12 @@ class FlareTransport:
 
     def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal) -> None:
         self.controller, self.fl_ctx, self.abort_signal = controller, fl_ctx, abort_signal
+        self.question: _Question | None = None  # that stands
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
         """Ask all these sites at once; returns those without an accepted answer, and why."""
         missing = self._absent(sites)
-        question = _Question(self.controller, outgoing, receive, timeout)
+        question = self.question = _Question(self.controller, outgoing, receive, timeout)
         for site in sites:
             if site not in missing:
                 task = question.task_for(site)
@@ -125,8 +142,14 @@ class FlareTransport:
                 question.wait()
                 self._raise_if_aborted()
         finally:
+            self.question = None
             question.cancel()
         return {**missing, **question.missing()}
+
+    def refuse(self, site: str, unread: Shareable, fl_ctx: FLContext) -> None:
+        """Refuse a site's answer to the question that stands, since it can't be read."""
+        if self.question:
+            self.question.refuse(site, unread, fl_ctx)
 
     def pause(self, seconds: float) -> None:
         """Wait, unless the job is aborted."""

@@ -19,9 +19,11 @@ from medsilo.core.text import plain
 from medsilo.runs.messages import Parcel
 
 META = "medsilo"
+TASK = "medsilo"  # the name of every task
 REFUSAL, DIED = "medsilo.refusal", "medsilo.died"
 PRESENT = {"task": "present"}  # the facts of a parcel that asks for nothing but an answer
-STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the rounds are told
+STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the rounds are told, if the lead shares them
+PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
 
 
 def let_tensors_travel() -> None:

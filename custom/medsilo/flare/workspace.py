@@ -8,9 +8,12 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
+from medsilo.core.files import write_text
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.site.settings import SiteSettings, read_settings
+
+REFUSED = "medsilo-refused.txt"  # in NVFlare's run folder
 
 
 def _workspace(fl_ctx: FLContext) -> Workspace:
@@ -43,6 +46,11 @@ def submitter_of(fl_ctx: FLContext) -> str | None:
     """Return who submitted the job, as NVFlare authenticated them; None in a simulation."""
     meta = Path(_workspace(fl_ctx).get_job_meta_path(fl_ctx.get_job_id()))
     return json.loads(meta.read_text()).get("submitter_name") if meta.exists() else None
+
+
+def publish_refusal(reason: str, fl_ctx: FLContext) -> None:
+    """Leave for the lead why the job failed, also when it led no study."""
+    write_text(Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / REFUSED, reason)
 
 
 def publish(run: Path, fl_ctx: FLContext) -> None:

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from medsilo.core.text import size_text
 from medsilo.report.table import MISSING, number
 
 
@@ -53,10 +54,4 @@ def seconds_text(value: float | None) -> str:
 
 def bytes_text(value: float | None) -> str:
     """Bytes in a unit that fits."""
-    if value is None:
-        return MISSING
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.2f} GB"
+    return MISSING if value is None else size_text(value)

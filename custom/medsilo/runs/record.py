@@ -5,7 +5,8 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -222,16 +223,17 @@ class Record:
 
     def check_unfinished(self) -> None:
         """Raises if the study has ended well."""
-        if self._is_finished():
+        if self.finished():
             raise MedsiloError(f"{self.folder.name} is finished; there is nothing to resume")
 
     def can_go_on(self) -> bool:
         """Whether the study has not ended, and there is something to go on from."""
-        return not self._is_finished() and any(self.checkpoints.glob(paths.ROUND_FILES))
+        return not self.finished() and any(self.checkpoints.glob(paths.ROUND_FILES))
 
-    def _is_finished(self) -> bool:
+    def finished(self) -> Summary | None:
+        """Return the outcome of a study that has ended well."""
         summary = self.summary()
-        return summary is not None and summary.finished
+        return summary if summary and summary.finished else None
 
     # ------------------------------------------------------------------ the end
     def save_global(self, file: str, model: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -245,6 +247,18 @@ class Record:
     def summary(self) -> Summary | None:
         """Return the run's outcome; None while there is none."""
         return read_summary(self.folder) if (self.folder / paths.SUMMARY).exists() else None
+
+
+def new_rounds(rounds: Sequence[Round], after: int, size: int) -> list[Round]:
+    """Return the first rounds after this one that take no more than `size` bytes, and the very first whatever its
+    size."""
+    told: list[Round] = []
+    for line in rounds[bisect_right(rounds, after, key=lambda line: line.round) :]:
+        size -= len(_line(line))
+        if told and size < 0:
+            break
+        told.append(line)
+    return told
 
 
 def _line(line: Round) -> str:

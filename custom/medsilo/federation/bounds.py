@@ -1,0 +1,47 @@
+"""How large a message of a study may be: known from the plan before anything arrives."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from medsilo.course.group import Group, views
+from medsilo.course.phase import Phase
+from medsilo.plan import Plan
+from medsilo.runs.messages import MOST_VALUES
+
+SLACK = 8 << 20  # bytes of everything beside tensors
+WIDER = 2  # a hospital's filters may send a tensor in a type of twice its bytes
+BESIDE = 2 * MOST_VALUES  # values beside those of tensors, sites and counts
+PER_TENSOR = 32  # values that a tensor's name, type and reference are
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one message may have at most."""
+
+    size: int = SLACK  # bytes
+    values: int = BESIDE
+
+
+def answer_bounds(plan: Plan) -> Bounds:
+    """Return the bounds of what a site may answer."""
+    return _bounds(plan, lambda phase: phase.sent)
+
+
+def request_bounds(plan: Plan) -> Bounds:
+    """Return the bounds of what the server may send to a site."""
+    return _bounds(plan, lambda phase: phase.given)
+
+
+def _bounds(plan: Plan, travels: Callable[[Phase], Sequence[Group]]) -> Bounds:
+    with torch.device("meta"):
+        networks = plan.build_networks()
+    phases: Iterable[Phase] = (*plan.course.phases, plan.course.delivery)
+    size = tensors = 0
+    for phase in phases:
+        sent = [tensor for group in views(travels(phase), networks).values() for tensor in group.values()]
+        size = max(size, sum(plan.transport.packed(tensor).nbytes for tensor in sent))
+        tensors = max(tensors, len(sent))
+    sites = len(plan.participation.everyone)
+    return Bounds(SLACK + WIDER * size, BESIDE + PER_TENSOR * (tensors + sites) + sum(plan.task.layout.values()))

@@ -1,0 +1,231 @@
+"""What NVFlare's cell lets in while a study runs: no message larger than the plan's own layout needs, and none that
+ends the process that reads it.
+
+NVFlare 2.9 takes whatever size is announced, fetches tensors while it decodes, and ends the server's job process when
+an answer can't be decoded. So sizes are looked at when they are announced, before anything is held, and an answer is
+decoded here first: one that is too large, or that nobody can read, becomes its sender's refusal.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandNames
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
+from nvflare.fuel.f3.cellnet.fqcn import FqcnInfo
+from nvflare.fuel.f3.cellnet.utils import decode_payload, make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
+from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, Stream, StreamError, StreamFuture
+from nvflare.private.fed.server.server_runner import ServerRunner
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.text import plain, size_text
+from medsilo.federation.bounds import Bounds
+from medsilo.flare.outline import check_outline
+from medsilo.flare.wire import REFUSAL, TASK, refusal
+
+UNREAD = "medsilo.unread"
+FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)  # all that a hospital may ask of a job
+
+
+class Gate:
+    """Bounds what comes in through a cell: of the server's job, or of a site's."""
+
+    def __init__(self, cell: Cell) -> None:
+        """Until the plan is known, a message may have what one without tensors has."""
+        self.cell, self.most = cell, Bounds()
+        self.replies = BlobHandler(cell._process_reply)  # NVFlare's own handler of what comes back for a request
+        self.taken: dict[str, int] = {}  # bytes fetched for the message that is being read, by sender
+        self.refused: dict[str, str] = {}  # why fetching was ended, by sender
+        self.reading: set[str] = set()  # whose answers are being read
+        self.lock = threading.Lock()
+
+    def allow(self, most: Bounds) -> None:
+        """Bound every message from now on."""
+        self.most = most
+        registered = (callback.cb for callback in [*self.cell.byte_receiver.registry.reg.values()])
+        for handler in (self.replies, *(getattr(own, "__self__", None) for own in registered)):
+            if isinstance(handler, BlobHandler):
+                handler.max_blob_size = most.size
+
+    # ------------------------------------------------------------------ at both
+    def watch_fetching(self) -> None:
+        """Count the bytes of tensors before they are fetched."""
+        self.cell.register_stream_cb(
+            CellChannel.RETURN_ONLY, f"{OBJ_DOWNLOADER_CHANNEL}:{OBJ_DOWNLOADER_TOPIC}", self._fetched
+        )
+        self.allow(self.most)
+
+    def _fetched(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
+        """Take a piece that a sender announces, unless it is more than belongs to one message."""
+        origin, size = str(stream.get_headers().get(MessageHeaderKey.ORIGIN)), stream.get_size()
+        known = isinstance(size, int) and size > 0
+        with self.lock:
+            total = self.taken.get(origin, 0) + (size if known else 0)
+            fits = known and total <= self.most.size
+            if fits:
+                self.taken[origin] = total
+            else:
+                self.refused[origin] = self._too_large(total)
+        if fits:
+            future.add_done_callback(self._give_back, future, origin, size)
+            return self.replies.handle_blob_cb(future, stream, resume)
+        self._end_request(stream.get_headers(), self.refused[origin])
+        stream.task.stop(StreamError(self.refused[origin]))
+        return 0
+
+    def _give_back(self, future: StreamFuture, origin: str, size: int) -> None:
+        """Forget a piece that did not arrive; it is fetched again."""
+        with self.lock:
+            if future.error and origin in self.taken:
+                self.taken[origin] -= size
+
+    def _end_request(self, headers: dict, reason: str) -> None:
+        """Let the request fail at once that a piece answers; NVFlare would repeat it."""
+        waiter = self.cell.requests_dict.get(headers.get(StreamHeaderKey.STREAM_REQ_ID))
+        if waiter:
+            waiter.stream_error = reason
+            waiter.result = make_reply(CellCode.COMM_ERROR, error=reason)
+            waiter.in_receiving.set()
+
+    def _too_large(self, size: int) -> str:
+        return f"its message of {size_text(size)} was not taken: at most {size_text(self.most.size)} belong to one"
+
+    # ------------------------------------------------------------------ at a site
+    def guard_site(self) -> None:
+        """Bound what the server sends."""
+        task = f"{CellChannel.SERVER_COMMAND}:{ServerCommandNames.GET_TASK}"
+        self.cell.register_stream_cb(CellChannel.RETURN_ONLY, task, self._task_comes)
+        self.watch_fetching()
+
+    def _task_comes(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
+        with self.lock:
+            self.taken.clear()
+        return self.replies.handle_blob_cb(future, stream, resume)
+
+    # ------------------------------------------------------------------ at the server
+    def guard_server(self) -> None:
+        """Bound what sites send, and read their answers before NVFlare does."""
+        found = self.cell.byte_receiver.registry.find(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE)
+        self.take = found.cb.__self__.blob_cb
+        self.cell.register_blob_cb(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE, self._answered)
+        self.cell.core_cell.set_message_interceptor(self._inspect)
+        self.watch_fetching()
+
+    def _inspect(self, message: Message) -> Message | None:
+        """Look at a request before it is decoded; what is returned is sent back in its place.
+
+        A hospital gets tasks and submits answers. NVFlare would also take its commands for the server's own, which
+        end the job, and end the process when a hospital calls one of the server's messages too large.
+        """
+        if FqcnInfo(str(message.get_header(MessageHeaderKey.ORIGIN))).is_on_server:
+            return None
+        channel, topic = message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC)
+        if channel == STREAM_CHANNEL:
+            if message.get_header(StreamHeaderKey.ERROR_TYPE) == BlobSizeError.__name__:
+                message.set_header(StreamHeaderKey.ERROR_TYPE, StreamError.__name__)
+            if topic != STREAM_DATA_TOPIC:
+                return None
+            channel = message.get_header(StreamHeaderKey.CHANNEL)
+            if channel != CellChannel.SERVER_COMMAND or message.get_header(StreamHeaderKey.TOPIC) in FROM_SITES:
+                return None
+        return make_reply(CellCode.INVALID_REQUEST) if channel == CellChannel.SERVER_COMMAND else None
+
+    def _answered(self, future: StreamFuture) -> None:
+        """Read an answer, and pass it on to NVFlare; called at its first byte."""
+        try:
+            answer = self._read(future)
+        except Refused as error:
+            answer = _unread(str(error), str(future.headers.get(MessageHeaderKey.ORIGIN)))
+        self.take(_Read(future.headers, answer))
+
+    def _read(self, future: StreamFuture) -> Shareable:
+        """Return a site's answer; raises Refused for one that must not count.
+
+        Any other error is passed on by NVFlare: when the connection broke, the site sends its answer again.
+        """
+        headers, origin = future.headers, str(future.headers.get(MessageHeaderKey.ORIGIN))
+        try:
+            blob = future.result()
+        except BlobSizeError as error:
+            raise Refused(self._too_large(future.get_size())) from error
+        if headers.get(StreamHeaderKey.PAYLOAD_ENCODING) != Encoding.FOBS or not isinstance(blob, list):
+            raise Refused("its answer can't be read: it is packed in another way")
+        with self._one_at_a_time(origin):
+            check_outline(blob, self.most, origin)
+            return _checked(self._decoded(Message(headers, blob), origin))
+
+    @contextmanager
+    def _one_at_a_time(self, origin: str) -> Iterator[None]:
+        with self.lock:
+            if origin in self.reading:
+                raise MedsiloError("an answer of this site is being read already")
+            self.reading.add(origin)
+            self.taken.pop(origin, None)
+            self.refused.pop(origin, None)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.reading.discard(origin)
+
+    def _decoded(self, message: Message, origin: str) -> object:
+        try:
+            decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=self.cell.get_fobs_context())
+        except Exception as error:
+            if origin in self.refused:
+                raise Refused(self.refused[origin]) from error
+            if "failed to download" in str(error):
+                raise MedsiloError(plain(error)) from error
+            raise Refused(f"its answer can't be read ({type(error).__name__})") from error
+        return message.payload
+
+
+class _Read:
+    """A message that was read already, in the form in which NVFlare takes one that it has to read."""
+
+    def __init__(self, headers: dict, payload: Shareable) -> None:
+        self.headers = {key: value for key, value in headers.items() if key != StreamHeaderKey.PAYLOAD_ENCODING}
+        self.payload = payload
+
+    def result(self) -> Shareable:
+        return self.payload
+
+
+def _checked(answer: object) -> Shareable:
+    """Return an answer that NVFlare can take; one whose code would end the job becomes a refusal."""
+    headers = answer.get(ReservedHeaderKey.HEADERS) if isinstance(answer, Shareable) else None
+    if not isinstance(answer, Shareable) or not isinstance(headers, dict):
+        raise Refused("its answer can't be read: it is not one of NVFlare's")
+    if not isinstance(answer.get_peer_context(), FLContext):
+        raise Refused("its answer does not say whose it is")
+    code = answer.get_return_code(ReturnCode.OK)
+    if code in ServerRunner.ABORT_RETURN_CODES:
+        answer.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
+        answer.set_header(REFUSAL, f"the site answered {code}; its own log says why")
+    return answer
+
+
+def _unread(reason: str, origin: str) -> Shareable:
+    """Return what stands for an answer that can't be read: NVFlare knows from its sender's token whose it is."""
+    site, _, job = origin.rpartition(".")
+    context = FLContext()
+    context.set_prop(FLContextKey.CURRENT_RUN, job, private=False, sticky=False)
+    context.set_prop(ReservedKey.IDENTITY_NAME, site, private=False, sticky=False)
+    reply = refusal(reason)
+    reply.set_header(UNREAD, True)
+    reply.set_header(FLContextKey.TASK_NAME, TASK)
+    reply.set_peer_context(context)
+    return reply
+
+
+def is_unread(answer: Shareable) -> bool:
+    """Whether this stands for an answer that can't be read."""
+    return answer.get_header(UNREAD) is True

@@ -1,0 +1,406 @@
+"""The gate on NVFlare's real cells: a server, its job, and a hospital that sends whatever it likes."""
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.decomposers import flare_decomposers
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import (
+    STREAM_CHANNEL,
+    STREAM_DATA_TOPIC,
+    STREAM_ERROR_TOPIC,
+    StreamDataType,
+    StreamHeaderKey,
+)
+from nvflare.fuel.f3.streaming.stream_types import StreamError, StreamFuture
+from nvflare.fuel.utils.fobs import lobs
+
+from medsilo.core.errors import Refused
+from medsilo.core.memory import forget_most, most_held
+from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
+from medsilo.flare.gate import Gate, is_unread
+from medsilo.flare.outline import DEEPEST, check_body, check_outline
+from medsilo.flare.wire import let_tensors_travel, to_parcel, to_shareable
+from medsilo.runs.messages import Parcel
+from tests.conftest import make_plan
+from tests.secure.consortium import free_port, wait_until
+
+flare_decomposers.register()
+SERVER, JOB, SITE = "server", "server.job", "hospital-a.job"
+SMALL = Parcel({"model": {"w": torch.arange(6.0).reshape(2, 3)}}, {"task": "round"}, 3, {"loss": 0.5})
+
+
+class Cells:
+    """A server, its job with a gate, and a hospital, connected over TCP in this process."""
+
+    def __init__(self) -> None:
+        let_tensors_travel()
+        url = f"tcp://127.0.0.1:{free_port()}"
+        self.server = Cell(SERVER, url, secure=False, credentials={}, create_internal_listener=True)
+        self.server.core_cell.start()
+        inner = self.server.core_cell.get_internal_listener_url()
+        self.job = Cell(JOB, url, secure=False, credentials={}, parent_url=inner)
+        self.site = Cell(SITE, url, secure=False, credentials={})
+        self.job.core_cell.start()
+        self.site.core_cell.start()
+        self.got: list[Shareable] = []
+        self.job.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic="*", cb=self._commanded)
+        self.commands: list[str] = []
+        self.gate = Gate(self.job)
+        self.gate.guard_server()
+
+    def _commanded(self, request: Message) -> Message:
+        self.commands.append(request.get_header(MessageHeaderKey.TOPIC))
+        self.got.append(request.payload)
+        return make_reply(CellCode.OK)
+
+    def send(
+        self, payload: Any, topic: str = "submit_update", headers: dict | None = None, timeout: float = 5.0
+    ) -> str:
+        """What the hospital is told."""
+        reply = self.site.send_request(
+            channel=CellChannel.SERVER_COMMAND,
+            target=JOB,
+            topic=topic,
+            request=new_cell_message(headers or {}, payload),
+            timeout=timeout,
+        )
+        return reply.get_header(MessageHeaderKey.RETURN_CODE)
+
+    def refused(self, payload: Any, **how: Any) -> str:
+        """Why the job takes such an answer as a refusal."""
+        before = len(self.got)
+        self.send(payload, **how)
+        wait_until(lambda: len(self.got) > before, 5, "the answer")
+        answer = self.got[-1]
+        assert len(self.got) == before + 1 and is_unread(answer)
+        assert answer.get_peer_context().get_identity_name() == "hospital-a"
+        with pytest.raises(Refused) as caught:
+            to_parcel(answer)
+        return str(caught.value)
+
+    def takes(self) -> bool:
+        """Whether an honest answer still arrives whole."""
+        before = len(self.got)
+        assert self.send(answer_of(SMALL)) == CellCode.OK and len(self.got) == before + 1
+        parcel = to_parcel(self.got[-1])
+        return torch.equal(parcel.groups["model"]["w"], SMALL.groups["model"]["w"]) and parcel.facts == SMALL.facts
+
+    def stop(self) -> None:
+        for cell in (self.site, self.job, self.server):
+            cell.core_cell.stop()
+
+
+@pytest.fixture(scope="module")
+def cells() -> Iterator[Cells]:
+    cells = Cells()
+    yield cells
+    cells.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_exit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """NVFlare ends the process by this; whoever calls it shows here."""
+    called: list[int] = []
+    monkeypatch.setattr(os, "_exit", called.append)
+    return called
+
+
+def answer_of(parcel: Parcel) -> Shareable:
+    """An answer as NVFlare's client sends it."""
+    return with_context(to_shareable(parcel))
+
+
+def with_context(answer: Shareable) -> Shareable:
+    context = FLContext()
+    context.set_prop(FLContextKey.CURRENT_RUN, "job", private=False, sticky=False)
+    context.set_prop(ReservedKey.IDENTITY_NAME, "hospital-a", private=False, sticky=False)
+    answer.set_peer_context(context)
+    return answer
+
+
+def packed(answer: Any) -> bytes:
+    return lobs.dump_to_bytes(answer)
+
+
+NUMBERS = itertools.count(1_000_000)  # of streams
+FOBS = {StreamHeaderKey.PAYLOAD_ENCODING: "fobs"}
+
+
+def section(marker: int, content: bytes, dot: int = 0) -> bytes:
+    return lobs.HEADER_STRUCT.pack(marker, dot, len(content)) + content
+
+
+def test_an_honest_answer_passes_as_it_was_sent(cells: Cells, no_exit: list[int]) -> None:
+    assert cells.takes() and no_exit == []
+
+
+def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> None:
+    surplus = Parcel({"model": {"w": torch.ones(2, 3), "more": torch.zeros(100_000_000 // 4)}}, SMALL.facts)
+    forget_most()
+    before, started = most_held(), time.monotonic()
+    text = cells.refused(answer_of(surplus), timeout=30)
+    assert text == "its message of 100.0 MB was not taken: at most 8.4 MB belong to one"
+    assert time.monotonic() - started < 5  # not repeated
+    assert most_held() - before < 250e6  # this process sends it, too
+    assert cells.takes() and no_exit == []
+
+
+def test_many_tensors_count_together(cells: Cells) -> None:
+    surplus = {f"more {number}": torch.zeros(500_000) for number in range(12)}
+    assert "was not taken: at most 8.4 MB belong to one" in cells.refused(answer_of(Parcel({"model": surplus})))
+    allowed = {name: surplus[name] for name in list(surplus)[:3]}
+    cells.send(answer_of(Parcel({"model": allowed})))
+    assert to_parcel(cells.got[-1]).groups["model"].keys() == allowed.keys()
+
+
+def test_pieces_that_did_not_arrive_do_not_count(cells: Cells) -> None:
+    """A line that was cut makes the server fetch them again."""
+    future = StreamFuture(1)
+    cells.gate.taken["x"] = 10
+    cells.gate._give_back(future, "x", 6)
+    assert cells.gate.taken["x"] == 10
+    future.set_exception(StreamError("cut"))
+    cells.gate._give_back(future, "x", 6)
+    assert cells.gate.taken.pop("x") == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Parcel(facts={"x": "x" * 30_000_000}), "its message of 30.0 MB was not taken"),
+        (Parcel(facts={"x": [1] * 100_000}), "more than 20000 values"),
+        (Parcel(facts={"x": {str(key): {} for key in range(30_000)}}), "more than 20000 values"),
+    ],
+    ids=["a text of 30 MB", "many numbers", "many mappings"],
+)
+def test_what_else_is_large_is_refused_too(cells: Cells, answer: Parcel, words: str) -> None:
+    assert words in cells.refused(answer_of(answer))
+    assert cells.takes()
+
+
+def test_tensors_sent_inline_are_bounded(cells: Cells) -> None:
+    """As one body without references, which no setting of the server's prevents."""
+    inline = packed(answer_of(Parcel({"model": {"w": torch.zeros(5_000_000)}})))
+    assert "was not taken: at most 8.4 MB" in cells.refused(inline, headers=FOBS)
+    small = packed(answer_of(SMALL))
+    cells.send(small, headers=FOBS)
+    assert to_parcel(cells.got[-1]).facts == SMALL.facts
+
+
+def nested(depth: int) -> bytes:
+    return b"\x91" * depth + b"\xc0"
+
+
+WHOLE = packed(with_context(Shareable()))
+REFERENCE = b'{"fqcn": "server.job", "ref_id": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x00garbage", "cut short"),
+        (os.urandom(5_000), "its answer"),
+        (WHOLE[:-7], "cut short"),
+        (section(lobs.MARKER_MAIN, b""), "cut short"),
+        (section(lobs.MARKER_DATUM_BLOB, b"x"), "does not begin with a body"),
+        (section(lobs.MARKER_MAIN, nested(5_000)), f"nested more than {DEEPEST} deep"),
+        (section(lobs.MARKER_MAIN, b"\xdf\xff\xff\xff\xff"), "more than 20000 values"),
+        (section(lobs.MARKER_MAIN, b"\xc1"), "holds what is no value"),
+        (section(lobs.MARKER_MAIN, b"\xc0\xc0"), "its body is not one value"),
+        (section(lobs.MARKER_MAIN, msgpack.packb({"x": 1})), "not one of NVFlare's"),
+        (
+            section(lobs.MARKER_MAIN, msgpack.packb({"__fobs_type__": "os.system", "__fobs_data__": "x"})),
+            "can't be read (ValueError)",
+        ),
+        (WHOLE + section(lobs.MARKER_DATUM_FILE, b"x" * 20), "neither text nor bytes"),
+        (WHOLE + section(lobs.MARKER_DATUM_TEXT, b"x" * 16 + REFERENCE, 6), "data that are not its own"),
+        (WHOLE + section(lobs.MARKER_DATUM_TEXT, b"x" * 16 + b"[" * 9_000, 6), "data that are not its own"),
+        (WHOLE + section(lobs.MARKER_DATUM_TEXT, b"x" * 16 + REFERENCE, 2), "in a way that is not allowed"),
+        (packed(Shareable()), "does not say whose it is"),
+        (packed([1, 2]), "not one of NVFlare's"),
+    ],
+)
+def test_what_cannot_be_read_costs_its_sender_that_answer(
+    cells: Cells, no_exit: list[int], content: bytes, words: str
+) -> None:
+    assert words in cells.refused(content, headers=FOBS)
+    assert cells.takes() and no_exit == []
+
+
+def test_an_answer_packed_in_another_way_is_refused(cells: Cells) -> None:
+    assert "packed in another way" in cells.refused(b"some bytes")
+
+
+@pytest.mark.parametrize(
+    ("announced", "sent", "words"),
+    [
+        (len(WHOLE), WHOLE[:-9], None),
+        (len(WHOLE), WHOLE + b"more", None),
+        (10**15, WHOLE, "its message of 1000000.00 GB was not taken"),
+        (-1, WHOLE, None),
+        ("x", WHOLE, None),
+        (0, b"", "can't be read"),
+    ],
+    ids=["cut short", "longer than announced", "huge", "less than nothing", "no number", "empty"],
+)
+def test_a_stream_that_is_not_what_it_announces_ends_nothing(
+    cells: Cells, no_exit: list[int], announced: Any, sent: bytes, words: str | None
+) -> None:
+    before = len(cells.got)
+    headers = {
+        **FOBS,
+        StreamHeaderKey.STREAM_ID: next(NUMBERS),
+        StreamHeaderKey.SEQUENCE: 0,
+        StreamHeaderKey.SIZE: announced,
+        StreamHeaderKey.DATA_TYPE: StreamDataType.FINAL,
+        StreamHeaderKey.CHANNEL: CellChannel.SERVER_COMMAND,
+        StreamHeaderKey.TOPIC: "submit_update",
+    }
+    cells.site.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, JOB, Message(headers, sent))
+    if words:
+        wait_until(lambda: len(cells.got) > before, 5, "the refusal")
+        with pytest.raises(Refused, match=words):
+            to_parcel(cells.got[-1])
+    else:
+        time.sleep(0.2)
+        assert len(cells.got) == before
+    assert cells.takes() and no_exit == []
+
+
+def test_without_the_gate_such_an_answer_ends_the_process(cells: Cells, no_exit: list[int]) -> None:
+    """So it is NVFlare 2.9 that needs it."""
+    found = cells.job.byte_receiver.registry
+    ours = found.reg.pop(f"{CellChannel.SERVER_COMMAND}:submit_update")
+    with contextlib.suppress(Exception):
+        cells.send(b"garbage", headers=FOBS, timeout=1.0)
+    found.set(CellChannel.SERVER_COMMAND, "submit_update", ours)
+    assert no_exit == [1]
+
+
+@pytest.mark.parametrize("code", [ReturnCode.RUN_MISMATCH, ReturnCode.TASK_UNKNOWN, ReturnCode.UNSAFE_JOB])
+def test_no_return_code_of_one_site_ends_the_job(cells: Cells, code: str) -> None:
+    answer = answer_of(Parcel())
+    answer.set_return_code(code)
+    cells.send(answer)
+    assert cells.got[-1].get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    with pytest.raises(Refused, match=f"the site answered {code}"):
+        to_parcel(cells.got[-1])
+
+
+@pytest.mark.parametrize("topic", ["abort", "show_stats", "app_command", "handle_dead_job", "configure_job_log"])
+def test_a_site_gives_the_server_no_commands(cells: Cells, topic: str) -> None:
+    before = list(cells.commands)
+    with contextlib.suppress(Exception):
+        cells.send(Shareable(), topic=topic, timeout=0.5)
+    direct = new_cell_message({}, Shareable())
+    cells.site.core_cell.send_request(CellChannel.SERVER_COMMAND, JOB, topic, direct, timeout=0.5)
+    assert cells.commands == before
+    assert cells.takes()
+
+
+def test_a_site_that_calls_a_message_too_large_ends_nothing(cells: Cells, no_exit: list[int]) -> None:
+    cells.site.core_cell.fire_and_forget(
+        STREAM_CHANNEL,
+        STREAM_ERROR_TOPIC,
+        JOB,
+        Message(
+            {StreamHeaderKey.STREAM_ID: 7, StreamHeaderKey.ERROR_MSG: "x", StreamHeaderKey.ERROR_TYPE: "BlobSizeError"}
+        ),
+    )
+    assert cells.takes() and no_exit == []
+
+
+def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
+    """The same gate, the other way round."""
+    gate = Gate(cells.site)
+    gate.guard_site()
+    large = torch.zeros(10_000_000)
+    tensors: list[torch.Tensor] = [torch.ones(5), large]
+
+    def give(request: Message) -> Message:
+        return new_cell_message(
+            {MessageHeaderKey.RETURN_CODE: CellCode.OK}, to_shareable(Parcel({"m": {"w": tensors[0]}}))
+        )
+
+    cells.job.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic="get_task", cb=give)
+
+    def fetch() -> Message:
+        ask = new_cell_message({}, Shareable())
+        return cells.site.send_request(
+            channel=CellChannel.SERVER_COMMAND, target=JOB, topic="get_task", request=ask, timeout=5.0
+        )
+
+    assert torch.equal(to_parcel(fetch().payload).groups["m"]["w"], torch.ones(5))
+    tensors.pop(0)
+    forget_most()
+    before = most_held()
+    with pytest.raises(RuntimeError, match="failed to download"):
+        fetch()
+    assert most_held() - before < 100e6
+    gate.allow(Bounds(size=50_000_000))
+    assert torch.equal(to_parcel(fetch().payload).groups["m"]["w"], large)
+
+
+# ---------------------------------------------------------------------------------------------------- from the plan
+def test_bounds_follow_from_the_layout() -> None:
+    plan = make_plan("fedavg")
+    size = sum(tensor.nbytes for tensor in plan.build_networks()["model"].state_dict().values())
+    assert answer_bounds(plan).size == request_bounds(plan).size == SLACK + 2 * size
+    assert answer_bounds(make_plan("fedsm")).size > SLACK + 5 * size
+    assert answer_bounds(make_plan("fedbn")).size < answer_bounds(plan).size
+    assert answer_bounds(make_plan("local")).size == SLACK
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsm", "scaffold"])
+def test_an_honest_answer_is_far_from_its_bounds(method: str) -> None:
+    """A whole answer of the method's layout, packed without references, in half of what it may have."""
+    plan = make_plan(method)
+    bounds = answer_bounds(plan)
+    networks = plan.build_networks()
+    from medsilo.course.group import views
+
+    for phase in plan.course.phases:
+        answer = answer_of(Parcel(views(phase.sent, networks)))
+        check_outline([packed(answer)], Bounds(bounds.size // 2, bounds.values // 2), SITE)
+
+
+def test_values_are_counted_as_msgpack_reads_them() -> None:
+    for value, count in [
+        (None, 1),
+        (True, 1),
+        (-5, 1),
+        (2**40, 1),
+        (-(2**40), 1),
+        (0.5, 1),
+        ("x" * 300, 1),
+        (b"x" * 70_000, 1),
+        ([1, [2, 3]], 5),
+        ({"a": {"b": [None]}}, 6),
+        (list(range(70_000)), 70_001),
+        ({str(k): k for k in range(70_000)}, 140_001),
+        (msgpack.ExtType(3, b"x" * 8), 1),
+        (msgpack.ExtType(3, b"x" * 300), 1),
+        (msgpack.Timestamp(2**34, 1), 1),
+    ]:
+        body = msgpack.packb(value)
+        check_body(body, count)
+        with pytest.raises(Refused, match=f"more than {count - 1} values"):
+            check_body(body, count - 1)
+        for cut in range(1, len(body), max(1, len(body) // 7)):
+            with pytest.raises(Refused):
+                check_body(body[:cut], 10**6)

@@ -1,0 +1,135 @@
+"""One hospital's code was changed to send hostile answers, over mutual TLS: the others' study ends as if its answers
+had been lost."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from medsilo import cli
+from medsilo.consortium import lead
+from medsilo.flare.jobs import write_job
+from medsilo.runs.reading import read_summary
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Summary
+from tests.conftest import SITES, make_plan
+from tests.secure.consortium import LEAD, SERVER, Consortium
+from tests.secure.test_resume import ended
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
+A, B, LIAR = SITES
+GO_ON = ["participation.when_missing=continue", "participation.minimum=2", "participation.timeout=60"]
+CODE = Path(__file__).parent / "dishonest"
+LIES = "lies.json"
+
+
+@contextmanager
+def dishonest(consortium: Consortium, folder: Path, surplus: int = 400_000_000) -> Iterator[None]:
+    """The third hospital with the changed code, which does what lies.json in the folder says."""
+    path = os.pathsep.join(filter(None, [str(CODE), os.environ.get("PYTHONPATH")]))
+    with consortium.changed(LIAR, PYTHONPATH=path, MEDSILO_LIES=folder / LIES, MEDSILO_SURPLUS=surplus):
+        yield
+
+
+class Memory:
+    """Watches what the server's job process has held at most, round by round."""
+
+    def __init__(self, consortium: Consortium, record: Record) -> None:
+        self.consortium, self.record = consortium, record
+        self.most: dict[int, int] = {}  # after so many rounds
+        self.over = False
+        self.watching = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "Memory":
+        self.watching.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over = True
+        self.watching.join()
+
+    def _watch(self) -> None:
+        while not self.over:
+            with suppress(psutil.Error, OSError, ValueError):
+                (process,) = self.consortium.family(SERVER, "runner_process")
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+                self.most[len(self.record.rounds())] = int(line.split()[1]) * 1024
+            time.sleep(0.05)
+
+
+def study(
+    consortium: Consortium, folder: Path, name: str, rounds: int, lies: Mapping[str, str]
+) -> tuple[Summary, Memory, Path]:
+    """Run a study with lies, fetch it; its summary, the memory at the server, and what was fetched."""
+    (folder / LIES).write_text(json.dumps(lies))
+    write_job(folder / name, make_plan("fedavg", f"training.rounds={rounds}", *GO_ON), study=name)
+    record = Record(consortium.kit(SERVER) / "medsilo" / name)
+    kit = consortium.kit(LEAD)
+    with Memory(consortium, record) as memory:
+        job = lead.submit(folder / name, kit, print)
+        assert ended(kit, job) == "FINISHED:COMPLETED"
+    assert cli.main(["fetch", job, "--kit", str(kit), "--out", str(folder / "runs")]) == 0
+    return read_summary(record.folder), memory, folder / "runs" / name
+
+
+def test_no_answer_of_one_hospital_ends_or_fills_a_study(consortium: Consortium, tmp_path: Path) -> None:
+    lies = {
+        "join": "no cases",
+        "round 2": "surplus",
+        "round 3": "garbage",
+        "round 4": "long text",
+        "round 5": "unsafe job",
+        "round 6": "many values",
+        "round 7": "command abort",
+        "deliver": "accuracy 7.5",
+        "test": "no test cases",
+    }
+    with dishonest(consortium, tmp_path):
+        summary, memory, fetched = study(consortium, tmp_path, "lies", 8, lies)
+    assert summary.status == "finished" and summary.rounds.done == 8
+    assert [summary.sites[site].contributed for site in SITES] == [8, 8, 3]
+    told = {
+        **{str(number): text for number, text in summary.sites[LIAR].missed.items()},
+        **summary.sites[LIAR].missed_ends,
+    }
+    for place, words in {
+        "join": "lacks cases.train",
+        "2": "was not taken: at most",
+        "3": "can't be read",
+        "4": "its message of 30.0 MB was not taken",
+        "5": "the site answered UNSAFE_JOB",
+        "6": "more than",
+        "deliver": "validation score 7.5 is outside 0 to 1",
+        "test": "test_cases: None is not a whole number",
+    }.items():
+        assert told[place].startswith("refused: ") and words in told[place], (place, told)
+    assert len(told) == 8
+    assert all(summary.sites[site].test is not None for site in (A, B)) and summary.sites[LIAR].test is None
+    page = (fetched / "report.html").read_text()
+    assert LIAR in page and "was not taken: at most" in page and len(page) < 1_000_000
+    assert (fetched / "global/best.safetensors").exists()
+    assert memory.most[8 - 1] - memory.most[1] < 150e6, memory.most  # 400 MB, 30 MB and two million values were sent
+
+
+def test_other_lies(consortium: Consortium, tmp_path: Path) -> None:
+    lies = {
+        "join": "cases NaN",
+        "round 1": "many samples",
+        "round 2": "negative",
+        "deliver": "long text",
+        "test": "huge test",
+    }
+    with dishonest(consortium, tmp_path):
+        summary, _, fetched = study(consortium, tmp_path, "other-lies", 2, lies)
+    assert summary.status == "finished"
+    assert [summary.sites[site].contributed for site in SITES] == [2, 2, 0]
+    assert set(summary.sites[LIAR].missed_ends) == {"join", "deliver", "test"}
+    assert all(text.startswith("refused: ") for text in summary.sites[LIAR].missed_ends.values())
+    assert LIAR in (fetched / "report.html").read_text()
