@@ -45,7 +45,7 @@ class FixedPoint:
         if self.bound * self.scale < 2**COARSEST:
             raise PlanError(
                 f"sealing: {self.bits} bits are too few for numbers up to {self.bound:g} and weights that add up to "
-                f"{self.weights}; take 64 bits or a smaller bound"
+                f"{self.weights}; take 64 bits or smaller weights"
             )
 
     @cached_property

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, ValidationError
 
-from medsilo.core.errors import Refused, reading
+from medsilo.core.errors import MedsiloError, Refused
 from medsilo.sealing.letters import Assembly, Bytes16, Bytes32, Letter, Offered, OneShare, RoundNumber, SiteName
 
 KEPT_STAMPS = 3  # rounds: a server that dies inside a round may ask for the round before, too
@@ -13,6 +13,8 @@ Shares = tuple[OneShare, OneShare]  # of a site's seed, and of its key for pairs
 
 class _Hidden(Letter):
     """A letter to oneself, whose content no text shows."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"
@@ -74,5 +76,9 @@ class Secrets(_Hidden):
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         """Read what `to_bytes` returned; raises MedsiloError."""
-        with reading("this site's sealing secrets"):
+        try:
             return cls.model_validate_json(content)
+        except ValidationError:
+            raise MedsiloError(
+                "sealing: this site's secrets are damaged or were changed; the study must begin anew with fresh keys"
+            ) from None  # whose text could tell them

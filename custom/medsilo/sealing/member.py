@@ -70,9 +70,7 @@ class Member:
 
     def __init__(self, terms: Terms, signer: Signer, secrets: Secrets) -> None:
         if secrets.terms != terms.digest:
-            raise MedsiloError(
-                "sealing: what this site kept belongs to another study, plan or set of sites; begin anew"
-            )
+            raise MedsiloError("sealing: what this site kept is of another study, plan or set of sites; begin anew")
         self.terms, self.site = terms, secrets.site
         self._signer, self._kept = signer, secrets
         self._channels: Channels | None = None
@@ -106,8 +104,7 @@ class Member:
     # ------------------------------------------------------------------ a study begins
     def introduction(self) -> Introduction:
         """Return this site's fresh keys, signed."""
-        channel = public_of(self._kept.channel)
-        signing = Ed25519PrivateKey.from_private_bytes(self._kept.signing).public_key().public_bytes_raw()
+        channel, signing = self._public_keys()
         return Introduction(
             site=self.site,
             channel=channel,
@@ -116,13 +113,17 @@ class Member:
             signature=self._signer.sign(introduced(self.terms, self.site, channel, signing)),
         )
 
+    def _public_keys(self) -> tuple[bytes, bytes]:
+        signing = Ed25519PrivateKey.from_private_bytes(self._kept.signing)
+        return public_of(self._kept.channel), signing.public_key().public_bytes_raw()
+
     def meet(self, assembly: Assembly) -> None:
         """Check the keys of all sites, as the server relays them, and take them."""
         together = Assembled(self.terms, assembly.introductions)
-        mine = self.introduction()
+        mine = self._public_keys()
         for own in assembly.introductions:
             if own.site == self.site:
-                if (own.channel, own.signing) != (mine.channel, mine.signing):
+                if (own.channel, own.signing) != mine:
                     raise Refused("the server: it relays other keys of this site than it sent")
                 continue
             content = introduced(self.terms, own.site, own.channel, own.signing)

@@ -98,7 +98,7 @@ class SealedBlock:
         flat, fixed = self.flat, self.fixed
         layout = [f"{n} {list(s)} {d}" for n, s, d in zip(flat.names, flat.shapes, flat.dtypes, strict=True)]
         numbers = (fixed.bits, repr(float(fixed.bound)), fixed.weights)
-        weights = ("private",) if self.weights is None else self.weights
+        weights = ("private",) if self.weights is None else tuple(map(int, self.weights))
         return digest("block", self.name, self.reader, *numbers, len(layout), *layout, *weights)
 
     @property
