@@ -324,6 +324,54 @@ def test_weights_that_are_told_differently_open_nothing() -> None:
         study.members["site-0"].unmask(survivors, [told["site-1"]])
 
 
+def test_a_round_that_is_dealt_differently_opens_nothing() -> None:
+    """One site is told that fewer take part, so that the others' keys could take off all masks that it puts on."""
+    study, models = Hospitals(terms(5, threshold=4, confirm=True)), numbers(5, SIZE)
+    own = block(models, weights=(1,) * 5, reader=SERVER)
+    server, groups = study.begin(1, [own]), as_groups(models)
+    deals = server.deals()
+    deals["site-0"] = deals["site-0"].model_copy(update={"offers": deals["site-0"].offers[:4]})
+    for site, deal in deals.items():
+        server.add(site, study.members[site].seal(deal, [own], groups[site]))
+    whole, fewer = server.survivors(), Survivors(round=1, sites=names(4))
+    with pytest.raises(Refused, match="the server: the sites that it adds in round 1 are not of the round"):
+        study.members["site-0"].confirm(whole, [own])
+    false = study.members["site-0"].confirm(fewer, [own])
+    for site in names(5)[1:]:
+        server.confirmation(site, study.members[site].confirm(whole, [own]))
+    request = server.request()
+    of_others = {**request.confirmations, "site-0": false.signature}
+    with pytest.raises(Refused, match="site-0: it did not sign the survivors"):
+        study.members["site-1"].unmask(request.model_copy(update={"confirmations": of_others}), [own])
+    asked = UnmaskingRequest(round=1, sites=names(4), confirmations={s: of_others[s] for s in names(4)})
+    with pytest.raises(Refused, match="site-1: it did not sign the survivors"):
+        study.members["site-0"].unmask(asked, [own])
+    for site in names(5)[1:]:
+        server.reveal(site, study.members[site].unmask(request, [own]))
+    opened = words_of(own, server.open()[1])
+    assert max(correlation(read(opened), models[site]["a"]) for site in names(5)) < CHANCE
+
+
+def test_half_of_the_hospitals_work_out_the_others_from_rows() -> None:
+    """As the terms say: two of four have two equations of the two other models."""
+    study, models = Hospitals(terms(4, threshold=4)), numbers(4)
+    matrix = [integer_weights(row) for row in ([4, 3, 2, 1], [1, 4, 3, 2], [2, 1, 4, 3], [3, 2, 1, 4])]
+    blocks = [
+        block(models, site, 1 << 16, reader=site, weights=row) for site, row in zip(names(4), matrix, strict=True)
+    ]
+    server = study.begin(1, blocks)
+    study.seal(server, as_groups(models, *names(4)))
+    claim, sums = study.open(server)
+    left = []
+    for site, row in zip(names(2), matrix, strict=False):
+        mixture = study.members[site].open_sums(claim, blocks, sums)[site]["a"].double()
+        left.append(mixture - sum(row[place] / 65536 * models[names(4)[place]]["a"] for place in (0, 1)))
+    equations = torch.tensor([row[2:] for row in matrix[:2]], dtype=torch.float64) / 65536
+    solved = torch.linalg.solve(equations, torch.stack(left))
+    assert (solved[0] - models["site-2"]["a"]).abs().max() < 1e-4
+    assert study.terms.safe_with_rows == 1
+
+
 def test_a_sum_of_another_round_or_of_other_sites() -> None:
     study, models = Hospitals(terms(4)), numbers(4)
     own = block(models, weights=(1,) * 4)

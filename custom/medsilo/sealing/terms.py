@@ -60,12 +60,18 @@ class Terms:
         return max(self.threshold, LEAST)
 
     @property
-    def safe_against(self) -> tuple[int, int]:
-        """How many hospitals may help the server, if it follows the protocol and if it lies, and still learn the sums
-        only."""
+    def safe_against(self) -> tuple[int, int | None]:
+        """How many hospitals may help the server, if it follows the protocol and if it lies, and together they learn
+        the sums only; None where a server that lies may learn more by itself."""
         if self.mode == "group":
             return 0, 0
-        return self.threshold - 1, max(2 * self.threshold - len(self.sites) - 1, 0) if self.confirm else 0
+        return self.threshold - 1, 2 * self.threshold - len(self.sites) - 1 if self.confirm else None
+
+    @property
+    def safe_with_rows(self) -> int:
+        """How many hospitals may put their rows together where each gets a mixture of its own: with half of them, they
+        have as many equations as there are other models."""
+        return min(self.safe_against[0], (len(self.sites) - 1) // 2)
 
     def place(self, site: str) -> int:
         """Return a site's place; raises Refused."""
