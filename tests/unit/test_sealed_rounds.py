@@ -163,6 +163,44 @@ def test_a_group_with_weights_that_nobody_is_told() -> None:
     assert close(opened["model"], mean_of(models, names(3), cases))
 
 
+def test_a_group_whose_server_goes_back_some_rounds() -> None:
+    study, models, row = Hospitals(terms(3, "group")), numbers(3), {"model": (1, 1, 1)}
+    own = block(models)
+    for number in (1, 2, 3, 4, 5, 2, 2, 3):
+        claim, mixed = study.mixtures(number, [own], as_groups(models)).mix(row)
+        for site in study.terms.sites:
+            study.restart(site)
+            opened = study.members[site].open_mixtures(claim, number, [own], mixed, row)
+            assert close(opened["model"], mean_of(models, names(3)))
+    assert list(study.members["site-0"]._kept.stamps) == [2, 3]
+
+
+def test_what_hospitals_tell_each_other_past_the_server() -> None:
+    """Bit for bit; not under another name, site or round, and not after a change."""
+    study = Hospitals(terms(3))
+    tensors = {"mean": torch.randn(4), "count": torch.tensor([7, 2**40]), "half": torch.ones(2, 2).bfloat16()}
+    flat = Flat.like(tensors)
+    sealed = study.members["site-0"].tell(2, "statistics", tensors)
+    told = study.members["site-2"].told("site-0", 2, "statistics", flat, sealed)
+    assert told.keys() == tensors.keys()
+    assert all(torch.equal(told[name], tensors[name]) and told[name].dtype == tensors[name].dtype for name in told)
+    assert study.members["site-0"].tell(2, "statistics", tensors).tolist() != sealed.tolist()
+    changed = sealed.clone()
+    changed[20] += 1
+    short = study.members["site-0"].tell(2, "statistics", {**tensors, "mean": torch.randn(3)})
+    for site, number, name, given in (
+        ("site-1", 2, "statistics", sealed),
+        ("site-0", 1, "statistics", sealed),
+        ("site-0", 2, "else", sealed),
+        ("site-0", 2, "statistics", changed),
+        ("site-0", 2, "statistics", short),
+        ("site-0", 2, "statistics", sealed[:-1]),
+        ("site-0", 2, "statistics", sealed.float()),
+    ):
+        with pytest.raises(Refused, match=f"{site}: what it told the hospitals"):
+            study.members["site-2"].told(site, number, name, flat, given)
+
+
 # ------------------------------------------------------------ what is not opened
 def test_what_would_tell_one_model() -> None:
     study, models = Hospitals(terms(4, "group")), numbers(4)

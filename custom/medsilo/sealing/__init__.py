@@ -15,10 +15,10 @@ Two ways, for a study of at least three hospitals:
 Both need the sites' certificates against a server that swaps keys, and the signatures are worth what the certificates'
 root is worth: who holds its private key can sign keys of hospitals that do not exist.
 
-What they do not hide: the result, from those who may read it. Whoever knows a sum and all addends but one knows that one;
-sums over different hospitals in successive rounds differ by about the model of who is missing in one of them; sums of the
-same numbers with different weights tell their readers more than each alone. Of K hospitals that each get a mixture of
-their own, half can put theirs together and work out the models of all others (`Terms.safe_with_rows`).
+What they do not hide: the result, from those who may read it. Whoever knows a sum and all addends but one knows that
+one; sums over different hospitals in successive rounds differ by about the model of who is missing in one of them; sums
+of the same numbers with different weights tell their readers more than each alone. Of K hospitals that each get a
+mixture of their own, half can put theirs together and work out the models of all others (`Terms.safe_with_rows`).
 
 What they do not prove: that a result is right. A server that adds numbers of its own to a sum, or a hospital that sends
 wrong ones, changes the result by just those, and nobody sees it.

@@ -16,6 +16,17 @@ from medsilo.sealing.terms import Terms
 NONCE = 12  # bytes
 
 
+def box_of(key: bytes, content: bytes, *about: str | int | bytes) -> bytes:
+    """Return a box that only who has the key can open, and only as what it is about."""
+    nonce = token_bytes(NONCE)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, statement(*about))
+
+
+def content_of(key: bytes, box: bytes, *about: str | int | bytes) -> bytes:
+    """Return what is in a box; raises InvalidTag."""
+    return ChaCha20Poly1305(key).decrypt(box[:NONCE], box[NONCE:], statement(*about))
+
+
 class Assembled:
     """The keys of all sites of a study, and what can be checked with them."""
 
@@ -70,14 +81,13 @@ class Channels:
 
     def lock(self, other: str, content: bytes, *about: str | int | bytes) -> bytes:
         """Return a box that only the other site can open, and only as what it is about."""
-        nonce, key = token_bytes(NONCE), self.secret(other, "box", self.site, other)
-        return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, statement(*about))
+        return box_of(self.secret(other, "box", self.site, other), content, *about)
 
     def unlock(self, sender: str, box: bytes, *about: str | int | bytes) -> bytes:
         """Return what another site put into a box; raises Refused, naming it."""
         key = self.secret(sender, "box", sender, self.site)
         try:
-            return ChaCha20Poly1305(key).decrypt(box[:NONCE], box[NONCE:], statement(*about))
+            return content_of(key, box, *about)
         except InvalidTag as error:
             raise Refused(
                 f"{sender}: what it sent through the server cannot be opened: it was changed, is of another round, or "

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.sealing.letters import Assembly, Bytes16, Bytes32, Letter, Offered, OneShare, RoundNumber, SiteName
 
-KEPT_STAMPS = 3  # rounds: a server that dies inside a round may ask for the round before, too
+KEPT_STAMPS = 3  # rounds, and uploads of each: a server that dies inside a round may ask for the round before, too
 Shares = tuple[OneShare, OneShare]  # of a site's seed, and of its key for pairs
 
 

@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 from secrets import token_bytes
 from typing import Self
 
+import torch
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Groups, Tensors
-from medsilo.sealing.channels import Assembled, Channels
-from medsilo.sealing.fixed_point import as_tensor, as_words
+from medsilo.sealing.channels import Assembled, Channels, box_of, content_of
+from medsilo.sealing.fixed_point import Flat, as_tensor, as_words
 from medsilo.sealing.keeping import KEPT_STAMPS, Secrets, Turn, Unmasking
 from medsilo.sealing.letters import (
     Assembly,
@@ -167,6 +170,31 @@ class Member:
             raise MedsiloError("sealing: this site has not got the hospitals' common key yet")
         return self._kept.group_key
 
+    # ------------------------------------------------------------------ what hospitals tell each other
+    def tell(self, number: int, name: str, tensors: Tensors) -> Tensor:
+        """Return tensors as bytes that every hospital can read, and the server cannot."""
+        content = b"".join(bytes_of(tensors[key].detach().cpu().contiguous()) for key in sorted(tensors))
+        box = box_of(self._told_key(self.site, number, name), content)
+        return torch.frombuffer(bytearray(box), dtype=torch.uint8)
+
+    def told(self, site: str, number: int, name: str, flat: Flat, sealed: Tensor) -> Tensors:
+        """Return what another hospital told all; raises Refused, naming it, unless it is of this round and name."""
+        self.terms.place(site)
+        try:
+            if not isinstance(sealed, Tensor) or sealed.dtype != torch.uint8 or sealed.dim() != 1:
+                raise ValueError("not bytes")
+            return flat.split(
+                content_of(self._told_key(site, number, name), sealed.cpu().contiguous().numpy().tobytes())
+            )
+        except (InvalidTag, ValueError) as error:
+            raise Refused(
+                f"{site}: what it told the hospitals as {name} in round {number} cannot be opened: it was changed, or "
+                "is of another round or size"
+            ) from error
+
+    def _told_key(self, site: str, number: int, name: str) -> bytes:
+        return derive(self._group_key, "told", self._linked.all.digest, number, name, site)
+
     # ------------------------------------------------------------------ a group's round
     def seal_upload(
         self, number: int, blocks: Sequence[SealedBlock], groups: Groups, weights: Mapping[str, int] | None = None
@@ -184,9 +212,9 @@ class Member:
             words = self._encoded(block, groups, weights or {})
             add_stream(words, self._upload_key(block, number, self.site, stamp.nonce))
             sealed[block.name] = as_tensor(words)
-        recent = sorted({*self._kept.stamps, number})[-KEPT_STAMPS:]
-        stamps = {**self._kept.stamps, number: (*self._kept.stamps.get(number, ()), stamp.nonce)}
-        self._keep(stamps={key: stamps[key] for key in recent if key in stamps})
+        own = (*self._kept.stamps.get(number, ()), stamp.nonce)[-KEPT_STAMPS:]
+        earlier = {key: nonces for key, nonces in self._kept.stamps.items() if key < number}
+        self._keep(stamps=dict(sorted({**earlier, number: own}.items())[-KEPT_STAMPS:]))
         return stamp, sealed
 
     def open_mixtures(
