@@ -395,6 +395,7 @@ def test_a_matrix_that_changes_after_the_upload() -> None:
     """The server of a group mixes with other weights than were agreed on, and tells so or not."""
     study, models = Hospitals(terms(4, "group")), numbers(4)
     own, agreed, other = block(models, total=1 << 16), (10, 20, 30, 40), (0, 1, 1, 98)
+    old = study.mixtures(2, [own], as_groups(models)).mix({"model": agreed})
     server, site = study.mixtures(3, [own], as_groups(models)), study.members["site-0"]
     honest, right = server.mix({"model": agreed})
     changed, wrong = server.mix({"model": other})
@@ -418,7 +419,6 @@ def test_a_matrix_that_changes_after_the_upload() -> None:
             site.open_mixtures(claim, 3, [own], mixed, {"model": agreed})
     opened = site.open_mixtures(honest, 3, [own], right, {"model": agreed})
     assert close(opened["model"], mean_of(models, names(4), dict(zip(names(4), map(float, agreed), strict=True))))
-    old = study.mixtures(2, [own], as_groups(models)).mix({"model": agreed})
     with pytest.raises(Refused, match="a sum does not open"):  # a mixture of another round, under this one's name
         site.open_mixtures(honest, 3, [own], old[1], {"model": agreed})
 
