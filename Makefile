@@ -30,6 +30,7 @@ test-long: $(VENV)/.test-ready
 # A dash: what misses its bound does not stop the others.
 bench: $(VENV)/.test-ready
 	-$(BIN)/python benchmarks/mixing.py
+	-$(BIN)/python benchmarks/sealing.py
 	-$(BIN)/python benchmarks/adafed.py
 	-$(BIN)/python benchmarks/federation.py
 	-$(BIN)/python benchmarks/harmofl.py

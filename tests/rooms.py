@@ -29,6 +29,7 @@ ROOMS = {
     "core": room("errors, sections of a plan, files written whole, spilling to disk, version and hash"),
     "learning": room("a site's mathematics in plain PyTorch: training loop, layers, optimizers, statistics", "core"),
     "mixing": room("the server's mathematics in plain PyTorch: mixers and server steps", "core"),
+    "sealing": room("sealed mixing: masks that hospitals put on what they send and the server adds up", "core"),
     "models": room("the networks", "core"),
     "tasks": room(
         "data, loss and metric of one medical question; image files, splits, partitions", "core learning models"
@@ -73,8 +74,9 @@ ROOMS = {
     "analyses": room("the papers' figures from finished runs", "core course federation learning plan runs site tasks"),
     "report": room("tables, and runs and studies as one HTML page", "core runs study"),
 }
-ROOMS["api"] = Room("what `import medsilo` gives; nothing uses it", frozenset(ROOMS) - {"learning", "mixing", "models"})
-ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - {"api", "learning", "mixing", "models"})
+BENEATH = {"learning", "mixing", "models", "sealing"}  # mathematics, which others put to use
+ROOMS["api"] = Room("what `import medsilo` gives; nothing uses it", frozenset(ROOMS) - BENEATH)
+ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - BENEATH - {"api"})
 
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.
 WINGS = {

@@ -1,0 +1,176 @@
+"""What server and sites send each other about sealing: typed, of bounded size, refused in one line where it is wrong.
+
+In JSON bytes are hexadecimal digits.
+"""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+
+from medsilo.core.errors import Refused
+from medsilo.core.text import plain
+from medsilo.sealing.shamir import SHARE
+from medsilo.sealing.signing import LONGEST_CERTIFICATE, LONGEST_SIGNATURE, MOST_CERTIFICATES
+from medsilo.sealing.terms import MOST_SITES
+
+BOX = 12 + 2 * SHARE + 16  # bytes: nonce, shares of both masks, tag
+KEY_BOX = 12 + 32 + 16
+NONCE = 16
+MOST_BLOCKS = 4 * MOST_SITES
+
+
+def _from_hex(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if len(value) > 2 * LONGEST_CERTIFICATE:  # the longest of all
+        raise ValueError("too long")
+    return bytes.fromhex(value)
+
+
+Digits = PlainSerializer(lambda value: value.hex(), when_used="json")
+Bytes16 = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=16, max_length=16)]
+Bytes32 = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=32, max_length=32)]
+Bytes64 = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=64, max_length=64)]
+OneShare = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=SHARE, max_length=SHARE)]
+Box = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=BOX, max_length=BOX)]
+KeyBox = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=KEY_BOX, max_length=KEY_BOX)]
+Certificate = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(min_length=1, max_length=LONGEST_CERTIFICATE)]
+Signature = Annotated[bytes, BeforeValidator(_from_hex), Digits, Field(max_length=LONGEST_SIGNATURE)]
+SiteName = Annotated[str, Field(min_length=1, max_length=200)]
+RoundNumber = Annotated[int, Field(ge=0, le=10_000_000)]
+Names = Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES, strict=False)]
+BySite = Field(max_length=MOST_SITES)
+
+
+class Letter(BaseModel):
+    """A typed message. Types are strict, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, sender: str, values: Any) -> Self:
+        """Check what came; raises Refused, naming the sender."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = plain(".".join(map(str, first["loc"])), 80) or "content"
+            raise Refused(f"{sender}: its {cls.__name__} has a wrong {where}: {plain(first['msg'], 120)}") from error
+
+    def facts(self) -> dict[str, Any]:
+        """Return the letter as JSON can hold it."""
+        return self.model_dump(mode="json")
+
+
+# ------------------------------------------------------------ a study begins
+class Introduction(Letter):
+    """A site's fresh keys for one study, signed with its certificate."""
+
+    site: SiteName
+    channel: Bytes32  # X25519: for what one hospital tells another
+    signing: Bytes32  # Ed25519: for what it signs in the study
+    certificates: Annotated[tuple[Certificate, ...], Field(max_length=MOST_CERTIFICATES, strict=False)]
+    signature: Signature
+
+
+class Assembly(Letter):
+    """The keys of all sites, in the order of the terms, as the server relays them."""
+
+    introductions: Annotated[tuple[Introduction, ...], Field(max_length=MOST_SITES, strict=False)]
+
+
+class GroupKeys(Letter):
+    """The hospitals' common key, in a box for each hospital but the one that drew it."""
+
+    boxes: Annotated[dict[SiteName, KeyBox], BySite]
+
+
+class GroupKey(Letter):
+    """The box for one hospital, as the server relays it."""
+
+    box: KeyBox
+
+
+# ------------------------------------------------------------ a pairwise round
+class Offered(Letter):
+    """A site's fresh key for the masks of one round, and what its own mask's seed can be recognised by."""
+
+    round: RoundNumber
+    site: SiteName
+    mask: Bytes32
+    commitment: Bytes32
+    signature: Bytes64
+
+
+class Offer(Letter):
+    """What a site offers for a round, with shares of its two secrets in a box for each other hospital."""
+
+    offered: Offered
+    boxes: Annotated[dict[SiteName, Box], BySite]
+
+
+class Deal(Letter):
+    """Who takes part in a round, and the boxes for one site, as the server relays them."""
+
+    round: RoundNumber
+    offers: Annotated[tuple[Offered, ...], Field(max_length=MOST_SITES, strict=False)]
+    boxes: Annotated[dict[SiteName, Box], BySite]
+
+
+class Survivors(Letter):
+    """The sites whose uploads the server has, which it is going to add."""
+
+    round: RoundNumber
+    sites: Names
+
+
+class Confirmation(Letter):
+    """A site's signature on the survivors of a round."""
+
+    signature: Bytes64
+
+
+class UnmaskingRequest(Letter):
+    """The server asks for what takes the masks off the sum of these sites."""
+
+    round: RoundNumber
+    sites: Names
+    confirmations: Annotated[dict[SiteName, Bytes64], BySite]
+
+
+class Reveal(Letter):
+    """One share for each site of a round: of its own mask's seed if it is added, else of its key for pairs."""
+
+    round: RoundNumber
+    added: Annotated[dict[SiteName, OneShare], BySite]
+    dropped: Annotated[dict[SiteName, OneShare], BySite]
+
+
+class SumClaim(Letter):
+    """Whose uploads are in a pairwise sum, as the server tells those who read it."""
+
+    round: RoundNumber
+    context: Bytes32
+    sites: Names
+
+
+# ------------------------------------------------------------ a group's round
+class Stamp(Letter):
+    """What makes the masks of an upload its own: drawn anew for each."""
+
+    round: RoundNumber
+    nonce: Bytes16
+
+
+class MixtureClaim(Letter):
+    """Whose uploads are in a mixture, and with which weights, as the server tells those who read it."""
+
+    round: RoundNumber
+    nonces: Annotated[dict[SiteName, Bytes16], BySite]
+    rows: Annotated[
+        dict[
+            Annotated[str, Field(max_length=400)],
+            Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 52)], ...], Field(max_length=MOST_SITES, strict=False)],
+        ],
+        Field(max_length=MOST_BLOCKS),
+    ]

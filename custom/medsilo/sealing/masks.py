@@ -1,0 +1,81 @@
+"""The masks of a pairwise round, as sites put them on and the server takes off what is left of them.
+
+Site j sends y_j = w_j x_j + Σ_{k > j} p_jk - Σ_{k < j} p_jk + b_j (Bonawitz et al. 2017, section 4), over the sites k
+of the round. The streams p_jk = p_kj come from X25519 keys that both drew for this round, b_j from a seed that j drew
+for it. All depend on the round's context: its sites and their keys, and what is added with which weights. So sites
+that were told different things have masks that do not cancel.
+
+Why a dropout opens one round only: what the others then reveal is its X25519 key *of that round*. Its keys of other
+rounds were drawn independently of it, and the seeds of pairs are derived from those alone. Its upload of that round, if
+one still comes, stays under b_j, of which no honest hospital then reveals a share.
+"""
+
+from collections.abc import Sequence
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from medsilo.core.errors import Refused
+from medsilo.sealing.letters import Introduction, Offered
+from medsilo.sealing.streams import Words, add_stream, derive, digest, statement
+from medsilo.sealing.terms import SealedBlock, Terms
+
+
+def assembly_digest(terms: Terms, introductions: Sequence[Introduction]) -> bytes:
+    """Return bytes that stand for the terms and for the keys of all sites."""
+    keys = [part for own in introductions for part in (own.site, own.channel, own.signing)]
+    return digest("assembly", terms.digest, *keys)
+
+
+def context_of(assembly: bytes, number: int, offers: Sequence[Offered], blocks: Sequence[SealedBlock]) -> bytes:
+    """Return bytes that stand for a round: who takes part with which keys, and what is added with which weights."""
+    keys = [part for own in offers for part in (own.site, own.mask, own.commitment)]
+    return digest("round", assembly, number, len(offers), *keys, *(block.digest for block in blocks))
+
+
+def introduced(terms: Terms, site: str, channel: bytes, signing: bytes) -> bytes:
+    """Return what a site's certificate signs when a study begins."""
+    return statement("medsilo sealing introduction", terms.digest, site, terms.place(site), channel, signing)
+
+
+def offered(assembly: bytes, number: int, site: str, mask: bytes, commitment: bytes) -> bytes:
+    """Return what a site signs when it offers a key for a round."""
+    return statement("offer", assembly, number, site, mask, commitment)
+
+
+def confirmed(context: bytes, sites: Sequence[str]) -> bytes:
+    """Return what a site signs when it confirms whose uploads are added."""
+    return statement("confirmation", context, *sites)
+
+
+def commitment_of(seed: bytes) -> bytes:
+    """Return what tells whether a seed that was put together from shares is the right one."""
+    return derive(seed, "commitment")
+
+
+def public_of(private: bytes) -> bytes:
+    """Return the public key of an X25519 key."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agree(private: bytes, site: str, public: bytes) -> bytes:
+    """Return the secret of an X25519 agreement with a site; raises Refused, naming it, where its key is none."""
+    try:
+        return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise Refused(f"{site}: its public key is not one that keys can be agreed on with") from error
+
+
+def add_pair_mask(
+    words: Words, secret: bytes, context: bytes, block: SealedBlock, pair: tuple[int, int], sign: int
+) -> None:
+    """Add a pair's mask as the first place of the pair has it, or the second; sign -1 takes it off.
+
+    pair: the place whose words these are, and the other's.
+    """
+    key = derive(secret, "pair", context, block.digest, min(pair), max(pair))
+    add_stream(words, key, sign if pair[0] < pair[1] else -sign)
+
+
+def add_own_mask(words: Words, seed: bytes, context: bytes, block: SealedBlock, sign: int) -> None:
+    """Add a site's own mask; sign -1 takes it off."""
+    add_stream(words, derive(seed, "own", context, block.digest), sign)

@@ -1,0 +1,463 @@
+"""A hospital's side of sealed mixing.
+
+A study: `Member.begin`, `introduction`, `meet`; then the common key, where the terms or a block need one, from
+`group_keys` of the first site to `take_group_key` of the others.
+A group round: `seal_upload`, and `open_mixtures` when the server sends the mixture back.
+A pairwise round: `offer`, `seal`, `confirm` (if the terms say so), `unmask`, and `open_sums`.
+
+Whatever a call returns may leave the site only after `saved()` was written to its disk: a key that is used a second
+time after a crash would tell what it hides. All that comes is checked, and refused in one line that names who sent it.
+"""
+
+from collections.abc import Mapping, Sequence
+from secrets import token_bytes
+from typing import Self
+
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.spill import bytes_of
+from medsilo.core.tensors import Groups, Tensors
+from medsilo.sealing.channels import Assembled, Channels, box_of, content_of
+from medsilo.sealing.fixed_point import Flat, as_tensor, as_words
+from medsilo.sealing.keeping import KEPT_STAMPS, Secrets, Turn, Unmasking
+from medsilo.sealing.letters import (
+    Assembly,
+    Confirmation,
+    Deal,
+    GroupKey,
+    GroupKeys,
+    Introduction,
+    MixtureClaim,
+    Offer,
+    Offered,
+    Reveal,
+    Stamp,
+    SumClaim,
+    Survivors,
+    UnmaskingRequest,
+)
+from medsilo.sealing.masks import (
+    add_own_mask,
+    add_pair_mask,
+    agree,
+    commitment_of,
+    confirmed,
+    context_of,
+    introduced,
+    offered,
+    public_of,
+)
+from medsilo.sealing.shamir import SHARE, split
+from medsilo.sealing.signing import Signer
+from medsilo.sealing.streams import KEY, Words, add_stream, derive
+from medsilo.sealing.terms import (
+    HOSPITALS,
+    SERVER,
+    SealedBlock,
+    Terms,
+    check_blocks,
+    check_hidden,
+    check_row,
+    readers_of,
+)
+
+SERVER_SAYS = "the server"
+
+
+class Member:
+    """One hospital of a sealed study."""
+
+    def __init__(self, terms: Terms, signer: Signer, secrets: Secrets) -> None:
+        if secrets.terms != terms.digest:
+            raise MedsiloError("sealing: what this site kept is of another study, plan or set of sites; begin anew")
+        self.terms, self.site = terms, secrets.site
+        self._signer, self._kept = signer, secrets
+        self._channels: Channels | None = None
+        if secrets.assembly:
+            self._connect(Assembled(terms, secrets.assembly.introductions))
+
+    def __repr__(self) -> str:
+        return f"<Member {self.site} of {self.terms.study}>"
+
+    @classmethod
+    def begin(cls, terms: Terms, site: str, signer: Signer, earlier: "Member | None" = None) -> Self:
+        """Return a site with fresh keys.
+
+        earlier: the same site before the study began anew, whose memory of unmaskings stays.
+        """
+        terms.place(site)
+        memory = earlier._kept.unmasking if earlier else Unmasking()
+        channel, signing = token_bytes(KEY), token_bytes(KEY)
+        kept = Secrets(terms=terms.digest, site=site, channel=channel, signing=signing, unmasking=memory)
+        return cls(terms, signer, kept)
+
+    @classmethod
+    def load(cls, terms: Terms, signer: Signer, saved: bytes) -> Self:
+        """Return the site that `saved` tells."""
+        return cls(terms, signer, Secrets.from_bytes(saved))
+
+    def saved(self) -> bytes:
+        """Return what the site must keep, all of it secret."""
+        return self._kept.to_bytes()
+
+    # ------------------------------------------------------------------ a study begins
+    def introduction(self) -> Introduction:
+        """Return this site's fresh keys, signed."""
+        channel, signing = self._public_keys()
+        return Introduction(
+            site=self.site,
+            channel=channel,
+            signing=signing,
+            certificates=self._signer.certificates,
+            signature=self._signer.sign(introduced(self.terms, self.site, channel, signing)),
+        )
+
+    def _public_keys(self) -> tuple[bytes, bytes]:
+        signing = Ed25519PrivateKey.from_private_bytes(self._kept.signing)
+        return public_of(self._kept.channel), signing.public_key().public_bytes_raw()
+
+    def meet(self, assembly: Assembly) -> None:
+        """Check the keys of all sites, as the server relays them, and take them."""
+        together = Assembled(self.terms, assembly.introductions)
+        mine = self._public_keys()
+        for own in assembly.introductions:
+            if own.site == self.site:
+                if (own.channel, own.signing) != mine:
+                    raise Refused("the server: it relays other keys of this site than it sent")
+                continue
+            content = introduced(self.terms, own.site, own.channel, own.signing)
+            self._signer.check(own.site, own.certificates, own.signature, content)
+        if self._kept.assembly and self._kept.assembly != assembly:
+            raise Refused("the server: it relays other keys of the sites than before")
+        self._connect(together)
+        self._keep(assembly=assembly)
+
+    def _connect(self, together: Assembled) -> None:
+        self._channels = Channels(self.site, self._kept.channel, self._kept.signing, together)
+
+    @property
+    def _linked(self) -> Channels:
+        if self._channels is None:
+            raise MedsiloError("sealing: this site has not got the keys of the others yet")
+        return self._channels
+
+    def _keep(self, **changed: object) -> None:
+        self._kept = self._kept.model_copy(update=changed)
+
+    def group_keys(self) -> GroupKeys:
+        """Return the hospitals' common key, drawn by the first site, in a box for each other one."""
+        if self.site != self.terms.sites[0]:
+            raise Refused(f"{self.site}: the common key is drawn by {self.terms.sites[0]}")
+        key = self._kept.group_key or token_bytes(KEY)
+        self._keep(group_key=key)
+        others = [site for site in self.terms.sites if site != self.site]
+        return GroupKeys(boxes={site: self._linked.lock(site, key, "group key") for site in others})
+
+    def take_group_key(self, letter: GroupKey) -> None:
+        """Take the common key that the first site drew."""
+        key = self._linked.unlock(self.terms.sites[0], letter.box, "group key")
+        if self._kept.group_key not in (None, key):
+            raise Refused("the server: it relays another common key than before")
+        self._keep(group_key=key)
+
+    @property
+    def _group_key(self) -> bytes:
+        if self._kept.group_key is None:
+            raise MedsiloError("sealing: this site has not got the hospitals' common key yet")
+        return self._kept.group_key
+
+    # ------------------------------------------------------------------ what hospitals tell each other
+    def tell(self, number: int, name: str, tensors: Tensors) -> Tensor:
+        """Return tensors as bytes that every hospital can read, and the server cannot."""
+        content = b"".join(bytes_of(tensors[key].detach().cpu().contiguous()) for key in sorted(tensors))
+        box = box_of(self._told_key(self.site, number, name), content)
+        return torch.frombuffer(bytearray(box), dtype=torch.uint8)
+
+    def told(self, site: str, number: int, name: str, flat: Flat, sealed: Tensor) -> Tensors:
+        """Return what another hospital told all; raises Refused, naming it, unless it is of this round and name."""
+        self.terms.place(site)
+        try:
+            if not isinstance(sealed, Tensor) or sealed.dtype != torch.uint8 or sealed.dim() != 1:
+                raise ValueError("not bytes")
+            return flat.split(
+                content_of(self._told_key(site, number, name), sealed.cpu().contiguous().numpy().tobytes())
+            )
+        except (InvalidTag, ValueError) as error:
+            raise Refused(
+                f"{site}: what it told the hospitals as {name} in round {number} cannot be opened: it was changed, or "
+                "is of another round or size"
+            ) from error
+
+    def _told_key(self, site: str, number: int, name: str) -> bytes:
+        return derive(self._group_key, "told", self._linked.all.digest, number, name, site)
+
+    # ------------------------------------------------------------------ a group's round
+    def seal_upload(
+        self, number: int, blocks: Sequence[SealedBlock], groups: Groups, weights: Mapping[str, int] | None = None
+    ) -> tuple[Stamp, Tensors]:
+        """Return what this site sends in a round: one row of words for each block.
+
+        groups: the tensors of each block. weights: by block, what this site multiplies its own by, secretly; the server
+        then mixes such blocks with weights of 1.
+        """
+        self._check_mode("group")
+        check_blocks(self.terms, blocks)
+        stamp = Stamp(round=number, nonce=token_bytes(16))
+        sealed = {}
+        for block in blocks:
+            words = self._encoded(block, groups, weights or {})
+            add_stream(words, self._upload_key(block, number, self.site, stamp.nonce))
+            sealed[block.name] = as_tensor(words)
+        own = (*self._kept.stamps.get(number, ()), stamp.nonce)[-KEPT_STAMPS:]
+        earlier = {key: nonces for key, nonces in self._kept.stamps.items() if key < number}
+        self._keep(stamps=dict(sorted({**earlier, number: own}.items())[-KEPT_STAMPS:]))
+        return stamp, sealed
+
+    def open_mixtures(
+        self,
+        claim: MixtureClaim,
+        number: int,
+        blocks: Sequence[SealedBlock],
+        mixed: Tensors,
+        rows: Mapping[str, Sequence[int]],
+        divisors: Mapping[str, int] | None = None,
+    ) -> Groups:
+        """Return the mixtures of a round, by block.
+
+        rows: the weights that this site must be given, by block, in the order of the sites: from its own computation,
+            or as they were published before it sent anything.
+        divisors: what to divide by where it is not what the row adds up to.
+        """
+        self._check_mode("group")
+        self._check_mixture(claim, number, blocks, rows)
+        opened = {}
+        for block in blocks:
+            words = self._came(block, mixed)
+            row = tuple(rows[block.name])
+            for site, nonce in claim.nonces.items():
+                if weight := row[self.terms.place(site)]:
+                    add_stream(words, self._upload_key(block, number, site, nonce), -weight)
+            opened[block.name] = block.read(words, row, range(len(row)), (divisors or {}).get(block.name))
+        return opened
+
+    def _check_mixture(
+        self, claim: MixtureClaim, number: int, blocks: Sequence[SealedBlock], rows: Mapping[str, Sequence[int]]
+    ) -> None:
+        if claim.round != number:
+            raise Refused(f"the server: it sends the mixture of round {claim.round}, and this is round {number}")
+        places = {self.terms.place(site) for site in claim.nonces}
+        own = claim.nonces.get(self.site)
+        if own is not None and own not in self._kept.stamps.get(number, ()):
+            raise Refused(f"the server: it tells an upload of this site in round {number} that it did not send")
+        for block in blocks:
+            row = tuple(rows[block.name])
+            if claim.rows.get(block.name) != row:
+                raise Refused(
+                    f"the server: the weights that it mixed {block.name} with in round {number} are not those agreed on"
+                )
+            check_row(self.terms, block.name, row, block.fixed)
+            if any(weight and place not in places for place, weight in enumerate(row)):
+                raise Refused(f"the server: the weights of {block.name} count a site that sent nothing")
+            check_hidden(block, row, places, {self.terms.place(self.site)})
+
+    def _upload_key(self, block: SealedBlock, number: int, site: str, nonce: bytes) -> bytes:
+        return derive(self._group_key, "upload", self._linked.all.digest, number, block.digest, site, nonce)
+
+    # ------------------------------------------------------------------ a pairwise round
+    def offer(self, number: int) -> Offer:
+        """Return fresh keys for a round, and shares of their secrets for each other site.
+
+        It takes the place of an earlier offer, which can then be sealed with no more.
+        """
+        self._check_mode("pairwise")
+        terms, channels, mask, seed = self.terms, self._linked, token_bytes(KEY), token_bytes(KEY)
+        public, commitment = public_of(mask), commitment_of(seed)
+        signature = channels.sign(offered(channels.all.digest, number, self.site, public, commitment))
+        own = Offered(round=number, site=self.site, mask=public, commitment=commitment, signature=signature)
+        count = len(terms.sites)
+        parts = zip(split(seed, terms.threshold, count), split(mask, terms.threshold, count), strict=True)
+        shares = dict(zip(terms.sites, parts, strict=True))
+        boxes = {
+            site: channels.lock(site, b"".join(both), *_about(own))
+            for site, both in shares.items()
+            if site != self.site
+        }
+        self._keep(turn=Turn(own=own, mask=mask, seed=seed, shares={self.site: shares[self.site]}))
+        return Offer(offered=own, boxes=boxes)
+
+    def seal(
+        self, deal: Deal, blocks: Sequence[SealedBlock], groups: Groups, weights: Mapping[str, int] | None = None
+    ) -> Tensors:
+        """Return what this site sends in a round: one row of words for each block.
+
+        weights: by block whose weights are not public, what this site multiplies its own by; 1 if not given.
+        """
+        self._check_mode("pairwise")
+        check_blocks(self.terms, blocks)
+        turn = self._begun(deal)
+        context = context_of(self._linked.all.digest, deal.round, deal.offers, blocks)
+        others = [own for own in deal.offers if own.site != self.site]
+        pairs = {own.site: agree(turn.mask, own.site, own.mask) for own in others}
+        sealed = {}
+        for block in blocks:
+            words = self._encoded(block, groups, weights or {})
+            for site, secret in pairs.items():
+                pair = (self.terms.place(self.site), self.terms.place(site))
+                add_pair_mask(words, secret, context, block, pair, 1)
+            add_own_mask(words, turn.seed, context, block, 1)
+            if (key := self._reader_key(block, self.site, context)) is not None:
+                add_stream(words, key)
+            sealed[block.name] = as_tensor(words)
+        self._keep(turn=turn.model_copy(update={"context": context}))
+        return sealed
+
+    def _begun(self, deal: Deal) -> Turn:
+        """Return this site's turn in the round that the server deals, with the shares of the others."""
+        turn, names = self._kept.turn, tuple(own.site for own in deal.offers)
+        if turn is None or turn.own not in deal.offers or turn.own.round != deal.round:
+            raise Refused(
+                f"the server: it begins round {deal.round} without the keys that this site offered for it last: it "
+                "replays a round, or swaps keys"
+            )
+        if turn.context is not None:
+            raise Refused(f"the server: it asks for a second upload of round {deal.round} under the same masks")
+        if list(names) != sorted(set(names)) or len(names) < self.terms.least:
+            raise Refused(
+                f"the server: it begins round {deal.round} with {len(names)} sites; it needs {self.terms.least}, each "
+                "once and in order"
+            )
+        shares = dict(turn.shares)
+        for own in deal.offers:
+            if own.round != deal.round:
+                raise Refused(f"{own.site}: its keys are of round {own.round}, not {deal.round}")
+            self._linked.all.check_offered(own)
+            if own.site != self.site:
+                shares[own.site] = self._shares_of(own, deal)
+        return turn.model_copy(update={"shares": shares, "offers": deal.offers})
+
+    def _shares_of(self, own: Offered, deal: Deal) -> tuple[bytes, bytes]:
+        if own.site not in deal.boxes:
+            raise Refused(f"{own.site}: its shares for this site are missing")
+        both = self._linked.unlock(own.site, deal.boxes[own.site], *_about(own))
+        return both[:SHARE], both[SHARE:]
+
+    def confirm(self, survivors: Survivors, blocks: Sequence[SealedBlock]) -> Confirmation:
+        """Sign whose uploads are added. From now on this site helps to open no other sum of this round."""
+        if not self.terms.confirm:
+            raise Refused("the server: it asks for a confirmation that this study does not have")
+        _, context = self._agreed(survivors.round, survivors.sites, blocks)
+        self._keep(unmasking=self._kept.unmasking.allow(survivors.round, survivors.sites, context))
+        return Confirmation(signature=self._linked.sign(confirmed(context, survivors.sites)))
+
+    def unmask(self, request: UnmaskingRequest, blocks: Sequence[SealedBlock]) -> Reveal:
+        """Return one share of one secret of each site of the round: never of both.
+
+        Asked again for the same, it answers the same.
+        """
+        turn, context = self._agreed(request.round, request.sites, blocks)
+        if self.terms.confirm:
+            self._check_confirmations(context, request)
+        self._keep(unmasking=self._kept.unmasking.allow(request.round, request.sites, context))
+        added = set(request.sites)
+        return Reveal(
+            round=request.round,
+            added={site: seed for site, (seed, _) in turn.shares.items() if site in added},
+            dropped={site: key for site, (_, key) in turn.shares.items() if site not in added},
+        )
+
+    def _agreed(self, number: int, sites: tuple[str, ...], blocks: Sequence[SealedBlock]) -> tuple[Turn, bytes]:
+        """Return this site's turn and its context, if these sites may be added; raises Refused."""
+        turn = self._kept.turn
+        if turn is None or turn.context is None or turn.own.round != number:
+            raise Refused(f"the server: it asks to unmask round {number}, in which this site sealed nothing")
+        names = [own.site for own in turn.offers]
+        if list(sites) != sorted(set(sites)) or not set(sites) <= set(names):
+            raise Refused(f"the server: the sites that it adds in round {number} are not of the round, each once")
+        if self.site not in sites:
+            raise Refused(f"the server: it asks this site to unmask a sum of round {number} that it is not in")
+        if len(sites) < self.terms.least:
+            raise Refused(
+                f"the server: it asks to unmask a sum of {len(sites)} sites in round {number}; fewer than "
+                f"{self.terms.least} are not opened"
+            )
+        if context_of(self._linked.all.digest, number, turn.offers, blocks) != turn.context:
+            raise Refused(f"the server: the blocks or weights of round {number} are not those that were sealed")
+        places = {self.terms.place(site) for site in sites}
+        for block in blocks:
+            check_hidden(block, block.weights or (1,) * len(self.terms.sites), places, readers_of(self.terms, block))
+        self._kept.unmasking.allow(number, sites, turn.context)
+        return turn, turn.context
+
+    def _check_confirmations(self, context: bytes, request: UnmaskingRequest) -> None:
+        if not set(request.confirmations) <= set(request.sites):
+            raise Refused(f"the server: it relays confirmations of sites that it does not add in round {request.round}")
+        if len(request.confirmations) < self.terms.threshold:
+            raise Refused(
+                f"the server: {len(request.confirmations)} sites have confirmed the sum of round {request.round}; it "
+                f"needs {self.terms.threshold}"
+            )
+        for site, signature in request.confirmations.items():
+            self._linked.all.check_confirmation(site, signature, context, request.sites)
+
+    def open_sums(
+        self, claim: SumClaim, blocks: Sequence[SealedBlock], sums: Tensors, divisors: Mapping[str, int] | None = None
+    ) -> Groups:
+        """Return the sums of a round that this site may read, by block: divided by the weights where they are public.
+
+        divisors: what to divide by instead.
+        """
+        self._check_mode("pairwise")
+        known = self._kept.unmasking
+        if known.contexts.get(claim.round, claim.context) != claim.context:
+            raise Refused(f"the server: its sum of round {claim.round} is not of the round that this site sealed in")
+        if known.added.get(claim.round, claim.sites) != claim.sites:
+            raise Refused(f"the server: the sites in its sum of round {claim.round} are not those that were unmasked")
+        places = [self.terms.place(site) for site in claim.sites]
+        opened = {}
+        for block in blocks:
+            if block.reader not in (HOSPITALS, self.site):
+                continue
+            words = self._came(block, sums)
+            for site in claim.sites:
+                if (key := self._reader_key(block, site, claim.context)) is not None:
+                    add_stream(words, key, -1)
+            opened[block.name] = block.read(words, block.weights, places, (divisors or {}).get(block.name))
+        return opened
+
+    def _reader_key(self, block: SealedBlock, sender: str, context: bytes) -> bytes | None:
+        """Return the key by which a sender hides its numbers from all but the sum's reader; None if from nobody."""
+        purpose = ("reader", context, block.digest, sender)
+        if block.reader == SERVER or block.reader == sender:
+            return None
+        if block.reader == HOSPITALS:
+            return derive(self._group_key, *purpose)
+        return self._linked.secret(block.reader if sender == self.site else sender, *purpose)
+
+    # ------------------------------------------------------------------ both
+    def _check_mode(self, mode: str) -> None:
+        if self.terms.mode != mode:
+            raise MedsiloError(f"sealing: this study's mode is {self.terms.mode}, not {mode}")
+
+    def _encoded(self, block: SealedBlock, groups: Groups, weights: Mapping[str, int]) -> Words:
+        if block.weights is not None:
+            weight = block.weights[self.terms.place(self.site)]
+        else:
+            weight = weights.get(block.name, 1)
+            if weight * len(self.terms.sites) > block.fixed.weights and weight != 1:
+                raise Refused(f"the weight {weight} for {block.name} is too large for the range that was chosen")
+        if block.name not in groups:
+            raise MedsiloError(f"sealing: there are no tensors for {block.name}")
+        return block.flat.encode(groups[block.name], block.fixed, weight)
+
+    def _came(self, block: SealedBlock, sums: Mapping[str, Tensor]) -> Words:
+        """Return a copy of the words of a block that the server sent."""
+        return as_words(SERVER_SAYS, sums.get(block.name), block.flat.words, block.fixed.bits).copy()
+
+
+def _about(own: Offered) -> tuple[str | int | bytes, ...]:
+    """What a box with shares is bound to: one offer of one site."""
+    return "shares", own.round, own.site, own.mask, own.commitment

@@ -1,0 +1,286 @@
+"""The server's side of sealed mixing: it passes on what it cannot read, and adds up what it cannot read.
+
+A study: `Gathering` collects the sites' keys and passes on the common key.
+A round: `MaskedMixtures` in a group study, `MaskedSums` in a pairwise one. Each lives as long as its round.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from medsilo.core.errors import MedsiloError, ParticipationError, Refused
+from medsilo.core.tensors import Tensors
+from medsilo.sealing.channels import Assembled
+from medsilo.sealing.fixed_point import as_tensor, as_words
+from medsilo.sealing.letters import (
+    Assembly,
+    Confirmation,
+    Deal,
+    GroupKey,
+    GroupKeys,
+    Introduction,
+    MixtureClaim,
+    Offer,
+    Reveal,
+    Stamp,
+    SumClaim,
+    Survivors,
+    UnmaskingRequest,
+)
+from medsilo.sealing.masks import add_own_mask, add_pair_mask, agree, commitment_of, context_of, public_of
+from medsilo.sealing.shamir import choices
+from medsilo.sealing.streams import Words
+from medsilo.sealing.terms import SERVER, SealedBlock, Terms, check_blocks, check_row
+
+CHUNK = 1 << 15  # words that are mixed at once: they stay in the processor's cache
+
+
+class Gathering:
+    """Collects the keys with which a study begins."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self._introductions: dict[str, Introduction] = {}
+
+    def add(self, site: str, introduction: Introduction) -> None:
+        """Take a site's keys; raises Refused."""
+        self.terms.place(site)
+        if introduction.site != site:
+            raise Refused(f"{site}: its keys are those of another site")
+        self._introductions[site] = introduction
+
+    def assembly(self) -> Assembly:
+        """Return the keys of all sites, for all of them."""
+        missing = [site for site in self.terms.sites if site not in self._introductions]
+        if missing:
+            raise ParticipationError(
+                f"sealing: the keys of {', '.join(missing)} are missing; begin again with the sites that are there"
+            )
+        return Assembly(introductions=tuple(self._introductions[site] for site in self.terms.sites))
+
+    def group_keys(self, letter: GroupKeys) -> dict[str, GroupKey]:
+        """Return each site's box with the common key, as the first site sent them."""
+        drawer, *others = self.terms.sites
+        if set(letter.boxes) != set(others):
+            raise Refused(f"{drawer}: its boxes with the common key are not one for each other site")
+        return {site: GroupKey(box=box) for site, box in letter.boxes.items()}
+
+
+class _Uploads:
+    """What the sites of a round sealed, checked for its form."""
+
+    def __init__(self, terms: Terms, number: int, blocks: Sequence[SealedBlock]) -> None:
+        check_blocks(terms, blocks)
+        self.terms, self.number, self.blocks = terms, number, tuple(blocks)
+        self.came: set[str] = set()
+
+    def check(self, site: str, sealed: Tensors) -> dict[str, Words]:
+        """Return what a site sealed as words, not copied; raises Refused, naming it."""
+        self.terms.place(site)
+        if site in self.came:
+            raise Refused(f"{site}: it has already sent what it sealed in round {self.number}")
+        if set(sealed) != {block.name for block in self.blocks}:
+            raise Refused(f"{site}: what it sealed lacks a block of round {self.number}, or has one too many")
+        return {
+            block.name: as_words(site, sealed[block.name], block.flat.words, block.fixed.bits) for block in self.blocks
+        }
+
+
+class MaskedMixtures:
+    """A group study's round: keeps the uploads until the round ends, and mixes them by any rows."""
+
+    def __init__(self, terms: Terms, number: int, blocks: Sequence[SealedBlock]) -> None:
+        self._uploads = _Uploads(terms, number, blocks)
+        self.terms, self.number, self.blocks = terms, number, tuple(blocks)
+        self._words: dict[str, dict[str, Words]] = {}
+        self._nonces: dict[str, bytes] = {}
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Those who sent something, in order."""
+        return tuple(sorted(self._nonces))
+
+    def add(self, site: str, stamp: Stamp, sealed: Tensors) -> None:
+        """Take what a site sealed; the words are kept, not copied. Raises Refused."""
+        words = self._uploads.check(site, sealed)
+        if stamp.round != self.number:
+            raise Refused(f"{site}: it sealed for round {stamp.round}, not {self.number}")
+        self._uploads.came.add(site)
+        self._words[site], self._nonces[site] = words, stamp.nonce
+
+    def mix(self, rows: Mapping[str, Sequence[int]]) -> tuple[MixtureClaim, Tensors]:
+        """Return the mixtures by one row for each block, and what whoever opens them must know."""
+        mixed = {}
+        for block in self.blocks:
+            row = tuple(rows[block.name])
+            check_row(self.terms, block.name, row, block.fixed)
+            absent = [
+                site for site, weight in zip(self.terms.sites, row, strict=True) if weight and site not in self._words
+            ]
+            if absent:
+                raise MedsiloError(f"sealing: the weights of {block.name} count {', '.join(absent)}, who sent nothing")
+            weighted = [(self._words[site][block.name], row[self.terms.place(site)]) for site in self.sites]
+            mixed[block.name] = as_tensor(_mixed([(words, weight) for words, weight in weighted if weight]))
+        used = {block.name: tuple(rows[block.name]) for block in self.blocks}
+        return MixtureClaim(round=self.number, nonces=dict(sorted(self._nonces.items())), rows=used), mixed
+
+
+def _mixed(weighted: Sequence[tuple[Words, int]]) -> Words:
+    """Return Σ w y modulo 2^32 or 2^64."""
+    first = weighted[0][0]
+    total, room = np.zeros_like(first), np.empty(CHUNK, first.dtype)
+    for start in range(0, len(total), CHUNK):
+        part = total[start : start + CHUNK]
+        for words, weight in weighted:
+            own = words[start : start + CHUNK]
+            if weight != 1:
+                own = np.multiply(own, own.dtype.type(weight), out=room[: len(own)])
+            np.add(part, own, out=part)
+    return total
+
+
+class MaskedSums:
+    """A pairwise study's round: adds up uploads as they come, and takes off what masks are left with shares that the
+    sites reveal."""
+
+    def __init__(self, terms: Terms, assembly: Assembly, number: int, blocks: Sequence[SealedBlock]) -> None:
+        self._uploads = _Uploads(terms, number, blocks)
+        self.terms, self.number, self.blocks = terms, number, tuple(blocks)
+        self._all = Assembled(terms, assembly.introductions)
+        self._offers: dict[str, Offer] = {}
+        self._dealt: tuple[str, ...] = ()
+        self._context = b""
+        self._sums: dict[str, Words] = {}
+        self._survivors: tuple[str, ...] = ()
+        self._confirmations: dict[str, bytes] = {}
+        self._asked: tuple[str, ...] = ()
+        self._reveals: dict[str, Reveal] = {}
+
+    # ------------------------------------------------------------------ offers
+    def offer(self, site: str, offer: Offer) -> None:
+        """Take a site's keys and shares for the round; raises Refused."""
+        own = offer.offered
+        if self._dealt:
+            raise Refused(f"{site}: its keys come too late for round {self.number}")
+        if (own.site, own.round) != (site, self.number):
+            raise Refused(f"{site}: its keys are of another site or round than {self.number}")
+        self._all.check_offered(own)
+        if set(offer.boxes) != set(self.terms.sites) - {site}:
+            raise Refused(f"{site}: its shares are not one box for each other site")
+        self._offers[site] = offer
+
+    def deals(self) -> dict[str, Deal]:
+        """Begin the round with the sites whose offers have come; return what each of them is sent."""
+        self._enough(len(self._offers), self.terms.least, "offered keys")
+        self._dealt = tuple(sorted(self._offers))
+        offers = tuple(self._offers[site].offered for site in self._dealt)
+        self._context = context_of(self._all.digest, self.number, offers, self.blocks)
+        return {
+            site: Deal(
+                round=self.number,
+                offers=offers,
+                boxes={other: self._offers[other].boxes[site] for other in self._dealt if other != site},
+            )
+            for site in self._dealt
+        }
+
+    # ------------------------------------------------------------------ uploads
+    def add(self, site: str, sealed: Tensors) -> None:
+        """Add what a site sealed; raises Refused. What comes after `survivors` was asked is not added."""
+        if site not in self._dealt:
+            raise Refused(f"{site}: it is not in round {self.number}")
+        if self._survivors:
+            raise Refused(f"{site}: what it sealed comes too late for round {self.number}")
+        for name, words in self._uploads.check(site, sealed).items():
+            if name in self._sums:
+                np.add(self._sums[name], words, out=self._sums[name])
+            else:
+                self._sums[name] = words.copy()
+        self._uploads.came.add(site)
+
+    def survivors(self) -> Survivors:
+        """Close the round: return the sites whose uploads are added. Raises ParticipationError if they are too few."""
+        if not self._survivors:
+            self._enough(len(self._uploads.came), self.terms.least, "sealed")
+            self._survivors = tuple(sorted(self._uploads.came))
+        return Survivors(round=self.number, sites=self._survivors)
+
+    # ------------------------------------------------------------------ unmasking
+    def confirmation(self, site: str, letter: Confirmation) -> None:
+        """Take a site's signature on the survivors; raises Refused."""
+        if site not in self._survivors:
+            raise Refused(f"{site}: it is not in the sum of round {self.number}")
+        self._all.check_confirmation(site, letter.signature, self._context, self._survivors)
+        self._confirmations[site] = letter.signature
+
+    def request(self) -> UnmaskingRequest:
+        """Return what the survivors are asked."""
+        sites = self.survivors().sites
+        if self.terms.confirm:
+            self._enough(len(self._confirmations), self.terms.threshold, "confirmed the sum")
+        return UnmaskingRequest(round=self.number, sites=sites, confirmations=dict(self._confirmations))
+
+    def reveal(self, site: str, letter: Reveal) -> None:
+        """Take the shares that a site reveals; raises Refused."""
+        dropped = set(self._dealt) - set(self._survivors)
+        if site not in self._survivors or letter.round != self.number:
+            raise Refused(f"{site}: it is not asked for shares of round {letter.round}")
+        if set(letter.added) != set(self._survivors) or set(letter.dropped) != dropped:
+            raise Refused(f"{site}: its shares are not one for each site of round {self.number}")
+        self._reveals[site] = letter
+
+    @property
+    def can_open(self) -> bool:
+        """Whether enough sites have revealed their shares; more help only where shares are wrong."""
+        return len(self._reveals) >= self.terms.threshold
+
+    def open(self) -> tuple[SumClaim, Tensors]:
+        """Take the masks off; return the sums, by block, and what whoever reads them must know.
+
+        Those for SERVER are the sums themselves (see `read`); the others stay hidden from all but their readers.
+        """
+        self._enough(len(self._reveals), self.terms.threshold, "helped to unmask")
+        seeds = {site: self._secret(site, True) for site in self._survivors}
+        keys = {site: self._secret(site, False) for site in self._dealt if site not in seeds}
+        sums = {block.name: self._sums[block.name].copy() for block in self.blocks}
+        agreed = {
+            (gone, site): agree(key, site, self._offers[site].offered.mask)
+            for gone, key in keys.items()
+            for site in self._survivors
+        }
+        for block in self.blocks:
+            for seed in seeds.values():
+                add_own_mask(sums[block.name], seed, self._context, block, -1)
+            for (gone, site), secret in agreed.items():
+                pair = (self.terms.place(site), self.terms.place(gone))
+                add_pair_mask(sums[block.name], secret, self._context, block, pair, -1)
+        claim = SumClaim(round=self.number, context=self._context, sites=self._survivors)
+        return claim, {name: as_tensor(words) for name, words in sums.items()}
+
+    def read(self, block: SealedBlock, opened: Tensors, divisor: int | None = None) -> Tensors:
+        """Return a sum that the server may read, divided by the weights where these are public."""
+        if block.reader != SERVER:
+            raise MedsiloError(f"sealing: the sum of {block.name} is not for the server")
+        words = as_words("the server", opened[block.name], block.flat.words, block.fixed.bits)
+        return block.read(words, block.weights, [self.terms.place(site) for site in self._survivors], divisor)
+
+    def _secret(self, site: str, added: bool) -> bytes:
+        """Return what the shares of a site's secret make: its own mask's seed if it is added, else its key."""
+        own = self._offers[site].offered
+        shares = {
+            self.terms.place(helper) + 1: (reveal.added if added else reveal.dropped)[site]
+            for helper, reveal in self._reveals.items()
+        }
+        for secret in choices(shares, self.terms.threshold):
+            if commitment_of(secret) == own.commitment if added else public_of(secret) == own.mask:
+                return secret
+        raise Refused(
+            f"{site}: the shares of its masks do not fit together; it, or one of {', '.join(sorted(self._reveals))}, "
+            f"sent wrong ones in round {self.number}"
+        )
+
+    def _enough(self, count: int, least: int, did: str) -> None:
+        if count < least:
+            raise ParticipationError(
+                f"sealing: only {count} sites have {did} in round {self.number}; it takes {least} to open a sum"
+            )

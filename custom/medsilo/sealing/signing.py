@@ -1,0 +1,149 @@
+"""Whose keys these are: signatures by the certificate that a site's kit holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import ClassVar, Protocol, Self
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.x509.oid import NameOID
+
+from medsilo.core.errors import MedsiloError, Refused
+
+MOST_CERTIFICATES, LONGEST_CERTIFICATE = 4, 8192  # of a chain, bytes each
+LONGEST_SIGNATURE = 1024  # bytes
+SHORTEST_RSA = 2048  # bits
+PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)
+ECDSA = ec.ECDSA(SHA256())
+
+PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+
+
+class Signer(Protocol):
+    """A site's own identity, and how it tells whether others are who they say."""
+
+    said: ClassVar[str]  # for results: what the keys of this study rest on
+
+    @property
+    def certificates(self) -> tuple[bytes, ...]:
+        """Its certificate and those between it and the root, in DER."""
+
+    def sign(self, content: bytes) -> bytes:
+        """Return a signature of this site."""
+
+    def check(self, site: str, certificates: Sequence[bytes], signature: bytes, content: bytes) -> None:
+        """Raise Refused, naming the site, unless it signed this content."""
+
+
+class Unsigned:
+    """No identity: for simulations, whose sites have no certificates. A server in the middle is not noticed."""
+
+    said = "nothing: keys were not signed, so a server that swaps them is not noticed (simulation)"
+    certificates: tuple[bytes, ...] = ()
+
+    def sign(self, content: bytes) -> bytes:
+        """Return no signature."""
+        return b""
+
+    def check(self, site: str, certificates: Sequence[bytes], signature: bytes, content: bytes) -> None:
+        """Raise Refused where a site signs: it is not in the same simulation."""
+        if certificates or signature:
+            raise Refused(f"{site}: its keys are signed, and this site has no root certificate to check them with")
+
+
+@dataclass(frozen=True)
+class Certified:
+    """The certificate and key of a site's kit, and the root that it trusts.
+
+    The key signs RSA-PSS, ECDSA or Ed25519, whichever kind it is, with SHA-256.
+    """
+
+    said = "certificates: each site signed its keys with that of its kit"
+
+    chain: tuple[x509.Certificate, ...]
+    key: PrivateKey = field(repr=False)
+    root: x509.Certificate
+
+    @classmethod
+    def read(cls, certificate: bytes, key: bytes, root: bytes) -> Self:
+        """Return the identity that these PEM texts hold; raises MedsiloError."""
+        try:
+            chain, anchor = x509.load_pem_x509_certificates(certificate), x509.load_pem_x509_certificate(root)
+            private = load_pem_private_key(key, None)
+            public = (chain[0].public_key(), private.public_key())
+            same = len({key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo) for key in public}) == 1
+        except (ValueError, TypeError) as error:
+            raise MedsiloError(
+                f"sealing: the kit's certificate, key or root cannot be read ({type(error).__name__}); ask the lead "
+                "for the kit again",
+                private=str(error),
+            ) from error
+        if not isinstance(private, PrivateKey):
+            raise MedsiloError("sealing: the kit's key is neither RSA, nor of an elliptic curve, nor Ed25519")
+        if not same:
+            raise MedsiloError("sealing: the kit's key is not its certificate's")
+        return cls(tuple(each for each in chain if each != anchor), private, anchor)
+
+    @property
+    def certificates(self) -> tuple[bytes, ...]:
+        """The site's certificate and those between it and the root, in DER."""
+        return tuple(certificate.public_bytes(Encoding.DER) for certificate in self.chain)
+
+    def sign(self, content: bytes) -> bytes:
+        """Return a signature of this site."""
+        if isinstance(self.key, rsa.RSAPrivateKey):
+            return self.key.sign(content, PSS, SHA256())
+        if isinstance(self.key, ec.EllipticCurvePrivateKey):
+            return self.key.sign(content, ECDSA)
+        return self.key.sign(content)
+
+    def check(self, site: str, certificates: Sequence[bytes], signature: bytes, content: bytes) -> None:
+        """Raise Refused, naming the site, unless it signed this and the root vouches for its certificate and name."""
+        if not certificates:
+            raise Refused(f"{site}: its keys are not signed, and this study's sites have certificates")
+        try:
+            chain = [x509.load_der_x509_certificate(each) for each in certificates]
+            _check_chain(site, chain, self.root, datetime.now(UTC))
+            _verify(chain[0].public_key(), signature, content)
+        except InvalidSignature as error:
+            raise Refused(
+                f"{site}: the signature on its keys is not its certificate's: somebody may have swapped the keys"
+            ) from error
+        except (ValueError, TypeError, x509.ExtensionNotFound, x509.DuplicateExtension) as error:
+            raise Refused(
+                f"{site}: its certificate is not of the consortium's root ({type(error).__name__})", private=str(error)
+            ) from error
+
+
+def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certificate, now: datetime) -> None:
+    """Raise unless each certificate is issued by the next, the last by the root, all are valid, and the first names
+    the site."""
+    issuers = [*chain[1:], root]
+    for own, issuer in zip(chain, issuers, strict=True):
+        own.verify_directly_issued_by(issuer)
+        if not issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            raise Refused(f"{site}: its certificate is signed by one that may not sign certificates")
+    for certificate in (*chain, root):
+        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+            raise Refused(
+                f"{site}: its certificate, or one above it, is valid from {certificate.not_valid_before_utc:%Y-%m-%d} "
+                f"to {certificate.not_valid_after_utc:%Y-%m-%d}, not today"
+            )
+    names = [attribute.value for attribute in chain[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if names != [site]:
+        raise Refused(f"{site}: its certificate is that of {', '.join(map(str, names)) or 'nobody'}")
+
+
+def _verify(key: object, signature: bytes, content: bytes) -> None:
+    if isinstance(key, rsa.RSAPublicKey) and key.key_size >= SHORTEST_RSA:
+        key.verify(signature, content, PSS, SHA256())
+    elif isinstance(key, ec.EllipticCurvePublicKey):
+        key.verify(signature, content, ECDSA)
+    elif isinstance(key, ed25519.Ed25519PublicKey):
+        key.verify(signature, content)
+    else:
+        raise ValueError("the certificate's key is too short or of no known kind")

@@ -1,0 +1,162 @@
+"""What all parties of a sealed study know: who takes part, how sums are sealed, and what is added."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from medsilo.core.errors import PlanError, Refused
+from medsilo.core.tensors import Tensors
+from medsilo.sealing.fixed_point import FixedPoint, Flat
+from medsilo.sealing.streams import Words, digest
+
+LEAST, MOST_SITES = 3, 256
+
+SERVER, HOSPITALS = "@server", "@hospitals"  # who reads a sum; else the name of a site
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a study agreed on, the same at the server and at every site.
+
+    study, plan: its name and its plan's hash.
+    sites: the hospitals, in sorted order. A hospital's place in it is its place in every agreement.
+    threshold: of a pairwise study, how many hospitals can take off what a dropout leaves; 0 in a group study.
+    confirm: whether hospitals first sign which uploads are added, against a server that lies; one exchange more.
+    """
+
+    study: str
+    plan: str
+    sites: tuple[str, ...]
+    mode: Literal["group", "pairwise"]
+    threshold: int = 0
+    confirm: bool = False
+
+    def __post_init__(self) -> None:
+        count = len(self.sites)
+        if list(self.sites) != sorted(set(self.sites)):
+            raise PlanError("sealing: the sites must be in sorted order, each once")
+        if not LEAST <= count <= MOST_SITES:
+            raise PlanError(
+                f"sealing: {count} sites; it needs {LEAST} to {MOST_SITES}: of two hospitals, each can tell the "
+                "other's model from the sum"
+            )
+        if self.mode == "group" and (self.threshold or self.confirm):
+            raise PlanError("sealing: a threshold and its confirmation belong to the mode pairwise")
+        if self.mode == "pairwise" and not (count < 2 * self.threshold and self.threshold <= count):
+            raise PlanError(
+                f"sealing: threshold {self.threshold}; for {count} sites it must be from {count // 2 + 1} to {count}: "
+                "with half of them or fewer a server could have both of a hospital's masks taken off"
+            )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Bytes that stand for the terms."""
+        return digest("terms", self.study, self.plan, *self.sites, self.mode, self.threshold, int(self.confirm))
+
+    @property
+    def least(self) -> int:
+        """How many hospitals must take part in a sum."""
+        return max(self.threshold, LEAST)
+
+    @property
+    def safe_against(self) -> tuple[int, int | None]:
+        """How many hospitals may help the server, if it follows the protocol and if it lies, and together they learn
+        the sums only; None where a server that lies may learn more by itself."""
+        if self.mode == "group":
+            return 0, 0
+        return self.threshold - 1, 2 * self.threshold - len(self.sites) - 1 if self.confirm else None
+
+    @property
+    def safe_with_rows(self) -> int:
+        """How many hospitals may put their rows together where each gets a mixture of its own: with half of them, they
+        have as many equations as there are other models."""
+        return min(self.safe_against[0], (len(self.sites) - 1) // 2)
+
+    def place(self, site: str) -> int:
+        """Return a site's place; raises Refused."""
+        if site not in self.sites:
+            raise Refused(f"{site}: not a site of this study")
+        return self.sites.index(site)
+
+
+@dataclass(frozen=True)
+class SealedBlock:
+    """Numbers that are sealed and added as one.
+
+    name: the group's, with what else tells it apart in a round.
+    reader: who can read the sum: SERVER, HOSPITALS (all of them, and not the server) or one site. In a group study
+        always HOSPITALS.
+    weights: of each site's numbers, in the order of the sites, where they are public. In a pairwise study a site
+        multiplies by its own before it seals, by one of its own choice if there are none here. In a group study the
+        server multiplies, by the reader's row, which is told when it is opened.
+    """
+
+    name: str
+    flat: Flat
+    fixed: FixedPoint
+    reader: str = HOSPITALS
+    weights: tuple[int, ...] | None = None
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Bytes that stand for what is added, and how."""
+        flat, fixed = self.flat, self.fixed
+        layout = [f"{n} {list(s)} {d}" for n, s, d in zip(flat.names, flat.shapes, flat.dtypes, strict=True)]
+        numbers = (fixed.bits, repr(float(fixed.bound)), fixed.weights)
+        weights = ("private",) if self.weights is None else tuple(map(int, self.weights))
+        return digest("block", self.name, self.reader, *numbers, len(layout), *layout, *weights)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that one site sends."""
+        return self.flat.words * self.fixed.bits // 8
+
+    def read(
+        self, words: Words, row: Sequence[int] | None, places: Collection[int], divisor: int | None = None
+    ) -> Tensors:
+        """Return the sum in words whose masks are off, divided.
+
+        row: the weights that the sites at these places were added with; None where each had its own.
+        divisor: what to divide by; by default what the row's weights add up to, 1 where there is no row. Raises Refused
+            when the words are not such a sum.
+        """
+        weight = None if row is None else sum(row[place] for place in places)
+        most = self.fixed.weights if weight is None or divisor is not None else weight
+        return self.flat.decode(words, self.fixed, most, divisor or weight or 1)
+
+
+def check_blocks(terms: Terms, blocks: Sequence[SealedBlock]) -> None:
+    """Raise PlanError unless these blocks can be sealed under these terms."""
+    if not blocks or len({block.name for block in blocks}) != len(blocks):
+        raise PlanError("sealing: a round seals at least one block, each under a name of its own")
+    for block in blocks:
+        if block.reader not in (HOSPITALS, *((SERVER, *terms.sites) if terms.mode == "pairwise" else ())):
+            raise PlanError(f"sealing: the sum of {block.name} cannot be for {block.reader} in the mode {terms.mode}")
+        if block.weights is not None:
+            if terms.mode == "group":
+                raise PlanError(f"sealing: the weights of {block.name} are the server's in the mode group")
+            check_row(terms, block.name, block.weights, block.fixed)
+
+
+def check_row(terms: Terms, name: str, row: Sequence[int], fixed: FixedPoint) -> None:
+    """Raise Refused unless this is a row of weights for these sites, within the range of the numbers."""
+    if len(row) != len(terms.sites) or min(row) < 0 or not 0 < sum(row) <= fixed.weights:
+        raise Refused(
+            f"the weights of {name} must be {len(terms.sites)} whole numbers that add up to 1 to {fixed.weights}"
+        )
+
+
+def readers_of(terms: Terms, block: SealedBlock) -> Collection[int]:
+    """Return the places of those who may read a pairwise sum; all where the server may, who may tell them."""
+    return range(len(terms.sites)) if block.reader in (SERVER, HOSPITALS) else {terms.place(block.reader)}
+
+
+def check_hidden(block: SealedBlock, row: Sequence[int], places: Collection[int], readers: Collection[int]) -> None:
+    """Raise Refused where the sum of the sites at these places would tell a reader the model of one other hospital."""
+    counted = {place for place in places if row[place]}
+    if any(len(counted - {reader}) == 1 for reader in readers):
+        raise Refused(
+            f"the sum of {block.name} would tell a hospital the model of one other: it needs the numbers of two others "
+            "at least"
+        )

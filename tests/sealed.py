@@ -1,0 +1,159 @@
+"""A sealed study with hospitals and a server in one place, whose letters travel as JSON."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from medsilo.core.tensors import Groups, Tensors
+from medsilo.sealing.fixed_point import FixedPoint, Flat
+from medsilo.sealing.letters import Assembly, Letter, SumClaim
+from medsilo.sealing.member import Member
+from medsilo.sealing.relay import Gathering, MaskedMixtures, MaskedSums
+from medsilo.sealing.signing import Signer, Unsigned
+from medsilo.sealing.terms import SealedBlock, Terms
+
+Kind = TypeVar("Kind", bound=Letter)
+
+
+def sent(letter: Kind) -> Kind:
+    """Return a letter as it arrives."""
+    return type(letter).read("somebody", json.loads(json.dumps(letter.facts())))
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"site-{place}" for place in range(count))
+
+
+def terms(count: int, mode: str = "pairwise", threshold: int = 0, confirm: bool = False, study: str = "s") -> Terms:
+    if mode == "pairwise":
+        return Terms(study, "plan", names(count), "pairwise", threshold or count // 2 + 1, confirm)
+    return Terms(study, "plan", names(count), "group")
+
+
+def numbers(count: int, size: int = 5, seed: int = 0) -> dict[str, Tensors]:
+    """Return each site's model."""
+    drawn = torch.Generator().manual_seed(seed)
+    return {
+        site: {"a": torch.randn(size, generator=drawn), "b": torch.randn(2, 2, generator=drawn)}
+        for site in names(count)
+    }
+
+
+def block(
+    models: Mapping[str, Tensors], name: str = "model", total: int = 0, bits: int = 64, **kind: object
+) -> SealedBlock:
+    fixed = FixedPoint(bits, 16.0, total or len(models))  # type: ignore[arg-type]
+    return SealedBlock(name, Flat.of(next(iter(models.values()))), fixed, **kind)  # type: ignore[arg-type]
+
+
+def mean_of(
+    models: Mapping[str, Tensors], sites: Collection[str], weights: Mapping[str, float] | None = None
+) -> Tensors:
+    """Return the weighted mean, in double precision."""
+    weights = weights or dict.fromkeys(sites, 1.0)
+    total = sum(weights[site] for site in sites)
+    share = {site: weights[site] / total for site in sites}
+    return {name: sum(share[site] * models[site][name].double() for site in sites) for name in ("a", "b")}  # type: ignore[misc]
+
+
+def close(got: Tensors, wanted: Tensors, most: float = 1e-6) -> bool:
+    return got.keys() == wanted.keys() and all(bool((got[n] - wanted[n]).abs().max() <= most) for n in got)
+
+
+def correlation(one: Tensor, other: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([one.double().reshape(-1), other.double().reshape(-1)]))[0, 1].abs())
+
+
+@dataclass
+class Hospitals:
+    """The members of a study who know each other."""
+
+    terms: Terms
+    signers: Mapping[str, Signer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.members = {site: Member.begin(self.terms, site, self.signer(site)) for site in self.terms.sites}
+        self.gathering = Gathering(self.terms)
+        for site, member in self.members.items():
+            self.gathering.add(site, sent(member.introduction()))
+        self.assembly: Assembly = sent(self.gathering.assembly())
+        for member in self.members.values():
+            member.meet(self.assembly)
+        boxes = self.gathering.group_keys(sent(self.members[self.terms.sites[0]].group_keys()))
+        for site, box in boxes.items():
+            self.members[site].take_group_key(sent(box))
+
+    def signer(self, site: str) -> Signer:
+        return self.signers.get(site, Unsigned())
+
+    def restart(self, site: str) -> None:
+        """Go on from what the site has on its disk."""
+        self.members[site] = Member.load(self.terms, self.signer(site), self.members[site].saved())
+
+    # ------------------------------------------------------------------ a pairwise round
+    def begin(self, number: int, blocks: Sequence[SealedBlock], without: Collection[str] = ()) -> MaskedSums:
+        """Collect the offers of a round."""
+        server = MaskedSums(self.terms, self.assembly, number, blocks)
+        for site, member in self.members.items():
+            if site not in without:
+                server.offer(site, sent(member.offer(number)))
+        return server
+
+    def seal(
+        self,
+        server: MaskedSums,
+        groups: Mapping[str, Groups],
+        without: Collection[str] = (),
+        weights: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> dict[str, Tensors]:
+        """Deal the round and add what the others seal; return all uploads."""
+        uploads = {}
+        for site, deal in server.deals().items():
+            if site not in without:
+                if site == self.terms.sites[0]:
+                    self.restart(site)
+                uploads[site] = self.members[site].seal(
+                    sent(deal), server.blocks, groups[site], (weights or {}).get(site)
+                )
+                server.add(site, uploads[site])
+        return uploads
+
+    def open(self, server: MaskedSums, silent: Collection[str] = ()) -> tuple[SumClaim, Tensors]:
+        """Let all but the silent ones unmask what was added."""
+        survivors = sent(server.survivors())
+        helpers = [site for site in survivors.sites if site not in silent]
+        if self.terms.confirm:
+            for site in helpers:
+                server.confirmation(site, sent(self.members[site].confirm(survivors, server.blocks)))
+        request = sent(server.request())
+        for site in helpers:
+            if site == self.terms.sites[-1]:
+                self.restart(site)
+            server.reveal(site, sent(self.members[site].unmask(request, server.blocks)))
+        claim, sums = server.open()
+        return sent(claim), sums
+
+    # ------------------------------------------------------------------ a group's round
+    def mixtures(
+        self,
+        number: int,
+        blocks: Sequence[SealedBlock],
+        groups: Mapping[str, Groups],
+        without: Collection[str] = (),
+        weights: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> MaskedMixtures:
+        """Collect what the others seal."""
+        server = MaskedMixtures(self.terms, number, blocks)
+        for site, member in self.members.items():
+            if site not in without:
+                stamp, sealed = member.seal_upload(number, blocks, groups[site], (weights or {}).get(site))
+                server.add(site, sent(stamp), sealed)
+        return server
+
+
+def as_groups(models: Mapping[str, Tensors], *blocks: str) -> dict[str, Groups]:
+    return {site: dict.fromkeys(blocks or ("model",), model) for site, model in models.items()}

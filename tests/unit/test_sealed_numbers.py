@@ -1,0 +1,178 @@
+"""Numbers as integers, streams that are used once, and secrets that are shared."""
+
+import math
+from itertools import combinations, permutations
+from secrets import token_bytes
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from medsilo.core.errors import MedsiloError, PlanError, Refused
+from medsilo.sealing import masks, member
+from medsilo.sealing.fixed_point import CHECK, FixedPoint, Flat, as_tensor, as_words, integer_weights
+from medsilo.sealing.shamir import PRIME, combine, split
+from medsilo.sealing.streams import add_stream, derive, statement
+from tests.sealed import Hospitals, as_groups, block, numbers, terms
+
+
+# ------------------------------------------------------------ fixed point
+def test_the_scale_follows_from_range_and_weights() -> None:
+    """By hand: 2^31 / 6 sites / 8 leaves 2^25 integers per 1, and one more weight bit costs one bit."""
+    assert FixedPoint(32, 8.0, 6).scale == 2.0**25
+    assert FixedPoint(32, 8.0, 12).scale == 2.0**24
+    assert FixedPoint(64, 8.0, 1 << 16).resolution == 2.0**-43
+    with pytest.raises(PlanError, match="32 bits are too few"):
+        FixedPoint(32, 10.0, 1 << 22)
+    for bound, weights in ((0.0, 1), (math.inf, 1), (1.0, 0), (1.0, 1 << 60)):
+        with pytest.raises(PlanError, match="must be positive"):
+            FixedPoint(64, bound, weights)
+
+
+@given(
+    values=st.lists(st.floats(-16, 16, width=32), min_size=3, max_size=3),
+    weights=st.lists(st.integers(0, 5), min_size=3, max_size=3),
+    bits=st.sampled_from([32, 64]),
+)
+def test_sums_are_right_in_every_order(values: list[float], weights: list[int], bits: Any) -> None:
+    fixed = FixedPoint(bits, 16.0, 15)
+    flat = Flat.of({"x": torch.zeros(1)})
+    words = [flat.encode({"x": torch.tensor([v])}, fixed, w) for v, w in zip(values, weights, strict=True)]
+    sums = {sum(order[1:], order[0]).tobytes() for order in permutations(words)}
+    assert len(sums) == 1
+    wide = Flat.of({"x": torch.zeros(1, dtype=torch.float64)})
+    got = wide.decode(np.frombuffer(sums.pop(), words[0].dtype), fixed, 15, 1)["x"].item()
+    wanted = sum(v * w for v, w in zip(values, weights, strict=True))
+    assert abs(got - wanted) <= 15 * fixed.resolution / 2
+
+
+def test_the_largest_numbers_do_not_wrap_around() -> None:
+    for bits in (32, 64):
+        fixed = FixedPoint(bits, 10.0, 7)  # type: ignore[arg-type]
+        flat = Flat.of({"x": torch.zeros(2, dtype=torch.float64)})
+        words = flat.encode({"x": torch.tensor([10.0, -10.0], dtype=torch.float64)}, fixed, 7)
+        assert flat.decode(words, fixed, 7, 7)["x"].tolist() == [10.0, -10.0]
+
+
+def test_floats_of_every_width_come_back() -> None:
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    tensors = {str(kind): torch.tensor([[1.5, -0.25]], dtype=kind) for kind in kinds}
+    tensors |= {"empty": torch.zeros(0, 3), "one": torch.tensor(2.0)}
+    flat, fixed = Flat.of(tensors), FixedPoint(64, 4.0, 3)
+    words = flat.encode(tensors, fixed)
+    assert len(words) == 4 * 2 + 1 + CHECK
+    back = flat.decode(words, fixed, 1, 1)
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype and torch.equal(back[name], tensor)
+    with pytest.raises(MedsiloError, match=r"steps has the type torch\.int64; only floating"):
+        Flat.of({"steps": torch.tensor(3)})
+    with pytest.raises(Refused, match="one is missing or has another shape"):
+        flat.encode({**tensors, "one": torch.zeros(2)}, fixed)
+
+
+def test_words_travel_without_a_copy() -> None:
+    words = np.array([1, 2**64 - 1], "<u8")
+    tensor = as_tensor(words)
+    assert tensor.tolist() == [1, -1]
+    words[0] = 5
+    assert tensor[0] == 5 and as_words("s", tensor, 2, 64)[1] == 2**64 - 1
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=40).filter(any))
+def test_weights_add_up_exactly(shares: list[float]) -> None:
+    weights = integer_weights(shares)
+    assert sum(weights) == 1 << 16 and min(weights) >= 0
+    assert all(abs(w - s / math.fsum(shares) * 65536) < 1 for w, s in zip(weights, shares, strict=True))
+
+
+def test_weights_by_hand() -> None:
+    assert integer_weights([1, 1, 1], 10) == (4, 3, 3)
+    assert integer_weights([0.5, 0.3, 0.2], 4) == (2, 1, 1)
+    for wrong in ([], [0.0], [1.0, -1.0], [math.nan]):
+        with pytest.raises(PlanError):
+            integer_weights(wrong)
+
+
+# ------------------------------------------------------------ streams
+def test_a_stream_comes_off_again_with_any_factor() -> None:
+    for dtype in ("<u4", "<u8"):
+        words = np.arange(50_001, dtype=dtype)
+        key = token_bytes(32)
+        for factor in (1, -1, 77, -65535):
+            masked = words.copy()
+            add_stream(masked, key, factor)
+            assert (masked == words).mean() < 0.01
+            add_stream(masked, key, -factor)
+            assert (masked == words).all()
+
+
+def test_a_stream_is_chacha20_of_its_key() -> None:
+    """RFC 8439, appendix A.1, test vector 1: the key, nonce and counter of zeros."""
+    words = np.zeros(4, "<u8")
+    add_stream(words, bytes(32))
+    assert words.tobytes().hex() == "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+
+
+def test_no_two_purposes_are_told_in_the_same_words() -> None:
+    purposes = [("a", "b"), ("ab",), ("a", "", "b"), ("a", b"b"), (1, 2), (12,), ("1", "2"), (b"",), ()]
+    assert len({statement(*purpose) for purpose in purposes}) == len(purposes)
+    assert len({derive(b"secret", *purpose) for purpose in purposes}) == len(purposes)
+
+
+@pytest.mark.parametrize("mode", ["pairwise", "group"])
+def test_no_stream_is_used_twice(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a site: over rounds, blocks, recipients, a round that is repeated after a restart, and two studies."""
+    used: list[bytes] = []
+
+    def recorded(words: Any, key: bytes, factor: int = 1) -> None:
+        used.append(key)
+        add_stream(words, key, factor)
+
+    for module in (masks, member):
+        monkeypatch.setattr(module, "add_stream", recorded)
+    models, site = numbers(4), "site-1"
+    readers = {"sum": {}, "row": {"reader": "site-0"}} if mode == "pairwise" else {"sum": {}, "row": {}}
+    blocks = [block(models, name, **kind) for name, kind in readers.items()]  # type: ignore[arg-type]
+    for study in ("one", "two"):
+        hospitals = Hospitals(terms(4, mode, study=study))
+        for number in (1, 2, 2, 3):
+            hospitals.restart(site)
+            groups = as_groups(models, "sum", "row")[site]
+            if mode == "group":
+                hospitals.members[site].seal_upload(number, blocks, groups)
+            else:
+                deal = hospitals.begin(number, blocks).deals()[site]
+                hospitals.members[site].seal(deal, blocks, groups)
+    a_round = (3 + 1 + 1) * 2 if mode == "pairwise" else 2  # for each block: three pairs, its own, the reader's
+    assert len(used) == len(set(used)) == 2 * 4 * a_round
+
+
+# ------------------------------------------------------------ shares
+@pytest.mark.parametrize("threshold, count", [(1, 1), (2, 3), (4, 6), (6, 6)])
+def test_any_shares_of_the_threshold_give_the_secret(threshold: int, count: int) -> None:
+    for secret in (token_bytes(32), bytes(32), b"\xff" * 32):
+        shares = dict(enumerate(split(secret, threshold, count), 1))
+        for places in combinations(shares, threshold):
+            assert combine({place: shares[place] for place in places}, threshold) == secret
+
+
+def test_fewer_shares_fit_every_secret() -> None:
+    """With two of three shares there is, for any secret, one value of the third that gives it."""
+    shares = dict(enumerate(split(token_bytes(32), 3, 3), 1))
+    for secret in (bytes(32), token_bytes(32)):
+        # The polynomial through 0, 1 and 2, worked out at 3: p(3) = p(0) - 3 p(1) + 3 p(2)
+        zero, one, two = (int.from_bytes(each, "big") for each in (secret, shares[1], shares[2]))
+        third = (zero - 3 * one + 3 * two) % PRIME
+        assert combine({**shares, 3: third.to_bytes(33, "big")}, 3) == secret
+
+
+def test_sharing_that_makes_no_sense() -> None:
+    for secret, threshold, count in ((bytes(31), 2, 3), (bytes(32), 4, 3), (bytes(32), 0, 3)):
+        with pytest.raises(ValueError, match="32 bytes"):
+            split(secret, threshold, count)
+    with pytest.raises(ValueError, match="fewer"):
+        combine({1: bytes(33)}, 2)
+    assert combine({1: (1 << 256).to_bytes(33, "big")}, 1) is None
