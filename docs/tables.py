@@ -18,7 +18,8 @@ from pydantic_core import PydanticUndefined
 
 from medsilo.core.section import Section
 from medsilo.learning.training import Training
-from medsilo.plan import Participation, Plan, Tracking, TransportSettings
+from medsilo.mixing import rules
+from medsilo.plan import Mixing, Participation, Plan, Tracking, TransportSettings
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
@@ -26,6 +27,10 @@ from medsilo.runs.paths import RUN_TREE, STUDY_TREE
 HERE = Path(__file__).parent
 PAGES = ("plan.md", "run-tree.md")
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+ROBUST = {
+    rule.model_fields["name"].default: rule
+    for rule in (rules.NormBound, rules.Median, rules.TrimmedMean, rules.GeometricMedian, rules.MultiKrum)
+}
 REST = ("seed", "protocol", "packages")  # the plan's keys that are no sections
 MOST_NAMES = 6  # of methods, tasks or networks in one cell, before those that lack a key are named instead
 
@@ -194,6 +199,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-network": lambda: one_of(NETWORKS, "network", "network"),
     "plan-training": lambda: section(Training, "training"),
     "plan-participation": lambda: section(Participation, "participation"),
+    "plan-mixing": lambda: section(Mixing, "mixing"),
+    "plan-robust": lambda: one_of(ROBUST, "mixing.robust", "rule"),
     "plan-transport": lambda: section(TransportSettings, "transport"),
     "plan-tracking": lambda: section(Tracking, "tracking"),
     "plan-rest": top_level,

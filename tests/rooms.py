@@ -39,7 +39,7 @@ ROOMS = {
     ),
     "registry": room("names of methods, tasks and networks, our own and those of other packages", "core"),
     "plan": room(
-        "the one description of a study: checked, resolved, hashed", "core course learning models registry tasks"
+        "the one description of a study: checked, resolved, hashed", "core course learning mixing models registry tasks"
     ),
     "site": room("a hospital's own settings and policy", "core learning tasks"),
     "runs": room(

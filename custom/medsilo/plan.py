@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -18,10 +18,13 @@ from medsilo.core.package import package_facts
 from medsilo.core.section import SHOWN, Section, checked, in_words
 from medsilo.core.text import plain
 from medsilo.course.algorithm import Algorithm
+from medsilo.course.group import Group
 from medsilo.course.phase import Course
 from medsilo.course.workbench import Blueprint
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
+from medsilo.mixing.defence import Shield
+from medsilo.mixing.rules import Robust
 from medsilo.models.network import Network
 from medsilo.registry import ANY, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
 from medsilo.tasks.task import Task
@@ -97,6 +100,63 @@ class Participation(Section):
         return self.minimum if self.minimum is not None else len(self.sites)
 
 
+class Mixing(Section):
+    """What the server does against hospitals that send what they should not."""
+
+    robust: Robust | None = Field(
+        None,
+        description="what takes the place of every mean over hospitals, so that a few dishonest ones can't bend the "
+        "model ([robust.md](robust.md)). Hospitals count alike in it, unless `share_cap` is given with `norm-bound` or "
+        "`geometric-median`. Groups of which every hospital has values of its own stay as the method mixes them",
+    )
+    share_cap: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="the most that one hospital may count for in a mean, whatever number of cases it claims; what is "
+        "cut off goes to the others",
+    )
+
+    def shield(self, apart: Collection[str]) -> Shield | None:
+        """Return what mixers are defended by; None where the plan asks for nothing."""
+        return Shield(self.robust, self.share_cap, apart) if self.robust or self.share_cap else None
+
+    def suits(self, method: str, sent: Iterable[Group], hospitals: int) -> None:
+        """Raise a PlanError where it makes no sense with what a method's hospitals send, or with so few of them."""
+        means = [group for group in sent if not group.personal]
+        if not means:
+            raise PlanError(
+                f"mixing: {method} takes no mean over hospitals that a robust rule could take the place of; use "
+                "fedavg, fedbn or ditto, or leave mixing.robust and mixing.share_cap out"
+            )
+        for group in means:
+            if group.undefended:
+                raise PlanError(group.undefended)
+        if self.robust and hospitals < self.robust.fewest:
+            raise PlanError(
+                f"mixing.robust: {self.robust.name} needs {self.robust.fewest} hospitals in every round, and "
+                f"{hospitals} are enough for this plan; raise participation.minimum, or lower what the rule asks for"
+            )
+        if self.share_cap and self.robust and not self.robust.weighs:
+            raise PlanError(f"mixing.share_cap: all hospitals count alike in {self.robust.name}; set it to null")
+        if self.share_cap and self.share_cap * hospitals < 1:
+            raise PlanError(
+                f"mixing.share_cap: shares of at most {self.share_cap:g} make no whole with {hospitals} hospitals; "
+                f"give {1 / hospitals:.3g} or more"
+            )
+
+    def cautions(self, groups: Iterable[Group]) -> list[str]:
+        """Return what stays undefended, one line each."""
+        if not (self.robust or self.share_cap):
+            return []
+        mixed = sorted({group.title or group.name for group in groups if group.personal and group.travels == "both"})
+        return [
+            f"mixing: the {title} of every hospital is mixed as the method says, so what a dishonest hospital sends of "
+            "it reaches the others"
+            for title in mixed
+        ]
+
+
 class TransportSettings(Section):
     """How tensors travel."""
 
@@ -155,6 +215,7 @@ class Plan(Section):
     network: Annotated[SerializeAsAny[Network], _made_by(NETWORKS)] = Field(None)  # type: ignore[assignment]  # by default the task's own
     training: Training = Training()
     participation: Participation
+    mixing: Mixing = Field(Mixing(), exclude_if=lambda mixing: mixing == Mixing())
     transport: TransportSettings = TransportSettings()
     tracking: Tracking = Tracking()
     seed: int = Field(0, ge=0, lt=2**32, description="decides everything random")
@@ -189,6 +250,9 @@ class Plan(Section):
         self._network_reads_task(networks["model"])
         if self.participation.unseen:
             self._can_be_tested_elsewhere()
+        if self.mixing != Mixing():
+            sent = [group for phase in self.course.phases for group in phase.sent]
+            self.mixing.suits(self.algorithm.name, sent, self.participation.required)
         self._keeps_its_protocol()
         return self
 
@@ -228,6 +292,11 @@ class Plan(Section):
         task = self.task
         make = partial(self.network.build, task.channels, task.classes)
         return Blueprint(make, task.shape, task.channels, self.participation.sites)
+
+    def cautions(self, sites: Sequence[str]) -> list[str]:
+        """Return what whoever starts the study should know of its numbers, one line each."""
+        groups = [group for phase in self.course.phases for group in phase.groups]
+        return [*self.algorithm.cautions(sites), *self.mixing.cautions(groups)]
 
     def build_networks(self) -> dict[str, nn.Module]:
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""

@@ -77,7 +77,7 @@ def run(
         raise MedsiloError(f"--name {name!r} has odd characters; use letters, digits, '.', '_' and '-'")
     folder = out / (name or new_study(study))
     settings = settings_of(device, data, site_config, **ALL_MINE)
-    for line in study.algorithm.cautions(study.participation.sites):
+    for line in study.cautions(study.participation.sites):
         screen.say(f"caution: {line}")
     _study(screen, study, folder, settings, job=found if engine == "simulator" else None, threads=threads)
     return conclude(screen, folder)

@@ -1,6 +1,6 @@
 """A group of tensors: one row of the table that a method is."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -8,10 +8,14 @@ from torch import Tensor
 
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.server_side import ServerSide
+from medsilo.learning.layers import running_statistics_names
 from medsilo.learning.training import Training
 from medsilo.mixing.mixers import Mixer, WeightedMean
+from medsilo.tasks.task import Task
 
 Facts = dict[str, Any]  # values that JSON can hold
+Ranges = Mapping[str, tuple[float, float]]
+FURTHEST = 1e4  # times the largest value of a task's inputs: no layer of a trained network gets larger ones
 
 
 def network(name: str) -> Callable[[Modules], Tensors]:
@@ -22,6 +26,16 @@ def network(name: str) -> Callable[[Modules], Tensors]:
 def sample_mean(server: ServerSide) -> Mixer:
     """Return FedAvg's mixer: the mean, weighted by training cases."""
     return WeightedMean()
+
+
+def statistics_ranges(modules: Modules, task: Task) -> Ranges:
+    """Return the ranges of running statistics: the layers' inputs are at most FURTHEST times the task's."""
+    furthest = FURTHEST * max(1.0, task.largest_input)
+    found: dict[str, tuple[float, float]] = {}
+    for module in modules.values():
+        means, variances = running_statistics_names(module)
+        found |= dict.fromkeys(means, (-furthest, furthest)) | dict.fromkeys(variances, (0.0, furthest**2))
+    return found
 
 
 def is_possible(tensors: Tensors) -> None:
@@ -58,7 +72,10 @@ class Group:
     personal: bool = False  # every site is given values of its own
     title: str = ""  # for tables of what leaves a site; by default the name
     stand_in: str | None = None  # of a personal group: the group that a site without values of its own is given
-    # Raises Refused when values that have the right form are impossible.
+    undefended: str = ""  # of a mean that no robust rule can take the place of: why, and what to use instead
+    # The least and greatest value that its tensors may have, by name; asked once, with networks without values.
+    ranges: Callable[[Modules, Task], Ranges] = statistics_ranges
+    # Raises Refused when values that have the right form and range are impossible.
     check: Callable[[Tensors], None] = is_possible
     # Called at a site when a phase's groups have arrived, with whether this one was among them. May raise Refused.
     arrived: Callable[[Modules, bool], None] = stays_as_it_is

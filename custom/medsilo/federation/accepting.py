@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
-from medsilo.course.group import Group
+from medsilo.course.group import Group, Ranges
 from medsilo.course.outcome import Part
 from medsilo.learning.loop import is_finite
 from medsilo.plan import Plan
@@ -29,6 +30,7 @@ from medsilo.runs.messages import (
 from medsilo.tasks.metrics import CHANCES, CONFUSION
 
 Asked = tuple[str, int]  # task and round
+NO_RANGES: Mapping[str, Ranges] = MappingProxyType({})
 
 
 class Acceptance:
@@ -156,8 +158,24 @@ def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> No
                 raise Refused(f"{group}/{name} has shape {list(tensor.shape)}, expected {list(like.shape)}")
 
 
-def check_tensors(groups: Groups, expected: Groups, declared: Sequence[Group]) -> None:
-    """Raise Refused unless these groups are what was asked for, in finite and possible values."""
+def check_ranges(group: str, tensors: Mapping[str, Tensor], ranges: Ranges) -> None:
+    """Raise Refused where a number is outside its tensor's range: what no data and no training give."""
+    for name in tensors.keys() & ranges.keys():
+        if not tensors[name].numel():
+            continue
+        (low, high), (least, greatest) = ranges[name], map(float, tensors[name].aminmax())
+        if least < low or greatest > high:
+            value = least if least < low else greatest
+            raise Refused(f"{group}/{name} holds {value:g}; only {low:g} to {high:g} is possible there")
+
+
+def check_tensors(
+    groups: Groups, expected: Groups, declared: Sequence[Group], ranges: Mapping[str, Ranges] = NO_RANGES
+) -> None:
+    """Raise Refused unless these groups are what was asked for, in finite and possible values.
+
+    ranges: by group, of those tensors whose values have a range.
+    """
     same_layout(groups, expected)
     for group, layout in expected.items():
         for name, like in layout.items():
@@ -170,4 +188,5 @@ def check_tensors(groups: Groups, expected: Groups, declared: Sequence[Group]) -
                 raise Refused(f"{group}/{name} holds NaN or infinity; training diverged at this site")
     for own in declared:
         if own.name in expected:
+            check_ranges(own.name, groups[own.name], ranges.get(own.name, {}))
             own.check(groups[own.name])

@@ -66,7 +66,7 @@ class Coordinator:
         )
         self.state = ServerState(plan, record, self.server, mixers, self.settings.waiting_memory << 20)
         self.parameters = sum(parameter.numel() for parameter in self.state.layout["model"].parameters())
-        if cautions := plan.algorithm.cautions(self.sites):
+        if cautions := plan.cautions(self.sites):
             self.state.details["cautions"] = cautions
 
     def _contributors(self) -> set[str]:
@@ -193,6 +193,7 @@ class Coordinator:
         """Ask every site, as often as the plan allows."""
         exchange = Exchange(self.sites if task == "round" else self.everyone)
         expected = self.state.expected(phase) if task == "round" else {}
+        ranges = self.state.ranges(phase) if task == "round" else {}
         smallest = self._smallest() if self.plan.training.truncate else None
 
         def outgoing(site: str) -> Parcel:
@@ -216,7 +217,7 @@ class Coordinator:
 
         def receive(site: str, reply: Parcel) -> None:
             answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
-            check_tensors(reply.groups, expected, phase.sent)
+            check_tensors(reply.groups, expected, phase.sent, ranges)
             exchange.bytes_up[site] = reply.size()
             if isinstance(answer, Trained):
                 self.state.add(site, reply.groups, answer.samples, phase)

@@ -10,7 +10,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError
 from medsilo.core.spill import Kept
 from medsilo.core.tensors import Groups
-from medsilo.course.group import Group, views
+from medsilo.course.group import Group, Ranges, views
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.drawing import draw_amplitude
@@ -30,6 +30,7 @@ class ServerState:
         self.sites = server.sites
         with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
             self.layout = plan.build_networks()
+        self.shield = plan.mixing.shield(self._untrained())
         self.place: int | None = None  # of the phase that the mixers are of
         self.once: set[str] = set()  # groups of that phase that sites don't send back
         self.settled: dict[str, list[str]] = {}  # of those, the ones that each site has
@@ -39,10 +40,19 @@ class ServerState:
         self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites are at the next
         self.writing: Future[None] | None = None
 
+    def _untrained(self) -> frozenset[str]:
+        """Return the names of tensors that no network trains, such as running statistics."""
+        trained = {name for network in self.layout.values() for name, _ in network.named_parameters()}
+        return frozenset(name for network in self.layout.values() for name, _ in network.named_buffers()) - trained
+
     # ------------------------------------------------------------------ a round
     def expected(self, phase: Phase) -> Groups:
         """Return the layout of what sites send in a phase, as it travels."""
         return self._packed(views(phase.sent, self.layout))
+
+    def ranges(self, phase: Phase) -> dict[str, Ranges]:
+        """Return the ranges of what sites send in a phase, by group."""
+        return {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
 
     def _packed(self, groups: Groups) -> Groups:
         pack = self.plan.transport.packed
@@ -79,6 +89,8 @@ class ServerState:
     def _make(self, group: Group, initial: Mapping[str, Tensor] | None) -> None:
         mixer = group.mix(self.server)
         mixer.let_wait(self.waiting)
+        if self.shield and group.goes_up and not group.personal:
+            mixer.defend(self.shield)
         if group.name in self.mixers:
             mixer.load_state(*self.mixers[group.name].state())
         else:

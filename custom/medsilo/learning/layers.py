@@ -32,6 +32,13 @@ def batch_norm_buffer_names(module: nn.Module) -> list[str]:
     return [name for name in batch_norm_names(module) if name in buffers]
 
 
+def running_statistics_names(module: nn.Module) -> tuple[list[str], list[str]]:
+    """State-dict names of the running means and of the running variances of every batch norm."""
+    names = batch_norm_buffer_names(module)
+    means, variances = ([n for n in names if n.endswith(kind)] for kind in ("running_mean", "running_var"))
+    return means, variances
+
+
 def head_names(module: nn.Module) -> list[str]:
     """State-dict names of the head: the linear or convolution layer that the network registers last."""
     return _names_within(module, set(head_layers(module)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import Algorithm, require, without
-from medsilo.course.group import Facts, Group, network
+from medsilo.course.group import FURTHEST, Facts, Group, Ranges, network
 from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
@@ -32,8 +32,9 @@ from medsilo.learning.training import Training
 from medsilo.methods.pretraining import Pretraining
 from medsilo.mixing.mixers import Identity, Mixer, SimilarityMix, UniformMean
 from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
+from medsilo.tasks.task import Task
 
-LARGEST = 1e30  # of a statistic: far beyond any that is meant seriously, and its square is still a number
+SIGMAS = 10  # no noise is further away
 
 
 class StatisticsMixture(Algorithm):
@@ -103,6 +104,7 @@ class StatisticsMixture(Algorithm):
             personal=True,
             title="feature statistics",
             check=_possible,
+            ranges=self._ranges,
             says=self._said,
         )
 
@@ -130,6 +132,13 @@ class StatisticsMixture(Algorithm):
     def _found(self, mixer: Mixer, sites: Sequence[str]) -> Facts:
         assert isinstance(mixer, SimilarityMix) and isinstance(mixer.weights, Tensor)
         return {"similarity": {"sites": list(sites), "weights": mixer.weights.tolist(), "noise": self.noise}}
+
+    def _ranges(self, modules: Modules, task: Task) -> Ranges:
+        """Statistics have the ranges of running statistics, and the noise on them."""
+        largest, noise = FURTHEST * max(1.0, task.largest_input), SIGMAS * self.noise
+        of = {"mean": (-largest - noise, largest + noise), "variance": (0.0, largest**2 + noise)}
+        names = modules["statistics"].state_dict()
+        return {name: of[kind] for name in names for kind in of if name.endswith(kind)}
 
     def _said(self, tensors: Mapping[str, Tensor]) -> list[str]:
         numbers = sum(tensor.numel() for name, tensor in tensors.items() if name != "samples")
@@ -164,11 +173,8 @@ def _batch_norm(modules: Modules) -> Tensors:
 
 def _possible(tensors: Mapping[str, Tensor]) -> None:
     """Raise Refused when no data have such statistics."""
-    for name, tensor in tensors.items():
-        if name == "samples" and tensor < 1:
-            raise Refused("statistics/samples is below 1; nothing was measured")
-        if tensor.numel() and (tensor.abs().max() > LARGEST or (name.endswith("variance") and tensor.min() < 0)):
-            raise Refused(f"statistics/{name} holds numbers that no statistics can have")
+    if tensors["samples"] < 1:
+        raise Refused("statistics/samples is below 1; nothing was measured")
 
 
 def _measured_by(server: ServerSide) -> dict[str, Statistics]:

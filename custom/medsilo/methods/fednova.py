@@ -11,7 +11,7 @@ from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.steps import counting, reach
 from medsilo.methods.server_step import ServerStep, other_tensors, trained_weights
-from medsilo.mixing.server import REACH, reach_of
+from medsilo.mixing.server import NOVA_TRUSTS, REACH, reach_of
 from medsilo.mixing.server import FedNova as FedNovaStep
 
 
@@ -42,7 +42,7 @@ class FedNova(ServerStep):
 
     def groups(self) -> tuple[Group, ...]:
         title = "model and how far its steps reach"
-        model = Group("model", with_reach, self.step, title=title, check=possible_reach)
+        model = Group("model", with_reach, self.step, title=title, check=possible_reach, undefended=NOVA_TRUSTS)
         return model, Group("buffers", other_tensors, self.mean, title="running statistics")
 
     def step(self, server: ServerSide) -> FedNovaStep:

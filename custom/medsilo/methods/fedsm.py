@@ -16,10 +16,10 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import SGD, Adam, Optimizer
 
-from medsilo.core.errors import PlanError, Refused
+from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
-from medsilo.course.group import Group, network, sample_mean
+from medsilo.course.group import Group, Ranges, network, sample_mean
 from medsilo.course.outcome import Outcome
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
@@ -40,6 +40,10 @@ from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.network import Network
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.vgg11 import Vgg11
+from medsilo.tasks.task import Task
+
+STEEPEST = 1e6  # mean gradient of a weight
+MOST_STEPS = 1e9
 
 PersonalMethod = Annotated[FineTuning | APFL | PerFedAvg | PFedMe | Ditto, Field(discriminator="name")]
 COMPACT: Mapping[int, Network] = {  # by axes
@@ -168,7 +172,7 @@ class ModelsAndSelector(Algorithm):
         selector = Group("selector", network("selector"), self.selector_mean)
         if self.selector_sync != "adam-moments":
             return (selector,)
-        return selector, Group("moments", network("moments"), sample_mean, check=_possible_moments)
+        return selector, Group("moments", network("moments"), sample_mean, ranges=_moment_ranges)
 
     def selector_mean(self, server: ServerSide) -> Mixer:
         """Return line 15 for the selector, or the server's Adam."""
@@ -205,11 +209,10 @@ def experts() -> Group:
     )
 
 
-def _possible_moments(tensors: Mapping[str, Tensor]) -> None:
-    """Raise Refused for a negative mean of squares, or a negative count."""
-    for name, tensor in tensors.items():
-        if not name.startswith("first") and tensor.min() < 0:
-            raise Refused(f"moments/{name} is below 0, which no mean of squares and no count is")
+def _moment_ranges(modules: Modules, task: Task) -> Ranges:
+    """Return the ranges of means of gradients and of their squares, which are not negative, and of the count."""
+    of = {"first": (-STEEPEST, STEEPEST), "second": (0.0, STEEPEST**2), "steps": (0.0, MOST_STEPS)}
+    return {name: of[name.partition("_")[0]] for name in modules["moments"].state_dict()}
 
 
 class FedSM(ModelsAndSelector):

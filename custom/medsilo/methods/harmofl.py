@@ -5,6 +5,7 @@ Both halves, inputs of one amplitude and perturbed steps, may be added to any ot
 over that method's phases, the second takes the place of its optimizer's step.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, cast
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import INPUT, InputLayer, LearningStep
-from medsilo.course.group import Group, network
+from medsilo.course.group import Group, Ranges, network
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
@@ -25,8 +26,10 @@ from medsilo.learning.steps import Closure, Step
 from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
+from medsilo.tasks.task import Task
 
 HARMONISE, AMPLITUDE = "harmonise", "amplitude"
+BRIGHTER = 10  # times the task's brightest image; augmentation may make some brighter
 
 
 class Amplitude(InputLayer):
@@ -64,7 +67,13 @@ def harmonised(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]
     which then leaves it (lines 4 to 7). Their mean (line 17) comes down once and is fixed from then on.
     """
     own = Group(
-        AMPLITUDE, used, sites_count_alike, "up", covers=amplitude.covers, title="amplitude (in one round only)"
+        AMPLITUDE,
+        used,
+        sites_count_alike,
+        "up",
+        covers=amplitude.covers,
+        title="amplitude (in one round only)",
+        ranges=amplitude_range,
     )
     shared = Group(AMPLITUDE, used, sites_count_alike, "down", arrived=fix)
     place = next(place for place, phase in enumerate(phases) if phase.trains and phase.rounds)
@@ -82,6 +91,12 @@ def harmonised(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]
 def used(modules: Modules) -> Tensors:
     """Return the part of the amplitude that is used, so that nothing else leaves a site."""
     return {AMPLITUDE: cast(AmplitudeNorm, modules[INPUT]).used}
+
+
+def amplitude_range(modules: Modules, task: Task) -> Ranges:
+    """Return what the amplitude of the task's images can be: at no frequency more than the sum of all pixels."""
+    norm = cast(AmplitudeNorm, modules[INPUT])
+    return {AMPLITUDE: (0.0, BRIGHTER * task.largest_input * math.prod(norm.size))}
 
 
 def sites_count_alike(server: ServerSide) -> Mixer:

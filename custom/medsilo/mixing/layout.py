@@ -61,6 +61,10 @@ class TypeSection:
         self.blocks = _blocks(self.names, self.sizes)
         self.widths = [block.size for block in self.blocks]
 
+    def cut(self, width: int) -> list[Block]:
+        """Return blocks of at most so many numbers, for whoever reads several sites' at once."""
+        return _blocks(self.names, self.sizes, width)
+
     def room(self) -> Tensor:
         """Memory for all numbers of the section in single precision at least, not yet filled."""
         return torch.empty(self.size, dtype=self.kept)
@@ -138,7 +142,7 @@ def _is_averaged(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def _blocks(names: list[str], sizes: list[int]) -> list[Block]:
+def _blocks(names: list[str], sizes: list[int], width: int = BLOCK) -> list[Block]:
     """Cuts the row of tensors into blocks: small neighbours together, long tensors in parts."""
     blocks: list[Block] = []
     pieces: list[Piece] = []
@@ -152,9 +156,9 @@ def _blocks(names: list[str], sizes: list[int]) -> list[Block]:
         pieces.clear()
 
     for name, size in zip(names, sizes, strict=True):
-        for start in range(0, size, BLOCK):
-            stop = min(start + BLOCK, size)
-            if filled + stop - start > BLOCK:
+        for start in range(0, size, width):
+            stop = min(start + width, size)
+            if filled + stop - start > width:
                 close()
             pieces.append(Piece(name, start, stop, whole=stop - start == size))
             filled += stop - start

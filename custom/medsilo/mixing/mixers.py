@@ -29,6 +29,7 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.spill import Kept
+from medsilo.mixing.defence import Defence, Shield
 from medsilo.mixing.layout import Layout, Tensors, TypeSection
 from medsilo.mixing.spread import Numbers, Spread, StoredSpread, Totals
 from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
@@ -130,6 +131,15 @@ class Mixer(ABC):
     def let_wait(self, memory: int) -> None:  # noqa: B027
         """Let so many bytes of contributions that came before their turn wait in memory and not on the disk."""
 
+    def defend(self, shield: Shield) -> None:
+        """Combine contributions by the shield's rule from now on."""
+        raise PlanError(f"mixing: {type(self).__name__} is not a mean that a robust rule could take the place of")
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """How much each contribution counted in the round that closed last; empty where that is not one number."""
+        return {}
+
     # -- what makes a mixer -------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -209,15 +219,37 @@ class WeightedMean(Mixer):
         self._folder = spill_folder
         self._given: dict[str, Tensor] | None = None
         self._waiting = WaitingRoom(spill_folder)
+        self._defence: Defence | None = None
         self._weights: dict[str, Weights] = {}
+        self._numbers: dict[str, float] = {}  # the weights of those that have answered, where they are single numbers
+        self._shares: dict[str, float] = {}
         self._begin_sum()
 
     def let_wait(self, memory: int) -> None:
         self._waiting.memory = memory
+        if self._defence:
+            self._defence.memory = memory
+
+    def defend(self, shield: Shield) -> None:
+        """Combine contributions by the shield's rule; the server's step is made along the result.
+
+        All of them wait until the round closes, in memory as far as `let_wait` allows, else in a temporary file.
+        """
+        if self.weigh is not None:
+            raise PlanError("mixing: a mean with weights of its own for every tensor can't be made robust")
+        self._defence = Defence(shield, self._folder)
+        self._defence.memory = self._waiting.memory
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        return self._shares
 
     def _begin_sum(self) -> None:
         self._waiting.clear()
         self._weights.clear()
+        self._numbers = {}
+        if self._defence:
+            self._defence.clear()
         self._turn = 0  # place of the site whose contribution comes next
         self._total = 0.0
         self._mean: list[Tensor] = []  # so far, one vector per section of the layout
@@ -232,6 +264,11 @@ class WeightedMean(Mixer):
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         weights = self._weights_of(site, weight, layout)
+        if self._defence:
+            self._defence.put(site, tensors, weight, layout, self._given)
+            return
+        if isinstance(weights, float):
+            self._numbers[site] = weights
         if site == self._sites[self._turn]:
             self._fold(weights, layout, reading(tensors))
             self._turn += 1
@@ -260,7 +297,7 @@ class WeightedMean(Mixer):
     @property
     def _is_mean(self) -> bool:
         """Whether the result is the mean itself and not a step towards it, nor one from element to element."""
-        return self.rate == 1.0 and self.weigh is None
+        return self.rate == 1.0 and self.weigh is None and self._defence is None
 
     @property
     def _origin(self) -> dict[str, Tensor] | None:
@@ -300,24 +337,41 @@ class WeightedMean(Mixer):
         try:
             self._fold(self._weights[site], self._layout, self._waiting.reader(site))
         except MedsiloError:
-            # Part of a contribution is in the mean: no result is better than a wrong one.
-            self._begin_sum()
-            self._answered = set()
-            self._open = False
+            self._give_up()  # part of a contribution is in the mean: no result is better than a wrong one
             raise
         self._waiting.drop(site)
 
+    def _give_up(self) -> None:
+        self._begin_sum()
+        self._answered = set()
+        self._open = False
+
     def _merge(self) -> None:
         assert self._layout is not None
+        if self._defence:
+            self._combine(self._defence, self._layout)
         for site in self._sites[self._turn :]:
             if site in self._waiting:
                 self._fold_waiting(site)
+        total = math.fsum(self._numbers.values())
+        self._shares = {site: weight / total for site, weight in sorted(self._numbers.items())}
         origin = self._origin
         if origin is not None:
             self._move(self._beside(reading(origin), self._layout), self._layout)
         self._given = origin = None  # makes room
         self._given = self._layout.restore(self._mean, self._carried)
         self._begin_sum()
+
+    def _combine(self, defence: Defence, layout: Layout) -> None:
+        """Make the mean, or the way to it, of what waits."""
+        self._scratch = [section.scratch() for section in layout.sections]
+        try:
+            self._mean = defence.combined(layout, self._given)
+        except MedsiloError:
+            self._give_up()
+            raise
+        self._carried = defence.carried()
+        self._numbers = defence.shares
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
         """The server's step from the last model, d being the mean way from it: d ← θ + η_g d."""

@@ -16,14 +16,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from medsilo.core.errors import Refused
+from medsilo.core.errors import PlanError, Refused
 from medsilo.core.spill import Kept, Spill, StoredVector
+from medsilo.mixing.defence import Shield
 from medsilo.mixing.layout import Layout, Tensors
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.waiting import reading
 
 REACH = "reach"  # ‖a_i‖₁ of FedNova, which travels beside the weights
 FURTHEST = 1e9
+NOVA_TRUSTS = (
+    "mixing: fednova weighs each hospital by the steps that it says it made, so a robust rule can't hold; use fedavg, "
+    "scaffold or fedavgm"
+)
 
 
 def reach_of(tensors: Tensors) -> float:
@@ -48,6 +53,9 @@ class FedNova(WeightedMean):
     def __init__(self, uniform: bool = False) -> None:
         super().__init__()
         self.uniform = uniform
+
+    def defend(self, shield: Shield) -> None:
+        raise PlanError(NOVA_TRUSTS)
 
     def _begin_sum(self) -> None:
         super()._begin_sum()
@@ -196,8 +204,9 @@ class Scaffold(UniformMean):
     def _merge(self) -> None:
         """How many answer shows only now: the mean becomes the way to it where some did not."""
         assert self._layout is not None
+        models = self._origin is None  # and not the ways to them
         self.rate = self.participation
-        if self._origin is not None:
+        if models and self._origin is not None:
             for c, mean in self._beside(reading(self._origin), self._layout):
                 mean.sub_(c)
         super()._merge()

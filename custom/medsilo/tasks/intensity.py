@@ -1,6 +1,6 @@
 """How the values of images become numbers for a network: the same at all sites, by MONAI."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from medsilo.core.section import Section
 class ZScore(Section):
     """Mean 0 and standard deviation 1 of every image and channel: for MRI."""
 
+    largest: ClassVar[float] = 1000.0  # a single bright place in a million
     kind: Literal["z-score"] = "z-score"
 
     def apply(self, image: Tensor) -> Tensor:
@@ -26,6 +27,7 @@ class ZScore(Section):
 class Percentiles(Section):
     """Two percentiles of every image and channel become 0 and 1; what lies beyond is cut off."""
 
+    largest: ClassVar[float] = 1.0
     kind: Literal["percentiles"] = "percentiles"
     low: float = Field(0.5, ge=0, lt=100, description="the percentile that becomes 0")
     high: float = Field(99.5, gt=0, le=100, description="the percentile that becomes 1")
@@ -41,6 +43,7 @@ class Percentiles(Section):
 class Window(Section):
     """Two values become 0 and 1, the same at all sites; what lies beyond is cut off: for CT, in Hounsfield units."""
 
+    largest: ClassVar[float] = 1.0
     kind: Literal["window"] = "window"
     low: float = Field(-160.0, description="the value that becomes 0")
     high: float = Field(240.0, description="the value that becomes 1")
@@ -55,6 +58,7 @@ class Window(Section):
 class Bytes(Section):
     """0 to 255 becomes 0 to 1; images with other numbers are refused: for photographs."""
 
+    largest: ClassVar[float] = 1.0
     kind: Literal["bytes"] = "bytes"
 
     def apply(self, image: Tensor) -> Tensor:
@@ -65,6 +69,7 @@ class Bytes(Section):
 class AsStored(Section):
     """Values stay as they are in the files."""
 
+    largest: ClassVar[float] = 65_535.0  # 16 bits
     kind: Literal["none"] = "none"
 
     def apply(self, image: Tensor) -> Tensor:

@@ -74,6 +74,7 @@ class Task(Section):
     synthetic: ClassVar[bool] = False
     channels: ClassVar[int]
     classes: ClassVar[int]
+    largest_input: ClassVar[float] = 65_535.0  # no input of a network is far above it; by default, 16 bits as stored
 
     name: str = ""  # only a task that helps another has none
 

@@ -131,6 +131,11 @@ class FolderTask(Task):
         return len(self.labels) + self.segments
 
     @property
+    def largest_input(self) -> float:  # type: ignore[override]
+        """By how intensities are scaled."""
+        return self.intensity.largest
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return (self.channels, *self.size[::-1])
 

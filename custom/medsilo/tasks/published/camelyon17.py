@@ -36,6 +36,7 @@ class Camelyon17(Classification):
     title: ClassVar[str] = "Camelyon17: tumour in lymph node patches of five hospitals"
     channels: ClassVar[int] = 3
     classes: ClassVar[int] = 2
+    largest_input: ClassVar[float] = 1.0
     reads_images: ClassVar[bool] = True
 
     name: Literal["camelyon17"] = "camelyon17"

@@ -42,6 +42,7 @@ class CovidXray(PooledTask):
     title: ClassVar[str] = "COVID-19 chest X-rays of four classes, dealt to sites"
     channels: ClassVar[int] = 1
     classes: ClassVar[int] = len(CLASSES)
+    largest_input: ClassVar[float] = 1.0
     reads_images: ClassVar[bool] = True
 
     name: Literal["covid-xray"] = "covid-xray"

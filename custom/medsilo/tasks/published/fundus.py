@@ -50,6 +50,7 @@ class Fundus(Segmentation):
     title: ClassVar[str] = "Optic disc and cup in retinal pictures of six sources"
     channels: ClassVar[int] = 3
     classes: ClassVar[int] = 3
+    largest_input: ClassVar[float] = 1.0
     structures: ClassVar[dict[str, tuple[int, ...]]] = {"disc": (1, 2), "cup": (2,)}
     reads_images: ClassVar[bool] = True
 

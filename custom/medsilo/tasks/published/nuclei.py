@@ -59,6 +59,7 @@ class Nuclei(Segmentation):
     title: ClassVar[str] = "Nuclei in H&E tiles of three public sets"
     channels: ClassVar[int] = 3
     classes: ClassVar[int] = 2
+    largest_input: ClassVar[float] = 1.0
     reads_images: ClassVar[bool] = True
 
     name: Literal["nuclei"] = "nuclei"

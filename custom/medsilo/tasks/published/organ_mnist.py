@@ -38,6 +38,7 @@ class OrganMnist(PooledTask):
     title: ClassVar[str] = "OrganA/C/SMNIST: eleven organs in CT slices, dealt to sites"
     channels: ClassVar[int] = 1
     classes: ClassVar[int] = 11
+    largest_input: ClassVar[float] = 1.0
     reads_images: ClassVar[bool] = True
 
     name: Literal["organ-mnist"] = "organ-mnist"

@@ -66,6 +66,11 @@ class Prostate(Segmentation):
         return self.augment
 
     @property
+    def largest_input(self) -> float:  # type: ignore[override]
+        """What the brightest voxel becomes."""
+        return self.brightest
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return (self.slices, self.size, self.size)
 

@@ -65,6 +65,7 @@ class SyntheticActivity(Classification):
     synthetic: ClassVar[bool] = True
     channels: ClassVar[int] = CHANNELS
     classes: ClassVar[int] = CLASSES
+    largest_input: ClassVar[float] = 100.0
 
     name: Literal["synthetic-activity"] = "synthetic-activity"
     shift: Literal["label", "feature", "both", "none"] = Field(

@@ -80,6 +80,7 @@ class SyntheticHistology(Classification):
     synthetic: ClassVar[bool] = True
     channels: ClassVar[int] = 3
     classes: ClassVar[int] = 2
+    largest_input: ClassVar[float] = 1.0
 
     name: Literal["synthetic-histology"] = "synthetic-histology"
     coding: Literal["phase", "amplitude"] = Field(

@@ -75,6 +75,7 @@ class SyntheticProstate(Segmentation):
     synthetic: ClassVar[bool] = True
     channels: ClassVar[int] = 1
     classes: ClassVar[int] = 2
+    largest_input: ClassVar[float] = 10.0
     reads_images: ClassVar[bool] = True
 
     name: Literal["synthetic-prostate"] = "synthetic-prostate"
