@@ -21,11 +21,12 @@ from torch.utils.data import Dataset
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.learning.layers import head_names
 from medsilo.learning.seeds import generator_for
+from medsilo.methods.harmofl import AMPLITUDE
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES, PARTS, Parcel
 from medsilo.tasks.task import Cases, SiteData, Task
 
-VARIANCE, MEAN, COUNTER = "running_var", "running_mean", "num_batches_tracked"
+VARIANCE, MEAN = "running_var", "running_mean"
 Updates = Mapping[str, Tensors]  # by bad hospital: the way from what it was given to what it has trained
 
 
@@ -40,13 +41,14 @@ class Turn:
     answers: Mapping[str, Parcel]
 
 
-class Attack(ABC):
+class Attack:
     """What bad hospitals do; made anew for every study, so that it may remember the rounds before."""
 
     name: ClassVar[str]
     does: ClassVar[str]  # for the table of attacks
     knows: ClassVar[str] = "what it is given"
     methods: ClassVar[frozenset[str]] = frozenset()  # the only ones that it is made for; empty: all
+    version: ClassVar[int] = 1  # to be raised when it does something else: results of the one before are not taken
 
     def poison(self, data: SiteData, task: Task) -> SiteData:
         """Return what a bad hospital trains on."""
@@ -62,7 +64,7 @@ def is_trained(name: str, tensor: Tensor) -> bool:
     return tensor.is_floating_point() and name.rpartition(".")[2] not in (VARIANCE, MEAN)
 
 
-class ForgedWeights(Attack):
+class ForgedWeights(Attack, ABC):
     """Forges the trained weights of all that it is given and sends back; statistics stay honest, so that they pass."""
 
     knows = "what it is given and what it would honestly send"
@@ -231,24 +233,15 @@ class Statistics(Attack):
     """Batch norm's running statistics, or AdaFed's measured ones, as large as they may be."""
 
     name = "statistics"
-    does = (
-        "sends running variances of a million and running means of a thousand; to AdaFed the statistics of its images "
-        "times a million"
-    )
+    does = "sends the largest running means and variances, and to AdaFed the largest measured ones, that are in range"
     methods = frozenset({"fedavg", "fedprox", "fedadam", "harmofl", "fedsm", "adafed"})
-    values = {VARIANCE: 1e6, MEAN: 1e3}
-    factor = 1e6
 
     def forge(self, turn: Turn) -> None:
         for answer in turn.answers.values():
-            for group, tensors in answer.groups.items():
-                answer.groups[group] = {name: self._forged(group, name, tensor) for name, tensor in tensors.items()}
-
-    def _forged(self, group: str, name: str, tensor: Tensor) -> Tensor:
-        if group == "statistics" and tensor.is_floating_point():
-            return tensor * self.factor
-        value = self.values.get(name.rpartition(".")[2])
-        return tensor if value is None else torch.full_like(tensor, value)
+            for group, largest in _largest(turn, answer).items():
+                if group != AMPLITUDE:
+                    own = answer.groups[group]
+                    own |= {name: torch.full_like(own[name], value) for name, value in largest.items()}
 
 
 class Amplitude(Attack):
@@ -258,20 +251,29 @@ class Amplitude(Attack):
     """
 
     name = "amplitude"
-    does = "sends an amplitude spectrum in which one frequency is a million times the largest: all images are stripes"
+    does = "sends an amplitude spectrum of one frequency alone, as large as may be: all images become stripes"
     methods = frozenset({"harmofl"})
-    factor = 1e6
 
     def forge(self, turn: Turn) -> None:
         for answer in turn.answers.values():
-            if "amplitude" in answer.groups:
-                own = answer.groups["amplitude"]
-                answer.groups["amplitude"] = {name: self._stripes(tensor) for name, tensor in own.items()}
+            for name, value in _largest(turn, answer).get(AMPLITUDE, {}).items():
+                forged = torch.zeros_like(answer.groups[AMPLITUDE][name])
+                forged.flatten(1)[:, 1] = value
+                answer.groups[AMPLITUDE][name] = forged
 
-    def _stripes(self, spectrum: Tensor) -> Tensor:
-        forged = spectrum.clone()
-        forged.flatten(1)[:, 1] = self.factor * spectrum.max()
-        return forged
+
+def _largest(turn: Turn, answer: Parcel) -> dict[str, dict[str, float]]:
+    """Return the largest value of each tensor that has a range, by group."""
+    if not answer.groups:
+        return {}
+    with torch.device("meta"):
+        networks = turn.plan.build_networks()
+    sent = turn.plan.course.phase_of(turn.number).sent
+    ranges = {group.name: group.ranges(networks, turn.plan.task) for group in sent if group.name in answer.groups}
+    return {
+        group: {name: high for name, (_, high) in own.items() if name in answer.groups[group]}
+        for group, own in ranges.items()
+    }
 
 
 class Expert(Attack):

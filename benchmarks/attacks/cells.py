@@ -4,14 +4,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 from benchmarks.attacks.attackers import ATTACKS, attacks_on
 from benchmarks.attacks.federation import run
-from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.errors import PlanError
 from medsilo.core.files import write_json
 from medsilo.core.package import package_facts
 from medsilo.plan import Plan, parse_plan
@@ -118,7 +117,7 @@ class Cell:
     def file(self) -> str:
         """Return the name of the file in which the cell's result is kept: another plan or attack is another file."""
         facts = [_values(self.setting), self.method, self.attack, self.bad, asdict(DEFENCES[self.defence]), self.seed]
-        told = json.dumps([*facts, ATTACKS[self.attack].does if self.bad else ""], sort_keys=True)
+        told = json.dumps([*facts, ATTACKS[self.attack].version if self.bad else 0], sort_keys=True)
         return f"{self.method}-{self.seed}-{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
 
 
@@ -200,7 +199,7 @@ def _of(block: Block, seed: int) -> Iterator[Cell]:
 def result_of(cell: Cell, folder: Path) -> Result:
     """Return a cell's result, from its file or by running the study."""
     known = kept(cell, folder)
-    if known:
+    if known and not (cell.defence == PLAIN and known.stood_out is None):
         return known
     result = measured(cell)
     folder.mkdir(parents=True, exist_ok=True)
@@ -208,7 +207,6 @@ def result_of(cell: Cell, folder: Path) -> Result:
     return result
 
 
-@cache
 def kept(cell: Cell, folder: Path) -> Result | None:
     """Return a cell's result from its file, if it is there."""
     file = folder / cell.file()

@@ -1,6 +1,5 @@
 """One study of real participants and the real coordinator in one process, in which some hospitals are dishonest."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -42,14 +41,9 @@ class Outcome:
     rounds: list[Round] = field(repr=False, compare=False)
 
     @property
-    def stood_out(self) -> dict[str, int]:
+    def stood_out(self) -> dict[str, int] | None:
         """In how many rounds the record says of a hospital that it stands out."""
-        return dict(Counter(site for line in self.rounds for site in standing_out(line)))
-
-
-def standing_out(line: Round) -> Collection[str]:
-    """Return the hospitals of which a round's record says that they stand out."""
-    return ()
+        return None
 
 
 class LoopWithBad(Loop):
@@ -112,9 +106,7 @@ def data_of(task: Task, site: str, sites: tuple[str, ...], seed: int) -> SiteDat
     return task.read(site, list(sites), seed, None)
 
 
-def _outcome(
-    plan: Plan, root: Path, coordinator: Coordinator, bad: Collection[str], reason: str | None
-) -> Outcome:
+def _outcome(plan: Plan, root: Path, coordinator: Coordinator, bad: Collection[str], reason: str | None) -> Outcome:
     honest = [site for site in plan.participation.sites if site not in bad]
     rounds = coordinator.rounds
     refused = sum(1 for line in rounds if set(line.refused) & set(bad))

@@ -6,11 +6,12 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.attacks.attackers import ATTACKS
-from benchmarks.attacks.cells import DEFENCES, HONEST, PLAIN, Block, Cell, Result, Setting, cells, kept
-from benchmarks.attacks.costs import Cost
+from benchmarks.attacks.cells import DEFENCES, HONEST, PLAIN, SITES, Block, Cell, Result, Setting, cells, kept
+from benchmarks.attacks.costs import SMALL, Cost, costs
 from medsilo.registry import METHODS
 
 POINTS = 3.0  # of the score, that the best defence may lose
+MOST_SEEDS = 9
 PATCHED = 10.0  # points, by which the patch may succeed more often than in the undisturbed federation
 # Where the goal may be missed, and why; what misses it and does not stand here makes the command exit with 1.
 NAMED: dict[str, str] = {}
@@ -24,13 +25,15 @@ def percent(share: float) -> str:
 class Compared:
     """One attack on one method under one defence, over all seeds that are done, against the undisturbed federation."""
 
-    method: str
-    attack: str
-    bad: int
-    defence: str
+    cells: Sequence[Cell]  # by seed
     results: Sequence[Result]
     undisturbed: Sequence[Result]  # with the same seeds, without attack and defence
     honest: Sequence[Sequence[str]]  # the hospitals whose scores are compared
+
+    @property
+    def cell(self) -> Cell:
+        """The first of them: all differ in the seed alone."""
+        return self.cells[0]
 
     @property
     def refused(self) -> bool:
@@ -75,7 +78,7 @@ class Compared:
     @property
     def holds(self) -> bool:
         """Whether the goal is met."""
-        opened = "backdoor" in self.attack and self.patched_gain > PATCHED
+        opened = "backdoor" in self.cell.attack and self.patched_gain > PATCHED
         return not self.refused and self.loss <= POINTS and not opened
 
     @property
@@ -85,7 +88,7 @@ class Compared:
             return "refused"
         if self.score is None:
             return "ended"
-        patch = f"; {100 * self.patched:.0f}" if "backdoor" in self.attack and self.patched is not None else ""
+        patch = f"; {100 * self.patched:.0f}" if "backdoor" in self.cell.attack and self.patched is not None else ""
         ended = f" ({self.ended} of {len(self.results)} ended)" if self.ended else ""
         return f"{percent(self.score)}{patch}{ended}"
 
@@ -106,19 +109,17 @@ class Done:
 
     def compared(self, cell: Cell) -> Compared | None:
         """Return a cell with the same one of all other seeds; None where nothing is done of it."""
-        sought = [replace(cell, seed=seed) for seed in range(9)]
-        with_reference = [
-            (one, self.results[_key(one)], reference)
-            for one in sought
-            if _key(one) in self.results
-            and (reference := self.results.get(_key(replace(one, attack=HONEST, bad=0, defence=PLAIN))))
-            and reference.sites
-        ]
-        if not with_reference:
-            return None
-        own, results, references = zip(*with_reference, strict=True)
-        honest = [[site for site in reference.sites if site not in one.bad_sites] for one, _, reference in with_reference]
-        return Compared(cell.method, cell.attack, cell.bad, cell.defence, results, references, honest)
+        own, results, references, honest = [], [], [], []
+        for seed in range(MOST_SEEDS):
+            one = replace(cell, seed=seed)
+            result = self.results.get(_key(one))
+            reference = self.results.get(_key(replace(one, attack=HONEST, bad=0, defence=PLAIN)))
+            if result and reference and reference.sites:
+                own.append(one)
+                results.append(result)
+                references.append(reference)
+                honest.append([site for site in reference.sites if site not in one.bad_sites])
+        return Compared(own, results, references, honest) if own else None
 
     def where(self, wanted: Callable[[Cell], bool]) -> list[Compared]:
         """Return what is done of these cells, in their order, seeds together."""
@@ -149,10 +150,10 @@ def attacks_table() -> list[str]:
 def scores_table(done: Done, setting: Setting, method: str, bad: int) -> list[str]:
     """Return attacks by defences for one method and number of bad hospitals."""
     found = done.where(lambda cell: (cell.setting, cell.method, cell.bad) == (setting, method, bad))
-    defences = [name for name in DEFENCES if any(one.defence == name for one in found)]
+    defences = [name for name in DEFENCES if any(one.cell.defence == name for one in found)]
     rows = []
-    for attack in dict.fromkeys(one.attack for one in found):
-        own = {one.defence: one for one in found if one.attack == attack}
+    for attack in dict.fromkeys(one.cell.attack for one in found):
+        own = {one.cell.defence: one for one in found if one.cell.attack == attack}
         reference = next(iter(own.values()))
         seeds = max(len(one.results) for one in own.values())
         texts = [own[name].text if name in own else "–" for name in defences]
@@ -170,54 +171,169 @@ def score_tables(done: Done) -> list[str]:
     return lines
 
 
-def costs_table(done: Done, costs: Sequence[Cost]) -> list[str]:
-    """Return what each defence costs without an attacker."""
+def costs_table(done: Done, measured: Sequence[Cost]) -> list[str]:
+    """Return what each defence costs without an attacker: points of the score, and the server's time and memory."""
     found = done.where(lambda cell: cell.bad == 0)
-    places = dict.fromkeys((one.method, len(one.honest[0])) for one in found)
-    methods = sorted({method for method, _ in places}, key=list(METHODS).index)
+    places = list(dict.fromkeys((one.cell.setting.title, one.cell.method) for one in found))
+    header = [f"{title.partition(':')[0]}, {METHODS[method].title}" for title, method in places]
     rows = []
-    for cost in costs:
-        texts = []
-        for method in methods:
-            own = [one for one in found if one.method == method and one.defence == cost.defence]
-            texts.append("; ".join("refused" if one.refused else f"{-one.loss:+.1f}" for one in own) or "–")
-        rows.append((cost.defence, *texts, f"{cost.seconds:.1f}x", f"{cost.memory:.1f}x"))
-    return rows_of(("defence", *(METHODS[method].title for method in methods), "server's time", "memory"), rows)
+    for cost in measured:
+        own = {(one.cell.setting.title, one.cell.method): one for one in found if one.cell.defence == cost.defence}
+        points = [_points(own[place]) if place in own else "–" for place in places]
+        rows.append((cost.defence, *points, f"{cost.seconds:.1f}x", f"{cost.memory:.1f}x"))
+    return rows_of(("defence", *header, "server's time", "memory"), rows)
+
+
+def _points(one: Compared) -> str:
+    return "refused" if one.refused else "ended" if one.ended else f"{-one.loss:+.1f}"
 
 
 # ---------------------------------------------------------------------------------------------------- the goal
 def best_defence(found: Sequence[Compared]) -> str | None:
-    """Return the defence whose worst loss over all attacks is least."""
-    names = [name for name in DEFENCES if name != PLAIN]
-    worst = {
-        name: max(one.loss for one in found if one.defence == name)
-        for name in names
-        if any(one.defence == name and not one.refused for one in found)
-    }
-    return min(worst, key=worst.__getitem__) if worst else None
+    """Return the defence that holds in most attacks; of equal ones the one that loses least on the average."""
+    own = {name: [one for one in found if one.cell.defence == name and not one.refused] for name in DEFENCES}
+    own = {name: rows for name, rows in own.items() if rows and name != PLAIN}
+
+    def rank(name: str) -> tuple[int, float]:
+        return sum(one.holds for one in own[name]), -fmean(one.loss for one in own[name])
+
+    return max(own, key=rank) if own else None
 
 
 def goal_table(done: Done) -> tuple[list[str], list[Compared]]:
     """Return, for one bad hospital, what the best defence loses in each attack, and where it misses the goal."""
-    rows, missed = [], []
+    rows: list[Sequence[str]] = []
+    missed: list[Compared] = []
     found = done.where(lambda cell: cell.bad == 1)
-    for method in sorted({one.method for one in found}, key=list(METHODS).index):
-        own = [one for one in found if one.method == method]
+    for title, method in dict.fromkeys((one.cell.setting.title, one.cell.method) for one in found):
+        own = [one for one in found if (one.cell.setting.title, one.cell.method) == (title, method)]
+        place = f"{title}, {METHODS[method].title}"
         best = best_defence(own)
         if best is None:
-            rows.append((METHODS[method].title, "none is possible", "", ""))
+            rows.append((place, "every one is refused", "", ""))
             continue
-        under = [one for one in own if one.defence == best]
-        held = [one for one in under if one.holds]
+        under = [one for one in own if one.cell.defence == best]
         failed = [one for one in under if not one.holds]
         missed += failed
-        told = "; ".join(f"{one.attack} ({_why(one)})" for one in failed) or "none"
-        rows.append((METHODS[method].title, best, f"{len(held)} of {len(under)}", told))
-    return rows_of(("method", "best defence", "held", "missed"), rows), missed
+        told = "; ".join(f"{one.cell.attack} ({_why(one)})" for one in failed) or "none"
+        rows.append((place, best, f"{len(under) - len(failed)} of {len(under)}", told))
+    return rows_of(("study", "best defence", "held", "missed"), rows), missed
 
 
 def _why(one: Compared) -> str:
     if one.ended:
         return f"{one.ended} of {len(one.results)} studies ended"
     points = f"{-one.loss:+.1f} points"
-    return f"{points}, patch {one.patched_gain:+.0f}" if "backdoor" in one.attack else points
+    return f"{points}, patch {one.patched_gain:+.0f}" if "backdoor" in one.cell.attack else points
+
+
+# ---------------------------------------------------------------------------------------------------- who stands out
+def named_table(done: Done) -> list[str]:
+    """Return of whom the record says that they stand out, under the plain mean."""
+    rows = []
+    for one in done.where(lambda cell: cell.defence == PLAIN):
+        pairs = [(seed_of, result) for seed_of, result in zip(one.cells, one.results, strict=True) if result.rounds]
+        known = [(cell, result, result.stood_out) for cell, result in pairs if result.stood_out is not None]
+        if not known:
+            continue
+        bad = sum(out.get(site, 0) for cell, _, out in known for site in cell.bad_sites)
+        honest = sum(sum(out.values()) for _, _, out in known) - bad
+        rounds = sum(result.rounds for _, result, _ in known)
+        good = sum(named(result) == set(cell.bad_sites) for cell, result, _ in known)
+        place = f"{one.cell.setting.title.partition(':')[0]}, {METHODS[one.cell.method].title}"
+        of_bad, of_honest = rounds * one.cell.bad, rounds * (len(SITES) - one.cell.bad)
+        rows.append(
+            (
+                place,
+                one.cell.attack,
+                str(one.cell.bad),
+                f"{bad} of {of_bad}" if of_bad else "–",
+                f"{honest} of {of_honest}",
+                f"{good} of {len(known)}",
+            )
+        )
+    return rows_of(("study", "attack", "bad", "bad named", "honest named", "right"), rows)
+
+
+def named(result: Result) -> set[str]:
+    """Return the hospitals that stand out in most rounds."""
+    return {site for site, rounds in (result.stood_out or {}).items() if 2 * rounds > result.rounds}
+
+
+# ---------------------------------------------------------------------------------------------------- the document
+def document(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple[str, list[str]]:
+    """Return the document, and the attacks in which the goal is missed and that are not named."""
+    done = Done(blocks, folder)
+    goal, missed = goal_table(done)
+    unnamed = sorted({f"{one.cell.attack} on {one.cell.method}" for one in missed if one.cell.attack not in NAMED})
+    seconds = sum(result.seconds for result in done.results.values())
+    packages = {result.package for result in done.results.values()}
+    left = len(done.all) - len(done.cells)
+    state = f"{len(done.cells)} studies, {seconds / 60:.0f} minutes of one core"
+    state += f"; {left} are not done yet" if left else ""
+    state += f"; made with {len(packages)} versions of the package" if len(packages) > 1 else ""
+    lines = [
+        "# Dishonest hospitals",
+        "",
+        *INTRODUCTION.format(state=state, points=POINTS, patched=PATCHED).splitlines(),
+        "",
+        "## The attacks",
+        "",
+        *attacks_table(),
+        "## The goal: one bad hospital of five",
+        "",
+        *GOAL.format(points=POINTS, patched=PATCHED).splitlines(),
+        "",
+        *goal,
+        *(f"- **{name}**: {why}" for name, why in NAMED.items() if any(one.cell.attack == name for one in missed)),
+        "",
+        "## Scores of the honest hospitals",
+        "",
+        *SCORES.splitlines(),
+        "",
+        *score_tables(done),
+        "## What a defence costs without an attacker",
+        "",
+        *COSTS.splitlines(),
+        "",
+        *costs_table(done, costs(SMALL, 1) if tiny else costs()),
+        "## Who stands out",
+        "",
+        *STANDS_OUT.splitlines(),
+        "",
+        *named_table(done),
+    ]
+    return "\n".join(lines).rstrip() + "\n", unnamed
+
+
+INTRODUCTION = """\
+SYNTHETIC data ([docs/synthetic.md](../synthetic.md)), five hospitals, small networks, few rounds, every
+method's default numbers. Written by
+
+    python -m benchmarks.attacks --write
+
+{state}. Real participants answer the real coordinator in one process; what a bad hospital sends goes through the same
+acceptance as everything else. Which hospital is bad changes with the seed. No number of a method, a defence or an
+attack was chosen by looking at these tables."""
+
+GOAL = """\
+The best defence, one for all attacks, is to keep the honest hospitals' mean test score within {points:.0f} points of
+what the same hospitals have in the undisturbed federation (all five honest, plain mean), and the backdoor's patch from
+succeeding {patched:.0f} points more often than there. Best is the defence under which most attacks are held; it is
+chosen on the same studies, so what it keeps is a little flattered. With two or three seeds and some 200 test images a
+seed, a point or two is chance."""
+
+SCORES = """\
+Mean test score in % of the honest hospitals over the seeds. For backdoors, after the semicolon: how many in a hundred
+of their test images of the other class the patch makes their models call the target class. "ended": the study ended
+before the test, as a rule because the shared model was no longer finite at honest hospitals. "refused": the plan
+refuses this defence for this method. Guessing has 50 in classification."""
+
+COSTS = """\
+Points of the test score against the plain mean, all five hospitals honest, same seeds. Time and memory: a round of the
+server's mixer with five U-Nets of 2.6 million weights, against the plain mean in the same run."""
+
+STANDS_OUT = """\
+Under the plain mean, so without any defence. Rounds in which the record says of the bad hospital that it stands out, of
+all rounds; rounds in which it says so of an honest hospital, of all hospitals' rounds; and studies in which it named
+the bad hospital and nobody else in most rounds."""
