@@ -62,9 +62,9 @@ PROSTATE = Setting(
 )
 TINY = Setting(
     "Activity: classification",
-    {"name": "synthetic-activity", "persons": 6, "windows": 16, "steps": 32, "shift": "none"},
+    {"name": "synthetic-activity", "persons": 10, "windows": 16, "steps": 32, "shift": "none"},
     {"name": "activity-cnn"},
-    {"rounds": 4, "batch_size": 8, "learning_rate": 0.05, "momentum": 0.9},
+    {"rounds": 3, "local_epochs": 3, "batch_size": 16, "optimizer": "adam", "learning_rate": 0.02},
 )
 
 
@@ -159,10 +159,10 @@ EVERY_ATTACK = tuple(ATTACKS)
 OTHERS = ("fedprox", "fedbn", "fedadam", "harmofl", "adafed")
 TABLE = (
     Block(HISTOLOGY, ("fedavg",), EVERY_ATTACK, EVERY_DEFENCE, (0, 1), 3),
-    Block(HISTOLOGY, ("fedavg",), EVERY_ATTACK, EVERY_DEFENCE, (2,), 2),
-    Block(HISTOLOGY, OTHERS, COMMON, FEW, (0, 1), 2),
     Block(PROSTATE, ("fedavg",), COMMON, FEW, (0, 1), 2),
+    Block(HISTOLOGY, OTHERS, COMMON, FEW, (0, 1), 2),
     Block(HISTOLOGY, ("fedsm",), COMMON, FEW, (0, 1), 1),
+    Block(HISTOLOGY, ("fedavg",), EVERY_ATTACK, EVERY_DEFENCE, (2,), 2),
 )
 WIDE = (
     Block(HISTOLOGY, ("fedavg", *OTHERS, "fedsm"), EVERY_ATTACK, EVERY_DEFENCE, (0, 1, 2), 3),

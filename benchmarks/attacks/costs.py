@@ -5,14 +5,17 @@ contribution to the result, the fastest of several rounds. Memory: the peak abov
 contributions made one at a time and handed over. Needs Linux (it forks, and reads the peak from /proc).
 """
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
 from benchmarks.attacks.cells import DEFENCES, PLAIN, SITES
 from benchmarks.mixing import in_a_fork
 from benchmarks.timing import fastest
+from medsilo.core.files import write_json
 from medsilo.core.memory import most_held
 from medsilo.core.tensors import Tensors
 from medsilo.mixing.mixers import Mixer, WeightedMean
@@ -31,6 +34,14 @@ class Cost:
     defence: str
     seconds: float
     memory: float
+
+
+def kept_costs(folder: Path, tiny: bool) -> list[Cost]:
+    """Return what was measured before, or measure it now."""
+    file = folder / "costs.json"
+    if not file.exists():
+        write_json(file, [asdict(cost) for cost in (costs(SMALL, 1) if tiny else costs())])
+    return [Cost(**values) for values in json.loads(file.read_text("utf-8"))]
 
 
 def costs(features: tuple[int, ...] = LARGE, repeats: int = REPEATS) -> list[Cost]:

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from benchmarks.attacks.attackers import ATTACKS
 from benchmarks.attacks.cells import DEFENCES, HONEST, PLAIN, SITES, Block, Cell, Result, Setting, cells, kept
-from benchmarks.attacks.costs import SMALL, Cost, costs
+from benchmarks.attacks.costs import Cost, kept_costs
 from medsilo.registry import METHODS
 
 POINTS = 3.0  # of the score, that the best defence may lose
@@ -296,7 +296,7 @@ def document(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple
         "",
         *COSTS.splitlines(),
         "",
-        *costs_table(done, costs(SMALL, 1) if tiny else costs()),
+        *costs_table(done, kept_costs(folder, tiny) if done.cells else []),
         "## Who stands out",
         "",
         *STANDS_OUT.splitlines(),
