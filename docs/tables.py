@@ -214,6 +214,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "super-model": lambda: fields(schema.SuperModelFacts, "details.super_model."),
     "round": lambda: fields(schema.Round),
     "site-round": lambda: fields(schema.SiteRound, "sites.<site>."),
+    "sent-update": lambda: fields(schema.SentUpdate, "sites.<site>.updates.<group>."),
     "provenance": lambda: fields(schema.Provenance),
     "cross": lambda: fields(schema.Cross),
     "study-tree": lambda: tree(STUDY_TREE),

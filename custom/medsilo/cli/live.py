@@ -49,7 +49,8 @@ def board(progress: StudyProgress) -> RenderableType:
     facts += [f"about {duration(left)} left"] if left else []
     facts += [f"best {progress.metric} {progress.best[1]:.3f} in round {progress.best[0]}"] if progress.best else []
     bar = Padding(ProgressBar(progress.planned, progress.done, width=40), (1, 0, 0, 0))
-    return Group(Padding(table, (1, 0, 0, 0)), bar, Text("  ·  ".join(facts)))
+    told = [Text(line, "yellow") for lines in progress.standing_out.values() for line in lines]
+    return Group(Padding(table, (1, 0, 0, 0)), *told, bar, Text("  ·  ".join(facts)))
 
 
 def _value(value: float | None) -> str:

@@ -275,7 +275,10 @@ def conclude(screen: Screen, folder: Path) -> int:
     from medsilo.runs.reading import read_summary
 
     screen.say("\n" + text_table(read_all([folder])))
+    summary = read_summary(folder)
+    for line in (line for lines in summary.stands_out.values() for line in lines):
+        screen.say(f"stands out: {line}")
     page = write([folder], folder / paths.REPORT, folder.name)
     screen.say(f"\nreport: {page}")
-    screen.answer(run=folder, report=page, summary=read_summary(folder).as_json())
+    screen.answer(run=folder, report=page, summary=summary.as_json())
     return 0

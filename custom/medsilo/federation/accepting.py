@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -30,7 +29,6 @@ from medsilo.runs.messages import (
 from medsilo.tasks.metrics import CHANCES, CONFUSION
 
 Asked = tuple[str, int]  # task and round
-NO_RANGES: Mapping[str, Ranges] = MappingProxyType({})
 
 
 class Acceptance:
@@ -169,13 +167,8 @@ def check_ranges(group: str, tensors: Mapping[str, Tensor], ranges: Ranges) -> N
             raise Refused(f"{group}/{name} holds {value:g}; only {low:g} to {high:g} is possible there")
 
 
-def check_tensors(
-    groups: Groups, expected: Groups, declared: Sequence[Group], ranges: Mapping[str, Ranges] = NO_RANGES
-) -> None:
-    """Raise Refused unless these groups are what was asked for, in finite and possible values.
-
-    ranges: by group, of those tensors whose values have a range.
-    """
+def check_forms(groups: Groups, expected: Groups) -> None:
+    """Raise Refused unless these groups hold just the tensors that were asked for, in their shapes and types."""
     same_layout(groups, expected)
     for group, layout in expected.items():
         for name, like in layout.items():
@@ -184,9 +177,23 @@ def check_tensors(
                 raise Refused(f"{group}/{name} has dtype {tensor.dtype}, expected {like.dtype}")
             if tensor.layout != like.layout:
                 raise Refused(f"{group}/{name} is not a dense tensor")
-            if not is_finite(tensor):
+
+
+def check_numbers(
+    groups: Groups,
+    declared: Sequence[Group],
+    ranges: Mapping[str, Ranges],
+    finite: Mapping[str, Collection[str]],
+) -> None:
+    """Raise Refused unless all numbers are finite and possible.
+
+    ranges: by group, of those tensors whose values have a range. finite: by group, tensors that are known to be.
+    """
+    for group, tensors in groups.items():
+        for name in tensors.keys() - finite.get(group, ()):
+            if not is_finite(tensors[name]):
                 raise Refused(f"{group}/{name} holds NaN or infinity; training diverged at this site")
     for own in declared:
-        if own.name in expected:
+        if own.name in groups:
             check_ranges(own.name, groups[own.name], ranges.get(own.name, {}))
             own.check(groups[own.name])

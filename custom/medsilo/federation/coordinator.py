@@ -10,16 +10,17 @@ from medsilo.core.tensors import Groups
 from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
-from medsilo.federation.accepting import Acceptance, check_tensors
+from medsilo.federation.accepting import Acceptance, check_forms
 from medsilo.federation.asking import Asking, Exchange, Messenger
 from medsilo.federation.server_state import ServerState
+from medsilo.federation.standing import rounded
 from medsilo.federation.summary import Account, summarise
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Delivered, Joined, Parcel, Request, Tested, Trained
 from medsilo.runs.record import Record, now
-from medsilo.runs.schema import Round, SiteRound, Summary
+from medsilo.runs.schema import Round, SentUpdate, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
 
 Task = Literal["join", "round", "deliver", "test"]
@@ -127,6 +128,7 @@ class Coordinator:
         if breach is None:
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
+        updates, shares = self.state.standing.updates(), self.state.shares(phase) if breach is None else {}
         line = Round(
             round=number,
             phase=phase.name,
@@ -136,7 +138,10 @@ class Coordinator:
             refused=exchange.by_kind("refused"),
             lost=exchange.by_kind("lost"),
             warnings=exchange.warnings(),
-            sites={site: _line(exchange, site) for site in sorted(exchange.replies)},
+            sites={
+                site: _line(exchange, site, updates.get(site, {}), shares.get(site))
+                for site in sorted(exchange.replies)
+            },
         )
         self.rounds.append(line)
         self.record.add_round(line)
@@ -193,7 +198,6 @@ class Coordinator:
         """Ask every site, as often as the plan allows."""
         exchange = Exchange(self.sites if task == "round" else self.everyone)
         expected = self.state.expected(phase) if task == "round" else {}
-        ranges = self.state.ranges(phase) if task == "round" else {}
         smallest = self._smallest() if self.plan.training.truncate else None
 
         def outgoing(site: str) -> Parcel:
@@ -217,10 +221,10 @@ class Coordinator:
 
         def receive(site: str, reply: Parcel) -> None:
             answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
-            check_tensors(reply.groups, expected, phase.sent, ranges)
+            check_forms(reply.groups, expected)
             exchange.bytes_up[site] = reply.size()
             if isinstance(answer, Trained):
-                self.state.add(site, reply.groups, answer.samples, phase)
+                self.state.take(site, reply.groups, answer.samples, phase)
                 self.state.has_settled(site)
             exchange.replies[site] = answer
             if isinstance(answer, Joined):
@@ -271,7 +275,7 @@ class Coordinator:
         )
 
 
-def _line(exchange: Exchange, site: str) -> SiteRound:
+def _line(exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: float | None) -> SiteRound:
     """Return a site's part in a round's record."""
     reply = exchange.replies[site]
     assert isinstance(reply, Trained)
@@ -284,4 +288,6 @@ def _line(exchange: Exchange, site: str) -> SiteRound:
         memory=int(reply.memory),
         bytes_up=exchange.bytes_up[site],
         bytes_down=exchange.bytes_down[site],
+        updates=updates,
+        share=None if share is None else rounded(min(share, 1.0)),
     )

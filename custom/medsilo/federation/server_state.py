@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import isfinite
 from typing import Any
 
 import torch
@@ -10,10 +11,13 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError
 from medsilo.core.spill import Kept
 from medsilo.core.tensors import Groups
-from medsilo.course.group import Group, Ranges, views
+from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
+from medsilo.federation.accepting import check_numbers
 from medsilo.federation.drawing import draw_amplitude
+from medsilo.federation.standing import RoundStanding
+from medsilo.learning.seeds import seed_for
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
@@ -30,6 +34,7 @@ class ServerState:
         self.sites = server.sites
         with torch.device("meta"):  # shapes and dtypes only: the server holds no model beside its mixers
             self.layout = plan.build_networks()
+        self.trained = frozenset(name for net in self.layout.values() for name, _ in net.named_parameters())
         self.shield = plan.mixing.shield(self._untrained())
         self.place: int | None = None  # of the phase that the mixers are of
         self.once: set[str] = set()  # groups of that phase that sites don't send back
@@ -42,17 +47,12 @@ class ServerState:
 
     def _untrained(self) -> frozenset[str]:
         """Return the names of tensors that no network trains, such as running statistics."""
-        trained = {name for network in self.layout.values() for name, _ in network.named_parameters()}
-        return frozenset(name for network in self.layout.values() for name, _ in network.named_buffers()) - trained
+        return frozenset(name for net in self.layout.values() for name, _ in net.named_buffers()) - self.trained
 
     # ------------------------------------------------------------------ a round
     def expected(self, phase: Phase) -> Groups:
         """Return the layout of what sites send in a phase, as it travels."""
         return self._packed(views(phase.sent, self.layout))
-
-    def ranges(self, phase: Phase) -> dict[str, Ranges]:
-        """Return the ranges of what sites send in a phase, by group."""
-        return {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
 
     def _packed(self, groups: Groups) -> Groups:
         pack = self.plan.transport.packed
@@ -66,6 +66,10 @@ class ServerState:
             self.place = place
         for group in self.expected(self.course.phases[place]):
             self.mixers[group].start(self.sites)
+        phase = self.course.phases[place]
+        kept = views([group for group in phase.sent if group.goes_down], self.layout)
+        self.standing = RoundStanding(self._packed(kept), self.trained, seed_for(self.plan.seed, "sketch", number))
+        self.ranges = {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
 
     def enter(self, phase: Phase, fresh: bool = True) -> None:
         """Make the mixers of a phase that begins, in the order of its groups: they may depend on what came before.
@@ -109,11 +113,25 @@ class ServerState:
             return self.mixers[group.stand_in].current(self.sites[0])
         return self.mixers[group.name].current(site if group.personal else self.sites[0])
 
-    def add(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
-        """Take what a site sends, in the order in which the groups are declared."""
-        for group in phase.sent:
+    def take(self, site: str, groups: Groups, samples: int, phase: Phase) -> None:
+        """Take what a site sends, whose form was checked; raises Refused where its numbers can't be."""
+        personal = {group.name: group.personal for group in phase.sent}
+
+        def given(group: str) -> dict[str, Tensor]:
+            return self.mixers[group].current(site if personal[group] else self.sites[0])
+
+        directions = self.standing.measure(groups, given)
+        finite = {group: self.standing.names[group] for group, own in directions.items() if isfinite(own.norm)}
+        check_numbers(groups, phase.sent, self.ranges, finite)
+        for group in phase.sent:  # in the order in which they are declared
             if group.name in groups:
                 self.mixers[group.name].add(site, groups[group.name], samples)
+        self.standing.note(site, directions)
+
+    def shares(self, phase: Phase) -> Mapping[str, float]:
+        """Return how much each site counted in the round that ended, in the first group that is a mean."""
+        found = (self.mixers[group.name].shares for group in phase.sent if group.name in self.mixers)
+        return next((shares for shares in found if shares), {})
 
     def has_settled(self, site: str) -> None:
         """Remember that a site has what is given once."""

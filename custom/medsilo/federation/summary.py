@@ -10,6 +10,7 @@ from medsilo.plan import Plan
 from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
 from medsilo.runs.record import now
 from medsilo.runs.schema import Agreement, Details, Package, Round, RoundCount, Selection, SiteResult, Summary
+from medsilo.runs.standing import standing_out
 from medsilo.tasks.metrics import added
 from medsilo.tasks.task import Task
 
@@ -75,6 +76,7 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
         unseen={site: _site_result(led, site) for site in led.everyone if site not in led.sites},
         **means(plan.task, sites),
         pooled=plan.task.figures(added(told)),
+        stands_out=standing_out(led.rounds),
         details=Details(**led.details),
         seconds=round(seconds, 3),
         memory=most_held(),

@@ -8,6 +8,7 @@ from medsilo.report.read import RunResult, all_sites, spans
 from medsilo.report.table import number
 
 MOST_ABSENCE_NOTICES = 6
+STANDS_OUT = "Stands out"
 MOST_SITES_IN_A_SENTENCE = 5
 SYNTHETIC = (
     "The data are synthetic. The numbers show that the software works; they say nothing about patients, and the order "
@@ -112,6 +113,12 @@ def notices(runs: Sequence[RunResult]) -> list[Notice]:
         missing = [*missing[:MOST_ABSENCE_NOTICES], Notice("missing", "Missing", rest)]
     told = [
         Notice("caution", "Caution", f"{run.label}: {line}") for run in runs for line in run.summary.details.cautions
+    ]
+    told += [
+        Notice("caution", STANDS_OUT, f"{run.label}: {line}")
+        for run in runs
+        for lines in run.summary.stands_out.values()
+        for line in lines
     ]
     return failed + missing + told + _cautions(runs) + _synthetic(runs)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from medsilo.report import findings, panels
 from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
-from medsilo.report.findings import Answer, Notice
+from medsilo.report.findings import STANDS_OUT, Answer, Notice
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
 from medsilo.report.panels import Subject
 from medsilo.report.pictures import Bars, site_bars
@@ -96,6 +96,7 @@ def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
     notices += [notice for notice in findings.notices(runs) if notice.kind == "missing"]
     told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.cautions}
     notices += [Notice("caution", "Caution", text) for text in sorted(told)]
+    notices += [notice for notice in findings.notices(runs) if notice.word == STANDS_OUT]
     kept = sorted({site for row in verdict.rows for site in row.means_only})
     if kept:
         text = f"{', '.join(kept)} keep their cases' scores: their intervals rest on the seeds alone."

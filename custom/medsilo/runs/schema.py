@@ -47,6 +47,26 @@ class Part(BaseModel):
 
 
 # ---------------------------------------------------------------------------------------------------- rounds.jsonl
+Cosine = Annotated[float, Field(strict=True, ge=-1, le=1)]
+
+
+class SentUpdate(Part):
+    """What shows of one group of tensors that a site sent, without looking into it."""
+
+    norm: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] = Field(
+        description="how far the trained weights are from what the site was given"
+    )
+    cosine: Cosine | None = Field(
+        None,
+        description="of the way there and the mean way of the other sites, each of which counts as if it were of "
+        "length one: 1 the same way, 0 across, −1 back. To about 0.02. `null` where nothing changed or nobody else "
+        "answered",
+    )
+    agreement: Cosine | None = Field(
+        None, description="mean cosine of two of the others; `null` where fewer than two others answered"
+    )
+
+
 class SiteRound(Part):
     """What one site gave in one round."""
 
@@ -60,6 +80,13 @@ class SiteRound(Part):
     memory: Count | None = Field(None, description="bytes that the site's process held at most")
     bytes_up: Count = Field(0, description="bytes of the tensors that the site sent")
     bytes_down: Count = Field(0, description="bytes of the tensors that the site got")
+    updates: dict[str, SentUpdate] = Field(
+        {}, description="group of tensors → `norm` and `cosine` of the site's update, see below"
+    )
+    share: Share | None = Field(
+        None,
+        description="how much the site counted in the round's mean; `null` where that is not one number, as in medians",
+    )
 
 
 class Round(Part):
@@ -265,6 +292,9 @@ class Summary(Part):
         {},
         description="`figures` over the test cases of all sites together; their counts are added first. A site that "
         "withholds its classes is part of `accuracy` and not of `balanced_accuracy`",
+    )
+    stands_out: dict[str, list[Text]] = Field(
+        {}, description="site → what stands out in its updates, in words ([robust.md](robust.md)); nothing is left out"
     )
     details: Details = Field(Details(), description="what the method found out or rests on, see below")
     seconds: Seconds | None = Field(None, description="time that the study took")

@@ -29,7 +29,9 @@ class StudyProgress:
         self.planned, self.metric, self.done = planned, metric, 0
         self.best: tuple[int, float] | None = None  # the round and the mean score of the model it began with
         self.last: dict[str, Any] = {}  # the last round, as JSON
-        self.exceptional: list[str] = []  # its lines about missing sites and warnings
+        self.exceptional: list[str] = []  # its lines about missing sites, warnings and sites that stand out
+        self.standing_out: dict[str, list[str]] = {}  # site → what stands out in its updates, in all rounds so far
+        self._rounds: list[Round] = []
         self._clock = clock
         self._ends = [clock()]  # of the start here and of the rounds seen
 
@@ -49,9 +51,19 @@ class StudyProgress:
         if mean is not None and (self.best is None or mean > self.best[1]):
             self.best = (self.done, mean)
         self._ends.append(self._clock())
-        told = list(_told(line, self.planned, self.metric))
+        told = [*_told(line, self.planned, self.metric), *self._newly_standing_out(line)]
         self.exceptional = [text for text, usual in told if not usual]
         return [text for text, _ in told]
+
+    def _newly_standing_out(self, line: "Round") -> Iterator[tuple[str, bool]]:
+        """Yield what stands out since this round: each site once, until it no longer does."""
+        from medsilo.runs.standing import standing_out
+
+        self._rounds.append(line)
+        before, self.standing_out = self.standing_out, standing_out(self._rounds)
+        for site, lines in self.standing_out.items():
+            if site not in before:
+                yield from ((f"{_head(line, self.planned)}  STANDS OUT: {text}", False) for text in lines)
 
     def elapsed(self) -> float:
         """Return the seconds since the study began here."""
@@ -72,7 +84,7 @@ def round_lines(line: "Round", rounds: int, metric: str) -> list[str]:
 
 def _told(line: "Round", rounds: int, metric: str) -> Iterator[tuple[str, bool]]:
     """Yield each line of a round, and whether it is a usual one."""
-    head = f"round {line.round:>{len(str(rounds))}}/{rounds}"
+    head = _head(line, rounds)
     width = max(map(len, line.asked), default=0)
     for site in line.asked:
         own = line.sites.get(site)
@@ -80,6 +92,10 @@ def _told(line: "Round", rounds: int, metric: str) -> Iterator[tuple[str, bool]]
         yield f"{head}  {site:<{width}}  {_numbers(own, metric) if own else f'MISSING: {reason}'}", bool(own)
         for warning in line.warnings.get(site, []):
             yield f"{head}  {site:<{width}}  WARNING: {warning}", False
+
+
+def _head(line: "Round", rounds: int) -> str:
+    return f"round {line.round:>{len(str(rounds))}}/{rounds}"
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,77 @@
+"""Which sites stand out in a record's rounds, in words. It is for people to ask; nothing is left out because of it.
+
+A round counts when the site's update
+
+- points away: cosine below AWAY, while the others agree (two of them have a mean cosine above AGREE without it);
+- is long: its norm is more than LONG times the median of the others';
+- weighs much: the site makes up more than HEAVY of a mean over three sites or more.
+
+A site stands out when at least FEWEST rounds, and at least OFTEN of those that it is part of, count.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+
+from medsilo.runs.schema import Round
+
+AWAY, AGREE, LONG, HEAVY = -0.2, 0.1, 10.0, 0.75
+FEWEST, OFTEN = 3, 0.5
+ASK = "ask what differs there before you trust this model"
+# What one round says of a site in one of its groups: a number where it counts, else None.
+Sign = Callable[[Round, str, str], float | None]
+
+
+def standing_out(rounds: Sequence[Round]) -> dict[str, list[str]]:
+    """Return site → what stands out, one line each; sites of which there is nothing to say are not there."""
+    sites = sorted({site for line in rounds for site in line.sites})
+    found = {site: list(_lines(rounds, site)) for site in sites}
+    return {site: lines for site, lines in found.items() if lines}
+
+
+def _lines(rounds: Sequence[Round], site: str) -> Iterable[str]:
+    own = [line for line in rounds if site in line.sites]
+    groups = sorted({group for line in own for group in line.sites[site].updates})
+    for sign, words in ((_away, _pointing_away), (_long, _longer)):
+        most = max((_counting(own, site, group, sign) for group in groups), key=len, default=[])
+        if _often(most, own):
+            yield f"{site}'s updates {words(most, len(own))}; {ASK}"
+    shares = _counting(own, site, "", _heavy)
+    if _often(shares, own):
+        yield f"{site} makes up {median(shares):.0%} of the mean, by the number of cases that it gives; {ASK}"
+
+
+def _counting(rounds: Sequence[Round], site: str, group: str, sign: Sign) -> list[float]:
+    return [value for line in rounds if (value := sign(line, site, group)) is not None]
+
+
+def _often(values: Sequence[float], rounds: Sequence[Round]) -> bool:
+    return len(values) >= max(FEWEST, OFTEN * len(rounds))
+
+
+def _away(line: Round, site: str, group: str) -> float | None:
+    own = line.sites[site].updates.get(group)
+    if own is None or own.cosine is None or own.agreement is None:
+        return None
+    return own.cosine if own.cosine < AWAY and own.agreement > AGREE else None
+
+
+def _long(line: Round, site: str, group: str) -> float | None:
+    norms = {name: told.updates[group].norm for name, told in line.sites.items() if group in told.updates}
+    others = [norm for name, norm in norms.items() if name != site]
+    if site not in norms or len(others) < 2 or not (usual := median(others)):
+        return None
+    return norms[site] / usual if norms[site] > LONG * usual else None
+
+
+def _heavy(line: Round, site: str, group: str) -> float | None:
+    share = line.sites[site].share
+    return share if share is not None and share > HEAVY and len(line.sites) > 2 else None
+
+
+def _pointing_away(cosines: Sequence[float], rounds: int) -> str:
+    cosine = f"{median(cosines):.2f}".replace("-", "−")
+    return f"point away from the others' in {len(cosines)} of {rounds} rounds (cosine {cosine})"
+
+
+def _longer(times: Sequence[float], rounds: int) -> str:
+    return f"are {median(times):.3g} times as long as the others' in {len(times)} of {rounds} rounds"
