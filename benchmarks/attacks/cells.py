@@ -135,7 +135,7 @@ class Result:
     refused: int = 0
     reason: str | None = None  # why the study ended, or why there is none: the plan is refused
     no_plan: bool = False
-    stood_out: Mapping[str, int] | None = None  # rounds in which the record says so, by hospital
+    stood_out: Sequence[str] | None = None  # hospitals of which the record says so
     rounds: int = 0
     seconds: float = 0.0  # of the processor
     package: str = ""

@@ -23,6 +23,7 @@ from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
+from medsilo.runs.standing import standing_out
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData, Task
 
@@ -41,9 +42,9 @@ class Outcome:
     rounds: list[Round] = field(repr=False, compare=False)
 
     @property
-    def stood_out(self) -> dict[str, int] | None:
-        """In how many rounds the record says of a hospital that it stands out."""
-        return None
+    def stood_out(self) -> list[str]:
+        """The hospitals of which the record says that they stand out."""
+        return sorted(standing_out(self.rounds))
 
 
 class LoopWithBad(Loop):

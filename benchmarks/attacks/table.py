@@ -232,32 +232,18 @@ def named_table(done: Done) -> list[str]:
     """Return of whom the record says that they stand out, under the plain mean."""
     rows = []
     for one in done.where(lambda cell: cell.defence == PLAIN):
-        pairs = [(seed_of, result) for seed_of, result in zip(one.cells, one.results, strict=True) if result.rounds]
-        known = [(cell, result, result.stood_out) for cell, result in pairs if result.stood_out is not None]
+        pairs = zip(one.cells, one.results, strict=True)
+        known = [(set(cell.bad_sites), set(out)) for cell, result in pairs if (out := result.stood_out) is not None]
         if not known:
             continue
-        bad = sum(out.get(site, 0) for cell, _, out in known for site in cell.bad_sites)
-        honest = sum(sum(out.values()) for _, _, out in known) - bad
-        rounds = sum(result.rounds for _, result, _ in known)
-        good = sum(named(result) == set(cell.bad_sites) for cell, result, _ in known)
         place = f"{one.cell.setting.title.partition(':')[0]}, {METHODS[one.cell.method].title}"
-        of_bad, of_honest = rounds * one.cell.bad, rounds * (len(SITES) - one.cell.bad)
-        rows.append(
-            (
-                place,
-                one.cell.attack,
-                str(one.cell.bad),
-                f"{bad} of {of_bad}" if of_bad else "–",
-                f"{honest} of {of_honest}",
-                f"{good} of {len(known)}",
-            )
-        )
-    return rows_of(("study", "attack", "bad", "bad named", "honest named", "right"), rows)
-
-
-def named(result: Result) -> set[str]:
-    """Return the hospitals that stand out in most rounds."""
-    return {site for site, rounds in (result.stood_out or {}).items() if 2 * rounds > result.rounds}
+        studies, bad = len(known), one.cell.bad
+        named = f"{sum(len(own & out) for own, out in known)} of {studies * bad}" if bad else "–"
+        wrongly = f"{sum(len(out - own) for own, out in known)} of {studies * (len(SITES) - bad)}"
+        right = f"{sum(own == out for own, out in known)} of {studies}"
+        rows.append((place, one.cell.attack, str(bad), named, wrongly, right))
+    header = ("study", "attack", "bad", "bad hospitals named", "honest ones named", "studies with just the bad ones")
+    return rows_of(header, rows)
 
 
 # ---------------------------------------------------------------------------------------------------- the document
@@ -334,6 +320,5 @@ Points of the test score against the plain mean, all five hospitals honest, same
 server's mixer with five U-Nets of 2.6 million weights, against the plain mean in the same run."""
 
 STANDS_OUT = """\
-Under the plain mean, so without any defence. Rounds in which the record says of the bad hospital that it stands out, of
-all rounds; rounds in which it says so of an honest hospital, of all hospitals' rounds; and studies in which it named
-the bad hospital and nobody else in most rounds."""
+Of whom the summary says that they stand out ([robust.md](../robust.md)), under the plain mean: it is seen even when no
+defence is on. Hospitals over all studies; and the studies in which it names the bad hospitals and nobody else."""

@@ -36,7 +36,7 @@ from benchmarks.attacks.cells import (
     result_of,
 )
 from benchmarks.attacks.federation import data_of, run
-from benchmarks.attacks.table import Done, best_defence
+from benchmarks.attacks.table import Done, best_defence, named_table
 from medsilo.federation.accepting import check_ranges
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES, Parcel
@@ -276,6 +276,12 @@ def test_an_attack_harms_and_a_defence_helps(attack: str, defence: str) -> None:
     assert_held(attack, defence)
 
 
+def test_the_record_names_whom_it_should() -> None:
+    bad = list(Cell(TINY, "fedavg", "sign flip x10", 1, PLAIN, 0).bad_sites)
+    assert tiny("sign flip x10", PLAIN).stood_out == tiny("random weights, lying counts", PLAIN).stood_out == bad
+    assert tiny(HONEST, PLAIN).stood_out == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("defence", ["median", "trimmed mean", "geometric median", "Multi-Krum"])
 @pytest.mark.parametrize(
@@ -329,7 +335,7 @@ def known(tmp_path: Path, scores: dict[tuple[str, str, int], float | None]) -> D
         score = 0.9 if cell.attack == HONEST else scores.get((cell.attack, cell.defence, cell.seed), 0.9)
         patch = 0.5 if cell.attack == "backdoor" and cell.defence == "Multi-Krum" else 0.1
         sites = dict.fromkeys((site for site in SITES if site not in cell.bad_sites), score)
-        told = {"score": score, "sites": sites, "patched": patch, "rounds": 4, "stood_out": {A: 3} if cell.bad else {}}
+        told = {"score": score, "sites": sites, "patched": patch, "rounds": 4, "stood_out": [A] if cell.bad else []}
         (tmp_path / cell.file()).write_text(json.dumps(told))
     return Done((block,), tmp_path)
 
@@ -351,6 +357,16 @@ def test_what_holds(tmp_path: Path) -> None:
     assert not found["backdoor", "median"].holds and found["backdoor", "median"].text == "86.0; 10"
     assert not found["backdoor", "Multi-Krum"].holds  # the patch succeeds 40 points more often
     assert best_defence(list(found.values())) == "median"
+
+
+def test_who_was_named(tmp_path: Path) -> None:
+    """Hospital a is named in every study with an attack; with seed 0 it is the bad one, with seed 1 b is."""
+    rows = named_table(known(tmp_path, {}))
+    assert rows[2:5] == [
+        "| Activity, FedAvg | no attack | 0 | – | 0 of 10 | 2 of 2 |",
+        "| Activity, FedAvg | sign flip | 1 | 1 of 2 | 1 of 8 | 1 of 2 |",
+        "| Activity, FedAvg | backdoor | 1 | 1 of 2 | 1 of 8 | 1 of 2 |",
+    ]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
