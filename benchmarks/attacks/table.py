@@ -1,0 +1,324 @@
+"""docs/results/attacks.md, made of the cells that are done."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.attacks.attackers import ATTACKS
+from benchmarks.attacks.cells import DEFENCES, HONEST, PLAIN, SITES, Block, Cell, Result, Setting, cells, kept
+from benchmarks.attacks.costs import Cost, kept_costs
+from medsilo.registry import METHODS
+
+POINTS = 3.0  # of the score, that the best defence may lose
+MOST_SEEDS = 9
+PATCHED = 10.0  # points, by which the patch may succeed more often than in the undisturbed federation
+# Where the goal may be missed, and why; what misses it and does not stand here makes the command exit with 1.
+NAMED: dict[str, str] = {}
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One attack on one method under one defence, over all seeds that are done, against the undisturbed federation."""
+
+    cells: Sequence[Cell]  # by seed
+    results: Sequence[Result]
+    undisturbed: Sequence[Result]  # with the same seeds, without attack and defence
+    honest: Sequence[Sequence[str]]  # the hospitals whose scores are compared
+
+    @property
+    def cell(self) -> Cell:
+        """The first of them: all differ in the seed alone."""
+        return self.cells[0]
+
+    @property
+    def refused(self) -> bool:
+        """Whether the plan refuses the defence for this method."""
+        return any(result.no_plan for result in self.results)
+
+    @property
+    def ended(self) -> int:
+        """How many studies ended before the test."""
+        return sum(result.score is None for result in self.results)
+
+    @property
+    def score(self) -> float | None:
+        """The honest hospitals' mean, over the studies that were tested."""
+        scores = [result.score for result in self.results if result.score is not None]
+        return fmean(scores) if scores else None
+
+    @property
+    def best_possible(self) -> float:
+        """The mean of the same hospitals in the undisturbed federation."""
+        return fmean(
+            fmean((result.sites or {})[site] for site in own)
+            for result, own in zip(self.undisturbed, self.honest, strict=True)
+        )
+
+    @property
+    def loss(self) -> float:
+        """Points below the undisturbed federation; 100 where a study ended."""
+        return 100.0 if self.ended or self.score is None else 100 * (self.best_possible - self.score)
+
+    @property
+    def patched(self) -> float | None:
+        """How often the patch makes an image the target's."""
+        return _mean(result.patched for result in self.results)
+
+    @property
+    def patched_gain(self) -> float:
+        """Points by which the patch succeeds more often than in the undisturbed federation."""
+        before = _mean(result.patched for result in self.undisturbed)
+        return 0.0 if self.patched is None or before is None else 100 * (self.patched - before)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the goal is met."""
+        opened = "backdoor" in self.cell.attack and self.patched_gain > PATCHED
+        return not self.refused and self.loss <= POINTS and not opened
+
+    @property
+    def text(self) -> str:
+        """The table's entry."""
+        if self.refused:
+            return "refused"
+        if self.score is None:
+            return "ended"
+        patch = f"; {100 * self.patched:.0f}" if "backdoor" in self.cell.attack and self.patched is not None else ""
+        ended = f" ({self.ended} of {len(self.results)} ended)" if self.ended else ""
+        return f"{percent(self.score)}{patch}{ended}"
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+class Done:
+    """The cells of some blocks that are done."""
+
+    def __init__(self, blocks: Sequence[Block], folder: Path) -> None:
+        self.all = list(cells(blocks))
+        found = [(cell, kept(cell, folder)) for cell in self.all]
+        self.results = {_key(cell): result for cell, result in found if result}
+        self.cells = [cell for cell, result in found if result]
+
+    def compared(self, cell: Cell) -> Compared | None:
+        """Return a cell with the same one of all other seeds; None where nothing is done of it."""
+        own, results, references, honest = [], [], [], []
+        for seed in range(MOST_SEEDS):
+            one = replace(cell, seed=seed)
+            result = self.results.get(_key(one))
+            reference = self.results.get(_key(replace(one, attack=HONEST, bad=0, defence=PLAIN)))
+            if result and reference and reference.sites:
+                own.append(one)
+                results.append(result)
+                references.append(reference)
+                honest.append([site for site in reference.sites if site not in one.bad_sites])
+        return Compared(own, results, references, honest) if own else None
+
+    def where(self, wanted: Callable[[Cell], bool]) -> list[Compared]:
+        """Return what is done of these cells, in their order, seeds together."""
+        firsts = {_key(replace(cell, seed=0)): replace(cell, seed=0) for cell in self.cells if wanted(cell)}
+        return [found for cell in firsts.values() if (found := self.compared(cell))]
+
+
+Key = tuple[str, str, str, int, str, int]
+
+
+def _key(cell: Cell) -> Key:
+    return cell.setting.title, cell.method, cell.attack, cell.bad, cell.defence, cell.seed
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+def rows_of(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a Markdown table."""
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def attacks_table() -> list[str]:
+    return rows_of(
+        ("attack", "a bad hospital", "knows"), ((attack.name, attack.does, attack.knows) for attack in ATTACKS.values())
+    )
+
+
+def scores_table(done: Done, setting: Setting, method: str, bad: int) -> list[str]:
+    """Return attacks by defences for one method and number of bad hospitals."""
+    found = done.where(lambda cell: (cell.setting, cell.method, cell.bad) == (setting, method, bad))
+    defences = [name for name in DEFENCES if any(one.cell.defence == name for one in found)]
+    rows = []
+    for attack in dict.fromkeys(one.cell.attack for one in found):
+        own = {one.cell.defence: one for one in found if one.cell.attack == attack}
+        reference = next(iter(own.values()))
+        seeds = max(len(one.results) for one in own.values())
+        texts = [own[name].text if name in own else "–" for name in defences]
+        rows.append((attack, percent(reference.best_possible), *texts, str(seeds)))
+    return rows_of(("attack", "undisturbed", *defences, "seeds"), rows)
+
+
+def score_tables(done: Done) -> list[str]:
+    lines = []
+    places = dict.fromkeys((cell.setting.title, cell.method, cell.bad) for cell in done.cells if cell.bad)
+    settings = {cell.setting.title: cell.setting for cell in done.cells}
+    for title, method, bad in sorted(places, key=lambda place: (place[0], list(METHODS).index(place[1]), place[2])):
+        lines += [f"### {title}, {METHODS[method].title}, {bad} of 5 bad", ""]
+        lines += scores_table(done, settings[title], method, bad)
+    return lines
+
+
+def costs_table(done: Done, measured: Sequence[Cost]) -> list[str]:
+    """Return what each defence costs without an attacker: points of the score, and the server's time and memory."""
+    found = done.where(lambda cell: cell.bad == 0)
+    places = list(dict.fromkeys((one.cell.setting.title, one.cell.method) for one in found))
+    header = [f"{title.partition(':')[0]}, {METHODS[method].title}" for title, method in places]
+    rows = []
+    for cost in measured:
+        own = {(one.cell.setting.title, one.cell.method): one for one in found if one.cell.defence == cost.defence}
+        points = [_points(own[place]) if place in own else "–" for place in places]
+        rows.append((cost.defence, *points, f"{cost.seconds:.1f}x", f"{cost.memory:.1f}x"))
+    return rows_of(("defence", *header, "server's time", "memory"), rows)
+
+
+def _points(one: Compared) -> str:
+    return "refused" if one.refused else "ended" if one.ended else f"{-one.loss:+.1f}"
+
+
+# ---------------------------------------------------------------------------------------------------- the goal
+def best_defence(found: Sequence[Compared]) -> str | None:
+    """Return the defence that holds in most attacks; of equal ones the one that loses least on the average."""
+    own = {name: [one for one in found if one.cell.defence == name and not one.refused] for name in DEFENCES}
+    own = {name: rows for name, rows in own.items() if rows and name != PLAIN}
+
+    def rank(name: str) -> tuple[int, float]:
+        return sum(one.holds for one in own[name]), -fmean(one.loss for one in own[name])
+
+    return max(own, key=rank) if own else None
+
+
+def goal_table(done: Done) -> tuple[list[str], list[Compared]]:
+    """Return, for one bad hospital, what the best defence loses in each attack, and where it misses the goal."""
+    rows: list[Sequence[str]] = []
+    missed: list[Compared] = []
+    found = done.where(lambda cell: cell.bad == 1)
+    for title, method in dict.fromkeys((one.cell.setting.title, one.cell.method) for one in found):
+        own = [one for one in found if (one.cell.setting.title, one.cell.method) == (title, method)]
+        place = f"{title}, {METHODS[method].title}"
+        best = best_defence(own)
+        if best is None:
+            rows.append((place, "every one is refused", "", ""))
+            continue
+        under = [one for one in own if one.cell.defence == best]
+        failed = [one for one in under if not one.holds]
+        missed += failed
+        told = "; ".join(f"{one.cell.attack} ({_why(one)})" for one in failed) or "none"
+        rows.append((place, best, f"{len(under) - len(failed)} of {len(under)}", told))
+    return rows_of(("study", "best defence", "held", "missed"), rows), missed
+
+
+def _why(one: Compared) -> str:
+    if one.ended:
+        return f"{one.ended} of {len(one.results)} studies ended"
+    points = f"{-one.loss:+.1f} points"
+    return f"{points}, patch {one.patched_gain:+.0f}" if "backdoor" in one.cell.attack else points
+
+
+# ---------------------------------------------------------------------------------------------------- who stands out
+def named_table(done: Done) -> list[str]:
+    """Return of whom the record says that they stand out, under the plain mean."""
+    rows = []
+    for one in done.where(lambda cell: cell.defence == PLAIN):
+        pairs = zip(one.cells, one.results, strict=True)
+        known = [(set(cell.bad_sites), set(out)) for cell, result in pairs if (out := result.stood_out) is not None]
+        if not known:
+            continue
+        place = f"{one.cell.setting.title.partition(':')[0]}, {METHODS[one.cell.method].title}"
+        studies, bad = len(known), one.cell.bad
+        named = f"{sum(len(own & out) for own, out in known)} of {studies * bad}" if bad else "–"
+        wrongly = f"{sum(len(out - own) for own, out in known)} of {studies * (len(SITES) - bad)}"
+        right = f"{sum(own == out for own, out in known)} of {studies}"
+        rows.append((place, one.cell.attack, str(bad), named, wrongly, right))
+    header = ("study", "attack", "bad", "bad hospitals named", "honest ones named", "studies with just the bad ones")
+    return rows_of(header, rows)
+
+
+# ---------------------------------------------------------------------------------------------------- the document
+def document(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple[str, list[str]]:
+    """Return the document, and the attacks in which the goal is missed and that are not named."""
+    done = Done(blocks, folder)
+    goal, missed = goal_table(done)
+    unnamed = sorted({f"{one.cell.attack} on {one.cell.method}" for one in missed if one.cell.attack not in NAMED})
+    seconds = sum(result.seconds for result in done.results.values())
+    packages = {result.package for result in done.results.values()}
+    left = len(done.all) - len(done.cells)
+    state = f"{len(done.cells)} studies, {seconds / 60:.0f} minutes of one core"
+    state += f"; {left} are not done yet" if left else ""
+    state += f"; made with {len(packages)} versions of the package" if len(packages) > 1 else ""
+    lines = [
+        "# Dishonest hospitals",
+        "",
+        *INTRODUCTION.format(state=state, points=POINTS, patched=PATCHED).splitlines(),
+        "",
+        "## The attacks",
+        "",
+        *attacks_table(),
+        "## The goal: one bad hospital of five",
+        "",
+        *GOAL.format(points=POINTS, patched=PATCHED).splitlines(),
+        "",
+        *goal,
+        *(f"- **{name}**: {why}" for name, why in NAMED.items() if any(one.cell.attack == name for one in missed)),
+        "",
+        "## Scores of the honest hospitals",
+        "",
+        *SCORES.splitlines(),
+        "",
+        *score_tables(done),
+        "## What a defence costs without an attacker",
+        "",
+        *COSTS.splitlines(),
+        "",
+        *costs_table(done, kept_costs(folder, tiny) if done.cells else []),
+        "## Who stands out",
+        "",
+        *STANDS_OUT.splitlines(),
+        "",
+        *named_table(done),
+    ]
+    return "\n".join(lines).rstrip() + "\n", unnamed
+
+
+INTRODUCTION = """\
+SYNTHETIC data ([docs/synthetic.md](../synthetic.md)), five hospitals, small networks, few rounds, every
+method's default numbers. Written by
+
+    python -m benchmarks.attacks --write
+
+{state}. Real participants answer the real coordinator in one process; what a bad hospital sends goes through the same
+acceptance as everything else. Which hospital is bad changes with the seed. No number of a method, a defence or an
+attack was chosen by looking at these tables."""
+
+GOAL = """\
+The best defence, one for all attacks, is to keep the honest hospitals' mean test score within {points:.0f} points of
+what the same hospitals have in the undisturbed federation (all five honest, plain mean), and the backdoor's patch from
+succeeding {patched:.0f} points more often than there. Best is the defence under which most attacks are held; it is
+chosen on the same studies, so what it keeps is a little flattered. With two or three seeds and some 200 test images a
+seed, a point or two is chance."""
+
+SCORES = """\
+Mean test score in % of the honest hospitals over the seeds. For backdoors, after the semicolon: how many in a hundred
+of their test images of the other class the patch makes their models call the target class. "ended": the study ended
+before the test, as a rule because the shared model was no longer finite at honest hospitals. "refused": the plan
+refuses this defence for this method. Guessing has 50 in classification."""
+
+COSTS = """\
+Points of the test score against the plain mean, all five hospitals honest, same seeds. Time and memory: a round of the
+server's mixer with five U-Nets of 2.6 million weights, against the plain mean in the same run."""
+
+STANDS_OUT = """\
+Of whom the summary says that they stand out ([robust.md](../robust.md)), under the plain mean: it is seen even when no
+defence is on. Hospitals over all studies; and the studies in which it names the bad hospitals and nobody else."""
