@@ -54,7 +54,7 @@ ROOMS = {
     "methods": room("one file per method", "core course deploy learning mixing models tasks"),
     "federation": room(
         "the coordinator (server's side) and the participant (site's side), without NVFlare; both in one process",
-        "core course learning mixing plan runs site tasks",
+        "core course learning mixing plan runs sealing site tasks",
     ),
     "flare": room(
         "what runs inside NVFlare: controller, executor, filters, transport, jobs, simulator",

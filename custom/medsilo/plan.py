@@ -18,18 +18,22 @@ from medsilo.core.package import package_facts
 from medsilo.core.section import SHOWN, Section, checked, in_words
 from medsilo.core.text import plain
 from medsilo.course.algorithm import Algorithm
-from medsilo.course.group import Group
-from medsilo.course.phase import Course
+from medsilo.course.group import Group, views
+from medsilo.course.phase import Course, Phase
+from medsilo.course.promises import Sealing
+from medsilo.course.sealable import forms_of
 from medsilo.course.workbench import Blueprint
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.mixing.defence import Shield
+from medsilo.mixing.forms import Form, Summed, Unsealable
 from medsilo.mixing.rules import Robust
 from medsilo.models.network import Network
 from medsilo.registry import ANY, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
 from medsilo.tasks.task import Task
 
 MOST_SITES = 4096
+LEAST_SEALED = 3  # hospitals in a sealed round
 MOST_PARAMETERS = 500_000_000  # of all networks of a method together
 
 
@@ -163,10 +167,114 @@ class TransportSettings(Section):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
     )
+    sealing: Sealing = Field(
+        "none",
+        exclude_if=lambda value: value == "none",
+        description="whether hospitals send what the server cannot read ([privacy.md](privacy.md)). `pairwise`: it "
+        "learns sums only. `group`: it learns nothing, as long as no hospital helps it",
+    )
+    sealing_threshold: int | None = Field(
+        None,
+        ge=2,
+        le=256,
+        exclude_if=lambda value: value is None,
+        description="of `pairwise`: how many hospitals have to stay until a round is opened, and one more than may "
+        "help the server without learning more; `null`: half of them and one",
+    )
+    sealing_confirm: bool = Field(
+        True,
+        exclude_if=lambda value: value is True,
+        description="of `pairwise`: hospitals first sign whose numbers are added, against a server that lies",
+    )
+    sealing_bits: Literal[32, 64] = Field(
+        64,
+        exclude_if=lambda value: value == 64,
+        description="bits of a sealed number: 64, twice the bytes, or 32, with fewer digits",
+    )
+    sealing_bound: float | None = Field(
+        None,
+        gt=0,
+        le=1e12,
+        exclude_if=lambda value: value is None,
+        description="the largest number that is sealed, whatever its sign; a hospital with a larger one is refused. "
+        "`null`: 65536 with 64 bits, 64 with 32",
+    )
+    sealing_clear: tuple[str, ...] = Field(
+        (),
+        max_length=16,
+        exclude_if=lambda value: not value,
+        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, as "
+        "AdaFed's `statistics`",
+    )
+
+    @property
+    def sealed(self) -> bool:
+        """Whether hospitals seal what they send."""
+        return self.sealing != "none"
+
+    @property
+    def bound(self) -> float:
+        """The largest number that is sealed."""
+        return self.sealing_bound or (65536.0 if self.sealing_bits == 64 else 64.0)
+
+    def threshold(self, hospitals: int) -> int:
+        """Return how many of so many hospitals open a pairwise sum; 0 in the mode group."""
+        return (self.sealing_threshold or hospitals // 2 + 1) if self.sealing == "pairwise" else 0
 
     def packed(self, tensor: Tensor) -> Tensor:
         """A tensor as it travels: float32 is rounded when the plan says so, all else stays as it is."""
         return tensor.bfloat16() if self.precision == "bfloat16" and tensor.dtype == torch.float32 else tensor
+
+    def check_sealing(self, participation: Participation, unseen: bool) -> None:
+        """Raise a PlanError where these hospitals can't seal so."""
+        named = len(participation.sites)
+        if (named and named < LEAST_SEALED) or participation.required < LEAST_SEALED:
+            raise PlanError(
+                f"transport.sealing: {participation.required} hospitals are enough for this plan, and sealing needs "
+                f"{LEAST_SEALED} in every round: of two, each can tell the other's model from the sum; name more "
+                "hospitals, raise participation.minimum, or set transport.sealing=none"
+            )
+        if self.precision == "bfloat16":
+            raise PlanError(
+                "transport.precision: sealed numbers are integers, so bfloat16 only costs digits; set float32, and "
+                "transport.sealing_bits=32 for half of the bytes"
+            )
+        if self.sealing == "group":
+            if self.sealing_threshold:
+                raise PlanError("transport.sealing_threshold: belongs to pairwise; leave it out")
+            if unseen:
+                raise PlanError(
+                    "participation.unseen: hospitals that do not train have no key to what 'group' seals; use pairwise"
+                )
+            return
+        threshold = self.threshold(named or participation.required)
+        if named and not named < 2 * threshold <= 2 * named:
+            raise PlanError(
+                f"transport.sealing_threshold: {threshold}; for {named} hospitals it must be from {named // 2 + 1} to "
+                f"{named}: with half of them or fewer a server could have both of a hospital's masks taken off"
+            )
+        if participation.required < threshold:
+            raise PlanError(
+                f"participation.minimum: {participation.required} hospitals can't open a sum whose threshold is "
+                f"{threshold}; raise it"
+            )
+
+    def check_form(self, method: str, group: str, form: Form) -> None:
+        """Raise a PlanError where a group that sites send can't be sealed so."""
+        if group in self.sealing_clear:
+            if not isinstance(form, Unsealable):
+                raise PlanError(f"transport.sealing_clear: {group} of {method} can be sealed; take it out")
+            return
+        if isinstance(form, Unsealable):
+            raise PlanError(
+                f"transport.sealing: {method}'s {group} can't be sealed: {form.why}; let it leave in clear "
+                f"(transport.sealing_clear=[{group}]), choose another method, or set transport.sealing=none"
+            )
+        if self.sealing == "group" and isinstance(form, Summed) and form.steps:
+            raise PlanError(
+                f"transport.sealing: the server makes a step of its own with {method}'s {group}, so it has to read the "
+                "mean, which 'group' hides from it; use pairwise"
+            )
 
 
 class Tracking(Section):
@@ -253,6 +361,8 @@ class Plan(Section):
         if self.mixing != Mixing():
             sent = [group for phase in self.course.phases for group in phase.sent]
             self.mixing.suits(self.algorithm.name, sent, self.participation.required)
+        if self.transport.sealed:
+            self._can_be_sealed(networks)
         self._keeps_its_protocol()
         return self
 
@@ -275,6 +385,42 @@ class Plan(Section):
         if not self.algorithm.outcome.for_others:
             name = self.algorithm.name
             raise PlanError(f"participation.unseen: {name} leaves no model for hospitals that did not train")
+
+    def _can_be_sealed(self, networks: Mapping[str, nn.Module]) -> None:
+        """Nothing that sites send needs a server that can read it."""
+        transport, name = self.transport, self.algorithm.name
+        transport.check_sealing(self.participation, bool(self.participation.unseen))
+        if self.mixing != Mixing():
+            raise PlanError(
+                "mixing: robust rules and shares compare what single hospitals sent, which sealing hides from the "
+                "server; set mixing.robust and mixing.share_cap to null, or transport.sealing=none"
+            )
+        if self.algorithm.pooled or not any(phase.sent for phase in self.course.phases):
+            raise PlanError(f"transport.sealing: {name} sends no tensors, so there is nothing to seal; set none")
+        known = set()
+        for phase in self.course.phases:
+            tensors, forms = views(phase.sent, dict(networks)), self._forms(phase)
+            for group in tensors:
+                known.add(group)
+                transport.check_form(name, group, forms[group])
+                if group not in transport.sealing_clear and any(t.is_complex() for t in tensors[group].values()):
+                    raise PlanError(f"transport.sealing: {name}'s {group} has complex numbers, which can't be sealed")
+        if strangers := sorted(set(transport.sealing_clear) - known):
+            raise PlanError(f"transport.sealing_clear: {name} sends no group {strangers[0]}; take it out")
+        for phase in (*self.course.phases, self.course.delivery):
+            for own in phase.given:
+                if own.shows_others:
+                    raise PlanError(f"transport.sealing: {own.shows_others}")
+
+    def _forms(self, phase: Phase) -> dict[str, Form]:
+        sites = self.participation.sites or ("a", "b", "c")
+        return forms_of(phase, sites, self.task, self.training, self.seed)
+
+    def sealed_forms(self, phase: Phase) -> dict[str, Form]:
+        """Return how each group is sealed that sites seal in a phase."""
+        if not self.transport.sealed:
+            return {}
+        return {name: form for name, form in self._forms(phase).items() if name not in self.transport.sealing_clear}
 
     def _keeps_its_protocol(self) -> None:
         """A plan that declares a protocol follows it in all that the method says of it."""

@@ -1,29 +1,32 @@
 """The server's side of a study: it joins, goes through its rounds, delivers the outcome and has it tested."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase
+from medsilo.course.promises import sealing_facts
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
-from medsilo.federation.asking import Asking, Exchange, Messenger
+from medsilo.federation.asking import Asking, Exchange, Messenger, Missing
+from medsilo.federation.sealed.sealed_server import Letters, SealedServer
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.standing import rounded
 from medsilo.federation.summary import Account, summarise
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import Delivered, Joined, Parcel, Request, Tested, Trained
+from medsilo.runs.messages import Delivered, Joined, Lettered, Parcel, Request, Task, Tested, Trained
 from medsilo.runs.record import Record, now
 from medsilo.runs.schema import Round, SentUpdate, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
 
-Task = Literal["join", "round", "deliver", "test"]
+End = Literal["join", "deliver", "test"]
 
 
 class Coordinator:
@@ -67,8 +70,18 @@ class Coordinator:
         )
         self.state = ServerState(plan, record, self.server, mixers, self.settings.waiting_memory << 20)
         self.parameters = sum(parameter.numel() for parameter in self.state.layout["model"].parameters())
+        self.sealed = self._sealed(mixers) if plan.transport.sealed else None
         if cautions := plan.cautions(self.sites):
             self.state.details["cautions"] = cautions
+
+    def _sealed(self, mixers: dict[str, Mixer]) -> SealedServer:
+        def enough(exchange: Exchange, what: str) -> None:
+            if breach := self.asking.breach(exchange, what):
+                raise ParticipationError(breach)
+
+        state = self.state
+        state.details["sealing"] = sealing_facts(self.plan.transport.sealing)
+        return SealedServer(self.plan, self.study, state.layout, mixers, state.store, self._ask_letters, enough)
 
     def _contributors(self) -> set[str]:
         return {site for line in self.rounds for site in line.answered}
@@ -91,6 +104,10 @@ class Coordinator:
                 self.state.written()  # a disk that can't be written to shows before anybody trains
             joined = self._end("join", 0)  # raises when too few have joined
             self.absent = {site: gone.reason for site, gone in sorted(joined.missing.items())}
+            if self.sealed:
+                here = [site for site in self.sites if site in joined.replies]
+                heaviest = max(self.acceptance.joined[site].cases.train for site in here)
+                self.sealed.agree(here, heaviest)
             for number in range(self.state.done + 1, self.plan.rounds + 1):
                 self._round(number)
             self._finish()
@@ -122,9 +139,10 @@ class Coordinator:
         started = time.monotonic()
         phase = self.course.phase_of(number)
         self.state.open(number)
-        exchange = self._exchange("round", number, phase)
+        away = self._begin_sealed(number, phase)
+        exchange = self._exchange("round", number, phase, away=away)
         self.state.written()
-        breach = self.asking.breach(exchange, f"round {number}")
+        breach = self.asking.breach(exchange, f"round {number}") or self._end_sealed(number)
         if breach is None:
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
@@ -150,6 +168,23 @@ class Coordinator:
             raise ParticipationError(breach)
         self.state.save()
 
+    def _begin_sealed(self, number: int, phase: Phase) -> dict[str, Missing]:
+        """Let a sealed round begin; returns the sites that are not in it, and why."""
+        if self.sealed is None:
+            return {}
+        late = Missing("refused", "was not there when the sites agreed on keys; it may be when the study is resumed")
+        absent = {site: late for site in self.sites if site not in self.sealed.sites}
+        return {**absent, **self.sealed.begin(number, phase)}
+
+    def _end_sealed(self, number: int) -> str | None:
+        """Let a sealed round end; returns why it can't."""
+        if self.sealed:
+            try:
+                self.sealed.finish(number)
+            except ParticipationError as error:
+                return str(error)
+        return None
+
     def _finish(self) -> None:
         """Deliver the outcome, choose the model, have it tested once."""
         number, end = self.plan.rounds, self._server_end()
@@ -159,19 +194,24 @@ class Coordinator:
         self.state.written()
         self._consider_best(delivered, number)
         chosen = self.state.best["round"] if self.state.best else number
-        if self.outcome.common:
+        if self.outcome.common and not self._hidden:
             self.state.save_common(paths.LAST, number)
-        if chosen != number:
+        if chosen != number and not self._hidden:
             with reading(f"the best checkpoint of run {self.record.folder.name}"):
                 self.state.go_back_to(chosen)
-        if not self.outcome.personal:
+        if not self.outcome.personal and not self._hidden:
             self.state.save_common(paths.BEST, chosen)
         conclusion = self.outcome.conclude(end, self._told(delivered))
         if conclusion:
             self.state.details |= conclusion.details
             self.outcome_told = conclusion.told
-        tested = self._end("test", number, selected=chosen, empty=chosen == number)
+        tested = self._end("test", number, selected=chosen, empty=chosen == number or self._hidden)
         self.state.details = self.outcome.concluded(self.state.details, self._told(tested))
+
+    @property
+    def _hidden(self) -> bool:
+        """Whether the server can't read the common model, which sites then keep themselves."""
+        return self.plan.transport.sealing == "group"
 
     def _told(self, exchange: Exchange) -> dict[str, Any]:
         """Return what sites tell of the outcome."""
@@ -184,7 +224,7 @@ class Coordinator:
         return told
 
     # ------------------------------------------------------------------ asking
-    def _end(self, task: Task, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
+    def _end(self, task: End, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
         """Ask before the first or after the last round."""
         exchange = self.ends[task] = self._exchange(task, number, self.course.delivery, selected, empty)
         breach = self.asking.breach(exchange, task)
@@ -193,11 +233,20 @@ class Coordinator:
         return exchange
 
     def _exchange(
-        self, task: Task, number: int, phase: Phase, selected: int | None = None, empty: bool = False
+        self,
+        task: End | Literal["round"],
+        number: int,
+        phase: Phase,
+        selected: int | None = None,
+        empty: bool = False,
+        away: Mapping[str, Missing] = MappingProxyType({}),
     ) -> Exchange:
-        """Ask every site, as often as the plan allows."""
-        exchange = Exchange(self.sites if task == "round" else self.everyone)
+        """Ask every site, as often as the plan allows; those that are away are not asked."""
+        asked = self.sites if task == "round" else self.everyone
+        exchange = Exchange([site for site in asked if site not in away])
         expected = self.state.expected(phase) if task == "round" else {}
+        if self.sealed and task == "round":
+            expected = self.sealed.expected(expected)
         smallest = self._smallest() if self.plan.training.truncate else None
 
         def outgoing(site: str) -> Parcel:
@@ -214,6 +263,7 @@ class Coordinator:
                 train_cases=smallest,
                 last=max((line.round for line in self.rounds if site in line.answered), default=0),
                 outcome=self._outcome_for(site, task),
+                sealing=self._letters(task, site, groups),
             )
             parcel = request.parcel(groups)
             exchange.bytes_down[site] = parcel.size()
@@ -224,16 +274,67 @@ class Coordinator:
             check_forms(reply.groups, expected)
             exchange.bytes_up[site] = reply.size()
             if isinstance(answer, Trained):
-                self.state.take(site, reply.groups, answer.samples, phase)
+                self._take(site, reply.groups, answer, phase)
                 self.state.has_settled(site)
             exchange.replies[site] = answer
             if isinstance(answer, Joined):
                 self.acceptance.joined[site] = answer
 
         self.asking.ask(exchange, outgoing, receive, self.state.may_have_lost)
+        exchange.missing = {**away, **exchange.missing}
         return exchange
 
-    def _outcome_for(self, site: str, task: Task) -> dict[str, Any]:
+    def _take(self, site: str, groups: Groups, answer: Trained, phase: Phase) -> None:
+        if self.sealed is None:
+            self.state.take(site, groups, answer.samples, phase)
+            return
+        stamp = self.sealed.stamp(site, answer.sealing)
+        clear = {name: tensors for name, tensors in groups.items() if name not in self.sealed.groups}
+        self.state.take(site, clear, answer.samples, phase)
+        self.sealed.take(site, groups, stamp, answer.samples)
+
+    def _letters(self, task: str, site: str, groups: Groups) -> Letters:
+        """Return what a site is told beside what it is sent; where it keeps the common model, which was best so far."""
+        if self.sealed is None or task == "join":
+            return {}
+        best = {"best": self.state.best["round"]} if self._hidden and self.state.best else {}
+        return {**self.sealed.letters(site, groups), **best}
+
+    def _ask_letters(
+        self,
+        task: Task,
+        number: int,
+        sites: Sequence[str],
+        letters: Callable[[str], Letters],
+        take: Callable[[str, Letters], None],
+    ) -> Exchange:
+        """Ask sites for letters of a sealed study."""
+        exchange = Exchange(list(sites))
+
+        def outgoing(site: str) -> Parcel:
+            request = Request(
+                task=task,
+                round=number,
+                study=self.study,
+                plan=self.plan.hash,
+                sites=tuple(self.everyone),
+                timeout=self.plan.participation.timeout,
+                package=self.plan.code,
+                sealing=letters(site),
+            )
+            return request.parcel({})
+
+        def receive(site: str, reply: Parcel) -> None:
+            answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
+            check_forms(reply.groups, {})
+            assert isinstance(answer, Lettered)
+            take(site, answer.sealing)
+            exchange.replies[site] = answer
+
+        self.asking.ask(exchange, outgoing, receive, lambda site: None)
+        return exchange
+
+    def _outcome_for(self, site: str, task: str) -> dict[str, Any]:
         """Return what a site is told of the outcome."""
         if task == "deliver":
             return self.outcome.told(self._server_end(), site)

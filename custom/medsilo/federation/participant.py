@@ -29,12 +29,14 @@ from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
 from medsilo.federation.protection import Protection
 from medsilo.federation.scoring import write_measures
+from medsilo.federation.sealed.identity import KitFiles, signer_of
+from medsilo.federation.sealed.sealed_site import SealedSite
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.loop import DrawnCases, Lesson, Stop, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import ANSWERS, Parcel, Request
+from medsilo.runs.messages import ANSWERS, LETTERED, Parcel, Request
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.task import SiteData
@@ -55,8 +57,10 @@ class Participant:
         folder: Path,
         data: SiteData | None = None,
         lead: str = "",
+        kit: KitFiles | None = None,
     ) -> None:
-        """lead: who submitted the study, as far as it is known; data: instead of those of the settings."""
+        """lead: who submitted the study, as far as it is known; data: instead of those of the settings; kit: what the
+        site signs with in a study that seals."""
         self.plan, self.site, self.sites, self.folder = plan, site, sorted(sites), folder
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
         self.compute, self.settings = settings.compute(), settings
@@ -73,6 +77,7 @@ class Participant:
         self.state = SiteState(plan, site, folder, self.compute)
         self.outcome = plan.algorithm.outcome
         self.chooses = self.outcome.personal and plan.tracking.select == "best"
+        self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
@@ -83,6 +88,7 @@ class Participant:
         check_disk(self.folder, self.settings.limits)
         self.warnings = []
         work = {"join": self._join, "round": self._round, "deliver": self._deliver, "test": self._test}
+        work |= dict.fromkeys(LETTERED, self._answer_letters)
         with self.compute.reproducible(seed_for(self.plan.seed, self.site, "work", asked.round)):
             told, groups = work[asked.task](asked, parcel.groups, stop)
         common: Told = {
@@ -111,6 +117,11 @@ class Participant:
         shares = self.settings.shares(self.plan.task.synthetic)
         return {"shares": shares, "classes": self.evaluation.classes()}, {}
 
+    def _answer_letters(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
+        if self.sealed is None:
+            raise Refused("the server seals what this plan lets leave in clear")
+        return {"sealing": self.sealed.answer(asked)}, {}
+
     def _round(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         """Take over what was merged, validate it, train, and give back what this phase sends."""
         started, number = time.monotonic(), asked.round
@@ -118,27 +129,34 @@ class Participant:
         self._truncate(asked.train_cases)
         self._stand_after(number - 1, asked.last)
         self.state.done = -1  # until the round is whole, what lies in memory is the state after no round
-        self._receive(groups, phase)
+        self._receive(self._opened(asked, groups), phase)
         metrics = self._validate(number - 1, stop)
+        self._keep_common(asked, number - 1)
         train_loss = self._train(number, phase, stop)
         metrics["train_loss"] = _number(train_loss)
         self.state.refuse_divergence(number)
+        if self.sealed:
+            self.sealed.check(asked, phase, self.state.modules)
         self.state.done = number
         self.state.save()
         self.state.write_row(number, phase.name, self._samples(), metrics, time.monotonic() - started)
-        told = self._may_be_told()
+        told: Told = {**self._may_be_told()}
         told["train_loss"] = _number(self.evaluation.train_loss(train_loss, self._samples()))
         self.protection.note(train=told["train_loss"] is not None, validation=self.evaluation.tells("validation"))
         samples = self.evaluation.resolution["train"].count(self._samples())
-        return {"samples": samples, **told}, self._give(phase)
+        given = self._give(phase)
+        if self.sealed:
+            told["sealing"], given = self.sealed.seal(asked, phase, given, samples)
+        return {"samples": samples, **told}, given
 
     def _deliver(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         """Take over and validate the outcome of the last round."""
         number = asked.round
         self._truncate(asked.train_cases)
         self._stand_after(number, asked.last)
-        self._receive(groups, self.plan.course.delivery)
+        self._receive(self._opened(asked, groups), self.plan.course.delivery)
         metrics = self._validate(number, stop)
+        self._keep_common(asked, number)
         self.state.refuse_divergence(number)
         self.state.write_row(number + 1, "deliver", self._samples(), metrics, 0.0)
         layer = self.plan.algorithm.input_layer(self.state.modules)
@@ -160,6 +178,8 @@ class Participant:
             if groups and asked.selected is not None:
                 selected = asked.selected
                 self._receive(groups, self.plan.course.last)
+            elif self._opens_common and asked.selected is not None:
+                selected = self.state.load_model(_opened_file(asked.selected))["round"]
         self.state.save_model(paths.BEST, selected)
         end = self._end(stop)
         model = self.outcome.tested(end, self.state.model, asked.outcome)
@@ -248,6 +268,31 @@ class Participant:
                 mine[group][name].copy_(tensor)
         for own in phase.given:
             own.arrived(self.state.modules, own.name in groups)
+
+    def _opened(self, asked: Request, groups: Groups) -> Groups:
+        """Return what came, with what only this site or all hospitals can read opened."""
+        if self.sealed is None:
+            return groups
+        opened = self.sealed.open(asked, groups, self.state.modules)
+        if any(group in asked.sealing.get("held", {}) for group in groups):
+            self.state.done = -1  # a personal model moves from where it stood: once
+        return opened
+
+    @property
+    def _opens_common(self) -> bool:
+        """Whether this site keeps the common model after each round, since the server can't read it."""
+        return self.plan.transport.sealing == "group" and not self.outcome.personal
+
+    def _keep_common(self, asked: Request, rounds: int) -> None:
+        """Keep the common model as this site opened it, and those after the best round and the one before."""
+        if not self._opens_common:
+            return
+        self.state.save_model(_opened_file(rounds), rounds)
+        best = asked.sealing.get("best", rounds)
+        worth = {_opened_file(number) for number in (rounds, rounds - 1, best)}
+        for old in self.folder.glob(paths.OPENED_FILES):
+            if old.name not in worth:
+                old.unlink(missing_ok=True)
 
     def _give(self, phase: Phase) -> Groups:
         """Return copies of what travels: training may go on in the originals while these are still on their way."""
@@ -354,6 +399,10 @@ class Participant:
     ) -> tuple[float, float, Measures]:
         """Return mean loss, mean score, and what is measured of each case."""
         return self.evaluation.evaluate(part, stop, model, measure)
+
+
+def _opened_file(rounds: int) -> str:
+    return paths.OPENED_FILES.replace("*", str(rounds))
 
 
 def _number(value: float) -> float | None:

@@ -16,6 +16,7 @@ from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import check_numbers
 from medsilo.federation.drawing import draw_amplitude
+from medsilo.federation.sealed.store import SealedStore
 from medsilo.federation.standing import RoundStanding
 from medsilo.learning.seeds import seed_for
 from medsilo.mixing.mixers import Mixer
@@ -40,6 +41,7 @@ class ServerState:
         self.once: set[str] = set()  # groups of that phase that sites don't send back
         self.settled: dict[str, list[str]] = {}  # of those, the ones that each site has
         self.details: dict[str, Any] = {}
+        self.store = SealedStore()  # empty in a study that does not seal
         self.best: dict[str, Any] | None = None  # the best model's round, and its validation score at each site
         self.done = 0
         self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites are at the next
@@ -67,7 +69,9 @@ class ServerState:
         for group in self.expected(self.course.phases[place]):
             self.mixers[group].start(self.sites)
         phase = self.course.phases[place]
-        kept = views([group for group in phase.sent if group.goes_down], self.layout)
+        hidden = self.plan.sealed_forms(phase)
+        read = [group for group in phase.sent if group.goes_down and group.name not in hidden]
+        kept = views(read, self.layout)
         self.standing = RoundStanding(self._packed(kept), self.trained, seed_for(self.plan.seed, "sketch", number))
         self.ranges = {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
 
@@ -109,6 +113,8 @@ class ServerState:
 
     def _current(self, group: Group, site: str) -> dict[str, Tensor]:
         """Return what a site gets of a group; one that does not train gets what all have in common."""
+        if kept := self.store.find(group.name, site):
+            return dict(kept.tensors)
         if group.personal and group.stand_in and site not in self.sites:
             return self.mixers[group.stand_in].current(self.sites[0])
         return self.mixers[group.name].current(site if group.personal else self.sites[0])
@@ -208,6 +214,8 @@ class ServerState:
         for group, mixer in self.mixers.items():
             state, facts["mixers"][group] = mixer.state()
             tensors |= {f"{group}/{name}": tensor for name, tensor in state.items()}
+        hidden, told = self.store.state()
+        tensors, facts = {**tensors, **hidden}, {**facts, **told}
         self.writing = self.writer.submit(self.record.save_checkpoint, self.done, tensors, facts)
 
     def written(self) -> None:
@@ -232,6 +240,7 @@ class ServerState:
                 self.enter(self.course.phases[place], fresh=False)
                 self.place = place
                 self._take_over(tensors, facts, facts["mixers"])  # at once: the next phase's mixers may depend on it
+        self.store.load(tensors, facts)
         self.details, self.settled = facts["details"], facts["settled"]
         self.done, self.best = facts["round"], facts["best"]
 

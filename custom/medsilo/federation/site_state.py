@@ -14,6 +14,7 @@ from medsilo.core.files import load_tensors, save_tensors, write_text
 from medsilo.core.tensors import Modules
 from medsilo.course.group import places_of, views
 from medsilo.learning.loop import Compute, is_finite
+from medsilo.mixing.forms import Pulled, Rows
 from medsilo.plan import Plan
 from medsilo.runs import paths
 
@@ -91,7 +92,12 @@ class SiteState:
     def save(self) -> None:
         """Keep what the server won't send again: private tensors and optimizers."""
         phase = self.plan.course.phase_of(self.done + 1)
-        every_round = [group for group in phase.groups if group.travels == "both"]
+        forms = self.plan.sealed_forms(phase)  # of what a site moves from its own, the server has nothing to send
+        every_round = [
+            group
+            for group in phase.groups
+            if group.travels == "both" and not isinstance(forms.get(group.name), Pulled | Rows)
+        ]
         sent = {place for tensors in views(every_round, self.modules).values() for place in places_of(tensors.values())}
         tensors = {
             f"module/{module}/{name}": tensor

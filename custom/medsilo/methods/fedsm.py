@@ -206,6 +206,8 @@ def experts() -> Group:
         lambda server: Gallery(server.mixers["personal"], server.mixers["global"], server.sharing),
         travels="down",
         personal=True,
+        shows_others="FedSM's super model is made of the hospitals' personal models, which sealing keeps at home; use "
+        "ditto, apfl or another personal method, or set transport.sealing=none",
     )
 
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.spill import Kept
 from medsilo.mixing.defence import Defence, Shield
+from medsilo.mixing.forms import Form, Pulled, Rows, Summed, Unsealable
 from medsilo.mixing.layout import Layout, Tensors, TypeSection
 from medsilo.mixing.spread import Numbers, Spread, StoredSpread, Totals
 from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
@@ -244,6 +245,20 @@ class WeightedMean(Mixer):
     def shares(self) -> Mapping[str, float]:
         return self._shares
 
+    @property
+    def sealed(self) -> Form:
+        """How it is mixed where the server cannot read what sites send."""
+        if self.weigh is not None:
+            return Unsealable("its weights follow from the tensors themselves")
+        return Summed(weighted=True, steps=callable(self.rate) or self.rate != 1.0)
+
+    def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
+        """Take the mean of these sites' tensors as if each of them had sent it."""
+        first, *others = sorted(weights)
+        self.add(first, tensors, math.fsum(weights.values()))
+        self._answered |= set(others)
+        self._numbers = dict(weights)
+
     def _begin_sum(self) -> None:
         self._waiting.clear()
         self._weights.clear()
@@ -406,6 +421,10 @@ class WeightedMean(Mixer):
 class UniformMean(WeightedMean):
     """θ ← Σ_k θ_k / K over the K sites that answered, whatever their sample counts."""
 
+    @property
+    def sealed(self) -> Form:
+        return Summed(weighted=False, steps=callable(self.rate) or self.rate != 1.0)
+
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         super()._take(site, tensors, 1.0, layout)
 
@@ -553,6 +572,11 @@ class SoftPull(PersonalMixer):
             raise PlanError(f"pull is {pull!r}: λ must be in (0, 1]")
         self.pull = float(pull)
 
+    @property
+    def sealed(self) -> Form:
+        """How it is mixed where the server cannot read what sites send."""
+        return Pulled(self.pull)
+
     def _rule(self, sites: list[str]) -> Rule:
         step = (1 - self.pull) * len(sites) / (len(sites) - 1)
 
@@ -584,6 +608,20 @@ class SimilarityMix(PersonalMixer):
         self.weights: Matrix | None = None if callable(weights) else _checked(weights)  # those of the last round
         self.absent = absent
         self._last: dict[str, PackedTensors] = {}
+
+    @property
+    def sealed(self) -> Form:
+        """How it is mixed where the server cannot read what sites send."""
+        if self.absent == "last":
+            return Unsealable("it keeps what absent sites sent last (absent: last)")
+        if not isinstance(self.weights, Tensor):
+            return Unsealable("its weights follow from the tensors themselves, or differ from one tensor to the next")
+        return Rows()
+
+    def rows(self) -> dict[str, list[float]]:
+        """Return each site's weights, where they are one matrix that is known before the round."""
+        assert isinstance(self.weights, Tensor)
+        return dict(zip(self._sites, self.weights.tolist(), strict=True))
 
     def _check_sites(self, sites: list[str]) -> None:
         for matrix in _matrices(self.weights):
@@ -692,6 +730,11 @@ class Gallery(Mixer):
 
 class Identity(PersonalMixer):
     """Local training: θ_i ← θ_i, with the very tensors that came."""
+
+    @property
+    def sealed(self) -> Form:
+        """How it is mixed where the server cannot read what sites send."""
+        return Unsealable("the server takes each site's values as they are, and does not add them up")
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         self._sent[site] = tensors

@@ -19,6 +19,7 @@ from torch import Tensor
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.spill import Kept, Spill, StoredVector
 from medsilo.mixing.defence import Shield
+from medsilo.mixing.forms import Form, Summed
 from medsilo.mixing.layout import Layout, Tensors
 from medsilo.mixing.mixers import UniformMean, WeightedMean
 from medsilo.mixing.waiting import reading
@@ -39,6 +40,13 @@ def reach_of(tensors: Tensors) -> float:
     return reach
 
 
+def steps_of(tensors: Tensors, arrived: Tensors) -> Tensors:
+    """Return (θ_i - θ) / ‖a_i‖₁ and ‖a_i‖₁, of whose means FedNova's step is made."""
+    reach = reach_of(tensors)
+    ways = {name: (tensor.double() - arrived[name].double()) / reach for name, tensor in tensors.items()}
+    return {name: way.to(tensors[name].dtype) for name, way in ways.items()} | {REACH: tensors[REACH]}
+
+
 class FedNova(WeightedMean):
     """Wang et al. 2020: θ ← θ - τ_eff Σ p_i (θ - θ_i) / ‖a_i‖₁ with τ_eff = Σ p_i ‖a_i‖₁.
 
@@ -56,6 +64,20 @@ class FedNova(WeightedMean):
 
     def defend(self, shield: Shield) -> None:
         raise PlanError(NOVA_TRUSTS)
+
+    @property
+    def sealed(self) -> Form:
+        return Summed(weighted=not self.uniform, steps=True, enter=steps_of)
+
+    def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
+        """Take the means of `steps_of`: θ + τ_eff times the mean step is the model of one site with this reach."""
+        effective, given = reach_of(tensors), self._given or {}
+        moved = {
+            name: (given[name].double() + effective * step.double()).to(step.dtype)
+            for name, step in tensors.items()
+            if name != REACH
+        }
+        super().take_mean({name: moved.get(name, tensors[name]) for name in given}, weights)
 
     def _begin_sum(self) -> None:
         super()._begin_sum()
@@ -92,6 +114,10 @@ class ServerOptimizer(WeightedMean):
         self.lr, self.uniform = float(lr), uniform
         self._steps = 0
         self._memory: list[list[StoredVector]] = []  # the optimizer's vectors, block by block
+
+    @property
+    def sealed(self) -> Form:
+        return Summed(weighted=not self.uniform, steps=True)
 
     @property
     @abstractmethod
@@ -200,6 +226,10 @@ class Scaffold(UniformMean):
 
     S are those that answered of all N sites. A site sends c + c_i⁺ - c_i.
     """
+
+    @property
+    def sealed(self) -> Form:
+        return Summed(weighted=False, steps=True)
 
     def _merge(self) -> None:
         """How many answer shows only now: the mean becomes the way to it where some did not."""

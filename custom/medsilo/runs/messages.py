@@ -20,6 +20,7 @@ from medsilo.runs.schema import LARGEST
 MOST_CASES = 1_000_000_000
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
+Task = Literal["join", "agree", "offer", "round", "confirm", "unmask", "deliver", "test"]
 End = Literal["join", "deliver", "test"]
 PARTS = ("train", "validation", "test")
 
@@ -85,7 +86,7 @@ def _in_words(detail: ErrorDetails) -> str:
 class Request(Message):
     """What the server asks of one site."""
 
-    task: Literal["join", "round", "deliver", "test"]
+    task: Task
     round: Annotated[int, Field(ge=0)]
     study: Name
     plan: Name  # its hash
@@ -96,6 +97,8 @@ class Request(Message):
     train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size
     last: Annotated[int, Field(ge=0)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
+    # Letters of a sealed study, which the room `sealing` reads
+    sealing: Annotated[dict[str, Any], Field(exclude_if=lambda letters: not letters)] = {}
 
     def parcel(self, groups: Groups) -> Parcel:
         """Return the request as it travels."""
@@ -116,7 +119,7 @@ class SiteAnswer(Message):
 
     metrics: ClassVar[frozenset[str]] = frozenset()  # which of the fields travel as metrics
 
-    task: Literal["join", "round", "deliver", "test"]
+    task: Task
     round: int
     study: Name
     package: dict[str, Any]
@@ -175,6 +178,13 @@ class Joined(SiteAnswer):
         return self
 
 
+class Lettered(SiteAnswer):
+    """A site's letters in a sealed study, beside its rounds."""
+
+    task: Literal["agree", "offer", "confirm", "unmask"]
+    sealing: dict[str, Any]
+
+
 class Trained(SiteAnswer):
     """A round of a site."""
 
@@ -185,6 +195,7 @@ class Trained(SiteAnswer):
     train_loss: Number | None
     validation: Number | None  # the score of the model as it arrived
     validation_loss: Number | None
+    sealing: Annotated[dict[str, Any], Field(exclude_if=lambda letters: not letters)] = {}  # in a sealed study
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:
@@ -224,7 +235,14 @@ class Tested(SiteAnswer):
         return self
 
 
-ANSWERS: Mapping[str, type[SiteAnswer]] = {"join": Joined, "round": Trained, "deliver": Delivered, "test": Tested}
+LETTERED = ("agree", "offer", "confirm", "unmask")
+ANSWERS: Mapping[str, type[SiteAnswer]] = {
+    "join": Joined,
+    "round": Trained,
+    "deliver": Delivered,
+    "test": Tested,
+    **dict.fromkeys(LETTERED, Lettered),
+}
 
 
 def check_values(values: Any, most: int) -> None:

@@ -32,6 +32,7 @@ NVFLARE_LOG = "nvflare.log"
 BEST, LAST = "best.safetensors", "last.safetensors"
 AMPLITUDE = "amplitude.png"
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
+SEALING_FILES, OPENED_FILES = "sealing-*.json", "opened-*.safetensors"
 METRICS = "metrics.csv"
 CASES = "test.csv"
 DATA = "data.json"
@@ -71,6 +72,10 @@ RUN_TREE: Mapping[str, str] = {
     f"{SITES}/<site>/{BEST}": "the site's model after its best round",
     f"{SITES}/<site>/{LAST}": "the site's model after the last round",
     f"{SITES}/<site>/{STATE_FILES}": "the site's private state, for resuming",
+    f"{SITES}/<site>/{SEALING_FILES}": "the site's keys of a sealed study, secret, one file for each time that it "
+    "agreed on keys. It never leaves the site",
+    f"{SITES}/<site>/{OPENED_FILES}": "where the server can't read the common model: the model after the last rounds "
+    "and after the best one, as this site opened it",
     f"{SITES}/<site>/{CASES}": "the scores of each test case. Case and patient are numbers in the order of the data; a "
     "cell is empty where a case has no such score. It never leaves the site",
     f"{SITES}/<site>/{ERRORS}": "the full text of errors. It never leaves the site",

@@ -26,7 +26,9 @@ PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519Pri
 class Signer(Protocol):
     """A site's own identity, and how it tells whether others are who they say."""
 
-    said: ClassVar[str]  # for results: what the keys of this study rest on
+    @property
+    def said(self) -> str:
+        """What the keys of a study rest on, for results."""
 
     @property
     def certificates(self) -> tuple[bytes, ...]:
@@ -42,7 +44,7 @@ class Signer(Protocol):
 class Unsigned:
     """No identity: for simulations, whose sites have no certificates. A server in the middle is not noticed."""
 
-    said = "nothing: keys were not signed, so a server that swaps them is not noticed (simulation)"
+    said: ClassVar[str] = "nothing: keys were not signed, so a server that swaps them is not noticed (simulation)"
     certificates: tuple[bytes, ...] = ()
 
     def sign(self, content: bytes) -> bytes:
@@ -62,7 +64,7 @@ class Certified:
     The key signs RSA-PSS, ECDSA or Ed25519, whichever kind it is, with SHA-256.
     """
 
-    said = "certificates: each site signed its keys with that of its kit"
+    said: ClassVar[str] = "certificates: each site signed its keys with that of its kit"
 
     chain: tuple[x509.Certificate, ...]
     key: PrivateKey = field(repr=False)

@@ -1,0 +1,288 @@
+"""The server's side of a sealed study: it passes letters on, and adds up what it cannot read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from medsilo.core.errors import ParticipationError
+from medsilo.core.tensors import Groups, Modules
+from medsilo.course.phase import Phase
+from medsilo.federation.accepting import check_numbers
+from medsilo.federation.asking import Exchange, Missing
+from medsilo.federation.sealed.store import SealedResult, SealedStore
+from medsilo.federation.sealed.what import (
+    WORDS,
+    Blocks,
+    Held,
+    KeyAgreement,
+    Matrix,
+    SealedGroup,
+    needs_common_key,
+    own_row,
+    terms_of,
+    words_for,
+)
+from medsilo.mixing.forms import Rows, Summed
+from medsilo.mixing.mixers import Mixer, SimilarityMix, WeightedMean
+from medsilo.plan import Plan
+from medsilo.runs.messages import Task
+from medsilo.sealing.letters import (
+    Assembly,
+    Confirmation,
+    GroupKeys,
+    Introduction,
+    Offer,
+    Reveal,
+    Stamp,
+)
+from medsilo.sealing.relay import Gathering, MaskedMixtures, MaskedSums
+from medsilo.sealing.terms import SERVER, Terms
+
+Letters = dict[str, Any]
+# Ask these sites, each with its letters; the last function takes a site's answer and raises Refused.
+Ask = Callable[[Task, int, Sequence[str], Callable[[str], Letters], Callable[[str, Letters], None]], Exchange]
+Enough = Callable[[Exchange, str], None]  # raises ParticipationError where too few have answered
+
+
+class SealedServer:
+    """Leads the sealed part of a study."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        study: str,
+        layout: Modules,
+        mixers: Mapping[str, Mixer],
+        store: SealedStore,
+        ask: Ask,
+        enough: Enough,
+    ) -> None:
+        self.plan, self.study, self.layout, self.mixers, self.store = plan, study, layout, mixers, store
+        self._ask, self._enough = ask, enough
+        self.terms: Terms
+        self.blocks: Blocks
+        self._assembly: Assembly
+        self._deals: dict[str, Letters] = {}
+        self._round: MaskedSums | MaskedMixtures | None = None
+        self._begin({})
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Those who have agreed on keys."""
+        return self.terms.sites
+
+    # ------------------------------------------------------------------ the study begins
+    def agree(self, sites: Sequence[str], heaviest: int) -> None:
+        """Let the sites agree on fresh keys; without those that drop out meanwhile, as far as the plan allows it."""
+        left = sorted(sites)
+        while True:
+            self.store.agreement += 1
+            terms = terms_of(self.plan, self.study, left)
+            told = KeyAgreement(number=self.store.agreement, sites=tuple(left), heaviest=heaviest)
+            here = self._agree(terms, told)
+            if here == left:
+                self.terms, self.blocks = terms, Blocks(self.plan, terms, heaviest)
+                return
+            left = here
+
+    def _agree(self, terms: Terms, agreement: KeyAgreement) -> list[str]:
+        """Do the three steps; returns who is left after the first one that somebody did not do."""
+        gathering, common = Gathering(terms), needs_common_key(terms, self.plan)
+        first, told = terms.sites[0], {"agreement": agreement.facts()}
+        keys: dict[str, Letters] = {}
+
+        def introduced(site: str, letters: Letters) -> None:
+            gathering.add(site, Introduction.read(site, letters.get("introduction")))
+
+        def met(site: str, letters: Letters) -> None:
+            if common and site == first:
+                boxes = gathering.group_keys(GroupKeys.read(site, letters.get("keys")))
+                keys.update({other: {"key": box.facts()} for other, box in boxes.items()})
+
+        here = self._agreed(terms.sites, lambda site: told, introduced)
+        if here == list(terms.sites):
+            self._assembly = gathering.assembly()
+            letters = {**told, "assembly": self._assembly.facts()}
+            here = self._agreed(terms.sites, lambda site: letters, met)
+        if here == list(terms.sites) and common:
+            got = self._agreed(terms.sites[1:], lambda site: {**told, **keys[site]}, lambda site, letters: None)
+            here = sorted([first, *got])
+        return here
+
+    def _agreed(
+        self, sites: Sequence[str], letters: Callable[[str], Letters], take: Callable[[str, Letters], None]
+    ) -> list[str]:
+        exchange = self._ask("agree", 0, sites, letters, take)
+        self._enough(exchange, "keys of the study")
+        return sorted(exchange.replies)
+
+    # ------------------------------------------------------------------ a round
+    def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
+        self.groups = dict(groups)
+        self._open: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in groups}  # whole numbers, by site
+        self._samples: dict[str, int] = {}
+        self._rows: dict[str, Matrix] = {}
+
+    def begin(self, number: int, phase: Phase) -> dict[str, Missing]:
+        """Begin a round whose mixers are open; returns the sites that are not in it, and why."""
+        rows: dict[str, Matrix] = {
+            name: mixer.rows()
+            for name, form in self.plan.sealed_forms(phase).items()
+            if isinstance(form, Rows) and isinstance(mixer := self.mixers[name], SimilarityMix)
+        }
+        among = self._among(rows)
+        self._begin(self.blocks.of(phase, self.layout, among))
+        self._rows, self._deals, self._round = among, {}, None
+        if not self.groups:
+            return {}
+        blocks = [block for own in self.groups.values() for block in own.blocks.values()]
+        if self.terms.mode == "group":
+            self._round = MaskedMixtures(self.terms, number, blocks)
+            return {}
+        sums = self._round = MaskedSums(self.terms, self._assembly, number, blocks)
+
+        def offered(site: str, letters: Letters) -> None:
+            sums.offer(site, Offer.read(site, letters.get("offer")))
+
+        exchange = self._ask("offer", number, self.sites, lambda site: self._told(), offered)
+        self._enough(exchange, f"keys of round {number}")
+        self._deals = {site: {"deal": deal.facts()} for site, deal in sums.deals().items()}
+        return exchange.missing
+
+    def _among(self, rows: Mapping[str, Matrix]) -> dict[str, Matrix]:
+        """Return the rows of those who have agreed on keys, with the weights of those alone."""
+        found: dict[str, Matrix] = {}
+        for group, matrix in rows.items():
+            places = [place for place, site in enumerate(sorted(matrix)) if site in self.sites]
+            found[group] = {site: [matrix[site][place] for place in places] for site in self.sites}
+        return found
+
+    def _told(self) -> Letters:
+        rows = {"rows": {group: dict(matrix) for group, matrix in self._rows.items()}} if self._rows else {}
+        return {"current": self.store.agreement, **rows}
+
+    def letters(self, site: str, groups: Groups) -> Letters:
+        """Return what a site is told beside what it is sent in a round or after the last."""
+        if site not in self.sites:
+            return {}
+        held = self.store.told(groups, site)
+        return {**self._told(), **({"held": held} if held else {}), **(self._deals.get(site, {}))}
+
+    def expected(self, clear: Groups) -> Groups:
+        """Return the layout of what sites send, from that of a study in clear."""
+        return {name: self.groups[name].expected() if name in self.groups else own for name, own in clear.items()}
+
+    def stamp(self, site: str, letters: Letters) -> Stamp | None:
+        """Return what makes an upload's masks its own, in the mode group; raises Refused."""
+        return Stamp.read(site, letters.get("stamp")) if isinstance(self._round, MaskedMixtures) else None
+
+    def take(self, site: str, groups: Groups, stamp: Stamp | None, samples: int) -> None:
+        """Take what a site sealed, whose form was checked."""
+        sealed = [(name, key, block) for name, own in self.groups.items() for key, block in own.blocks.items()]
+        words = {block.name: groups[name][key] for name, key, block in sealed}
+        if isinstance(self._round, MaskedMixtures):
+            assert stamp is not None
+            self._round.add(site, stamp, words)
+        elif self._round is not None:
+            self._round.add(site, words)
+        for name, own in self.groups.items():
+            self._open[name][site] = {key: groups[name][key] for key in own.beside}
+        self._samples[site] = samples
+
+    # ------------------------------------------------------------------ a round ends
+    def finish(self, number: int) -> None:
+        """Let the sites open what the server may read, and keep for them what they read themselves."""
+        if isinstance(self._round, MaskedMixtures):
+            self._mix(self._round, number)
+        elif self._round is not None:
+            self._add(self._round, number)
+
+    def _add(self, sums: MaskedSums, number: int) -> None:
+        survivors = sums.survivors()
+        if self.terms.confirm:
+
+            def confirmed(site: str, letters: Letters) -> None:
+                sums.confirmation(site, Confirmation.read(site, letters.get("confirmation")))
+
+            told = {**self._told(), "survivors": survivors.facts()}
+            self._ask("confirm", number, survivors.sites, lambda site: told, confirmed)
+        request = sums.request()
+
+        def revealed(site: str, letters: Letters) -> None:
+            sums.reveal(site, Reveal.read(site, letters.get("reveal")))
+
+        told_all = {**self._told(), "request": request.facts()}
+        self._ask("unmask", number, survivors.sites, lambda site: told_all, revealed)
+        claim, opened = sums.open()
+        for own in self.groups.values():
+            for key, block in own.blocks.items():
+                if block.reader == SERVER:
+                    divisor = sum(self._weights(own, survivors.sites).values())
+                    self._hand_over(own, sums.read(block, opened, divisor), survivors.sites)
+                else:
+                    held = self._held(number, len(survivors.sites), claim.facts())
+                    kept = SealedResult({WORDS: opened[block.name]}, held)
+                    for site in survivors.sites:
+                        if key in (WORDS, words_for(site)):
+                            self.store.keep(own.name, site, kept)
+
+    def _mix(self, mixtures: MaskedMixtures, number: int) -> None:
+        sites = mixtures.sites
+        if len(sites) < self.terms.least:
+            raise ParticipationError(
+                f"sealing: only {len(sites)} sites have sealed in round {number}; it takes {self.terms.least} to mix"
+            )
+        alike = tuple(int(site in sites) for site in self.sites)
+        places = [self.terms.place(site) for site in sites]
+        common = self._mixed(mixtures, number, {}, alike)
+        for name, own in self.groups.items():
+            given = self.sites if isinstance(own.form, Summed) else sites
+            if isinstance(own.form, Rows):
+                continue
+            for site in given:
+                self.store.keep(name, site, common[name])
+        personal = [own for own in self.groups.values() if isinstance(own.form, Rows)]
+        for site in sites if personal else ():
+            rows = {
+                own.name: own_row(self._rows[own.name][site], own.blocks[WORDS].fixed.weights, places)
+                for own in personal
+            }
+            mixed = self._mixed(mixtures, number, rows, alike)
+            for own in personal:
+                self.store.keep(own.name, site, mixed[own.name])
+
+    def _mixed(
+        self, mixtures: MaskedMixtures, number: int, rows: Mapping[str, tuple[int, ...]], alike: tuple[int, ...]
+    ) -> dict[str, SealedResult]:
+        """Return every group's mixture by these rows, and of the others the sum."""
+        claim, mixed = mixtures.mix({name: rows.get(name, alike) for name in self.groups})
+        found = {}
+        for name, own in self.groups.items():
+            weights = self._weights(own, mixtures.sites)
+            told = claim.model_copy(update={"rows": {name: claim.rows[name]}})
+            held = self._held(number, sum(weights.values()), told.facts())
+            found[name] = SealedResult({WORDS: mixed[name], **self._carried(own, mixtures.sites)}, held)
+        return found
+
+    def _held(self, number: int, divisor: int, claim: Letters) -> Held:
+        return Held(agreement=self.store.agreement, round=number, divisor=divisor, claim=claim)
+
+    def _weights(self, own: SealedGroup, sites: Sequence[str]) -> dict[str, int]:
+        return {site: own.weight(self._samples[site]) for site in sites}
+
+    def _carried(self, own: SealedGroup, sites: Sequence[str]) -> dict[str, Tensor]:
+        """Return the whole numbers of the first site, as a mean in clear takes them."""
+        return self._open[own.name][min(sites)]
+
+    def _hand_over(self, own: SealedGroup, mean: Mapping[str, Tensor], sites: Sequence[str]) -> None:
+        """Give the mean that the server may read to the group's mixer."""
+        tensors = {**mean, **self._carried(own, sites)}
+        tensors = {name: tensors[name] for name in own.like}
+        assert isinstance(own.form, Summed)
+        if own.form.enter is None:
+            ranges = {own.name: own.group.ranges(self.layout, self.plan.task)}
+            check_numbers({own.name: tensors}, [own.group], ranges, {})
+        mixer = self.mixers[own.name]
+        assert isinstance(mixer, WeightedMean)
+        mixer.take_mean(tensors, {site: float(w) for site, w in self._weights(own, sites).items()})

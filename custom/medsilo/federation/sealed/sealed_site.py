@@ -1,0 +1,307 @@
+"""A site's side of a sealed study: it agrees on keys, seals what it sends, and opens what it is given."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medsilo.core.errors import Refused, reading
+from medsilo.core.files import write_bytes
+from medsilo.core.tensors import Groups, Modules, Tensors
+from medsilo.course.group import views
+from medsilo.course.phase import Phase
+from medsilo.federation.accepting import check_numbers, same_layout
+from medsilo.federation.sealed.what import (
+    WORDS,
+    Blocks,
+    Current,
+    Held,
+    KeyAgreement,
+    Matrix,
+    Published,
+    SealedGroup,
+    needs_common_key,
+    own_row,
+    terms_of,
+)
+from medsilo.mixing.forms import Pulled, Rows, Summed
+from medsilo.plan import Plan
+from medsilo.runs import paths
+from medsilo.runs.messages import Request
+from medsilo.sealing.letters import (
+    Assembly,
+    Deal,
+    GroupKey,
+    MixtureClaim,
+    SumClaim,
+    Survivors,
+    UnmaskingRequest,
+)
+from medsilo.sealing.member import Member
+from medsilo.sealing.signing import Signer
+from medsilo.sealing.terms import HOSPITALS, SealedBlock
+
+SERVER = "the server"
+KEPT_ROWS = 4  # rounds whose published rows a site keeps
+Letters = dict[str, Any]
+Rowed = Mapping[str, Matrix]  # group → the rows of its mixture
+
+
+@dataclass
+class _Seat:
+    """This site in one agreement: its keys, and the rows that were published."""
+
+    agreement: KeyAgreement
+    member: Member
+    blocks: Blocks
+    rows: dict[int, Rowed] = field(default_factory=dict)  # by round
+
+    def content(self) -> bytes:
+        """Return what the site must keep of it, all of it secret."""
+        rows = {str(number): own for number, own in self.rows.items()}
+        kept = {
+            "agreement": self.agreement.facts(),
+            "study": self.member.terms.study,
+            "rows": rows,
+            "member": json.loads(self.member.saved()),
+        }
+        return json.dumps(kept).encode()
+
+
+class SealedSite:
+    """One site of a sealed study. What it keeps is on its disk before anything that rests on it leaves."""
+
+    def __init__(self, plan: Plan, site: str, folder: Path, signer: Signer) -> None:
+        self.plan, self.site, self.folder, self.signer = plan, site, folder, signer
+        self._seats: dict[int, _Seat] = {}
+        self._arrived: Groups = {}  # of groups that are sent as the way from them
+        with torch.device("meta"):
+            self._layout = plan.build_networks()
+        self._ranges = {
+            group.name: group.ranges(self._layout, plan.task) for phase in plan.course.phases for group in phase.sent
+        }
+
+    # ------------------------------------------------------------------ letters
+    def answer(self, asked: Request) -> Letters:
+        """Do what a letter asks; returns the answer's."""
+        work = {"agree": self._agree, "offer": self._offer, "confirm": self._confirm, "unmask": self._unmask}
+        return work[asked.task](asked)
+
+    def _agree(self, asked: Request) -> Letters:
+        agreement = KeyAgreement.read(SERVER, asked.sealing.get("agreement"))
+        letters = asked.sealing
+        if "assembly" in letters:
+            seat = self._seat(agreement.number)
+            if seat.agreement != agreement:
+                raise Refused("the server: it agrees on other sites than a moment before")
+            seat.member.meet(Assembly.read(SERVER, letters["assembly"]))
+            first = needs_common_key(seat.member.terms, self.plan) and self.site == agreement.sites[0]
+            answer: Letters = {"keys": seat.member.group_keys().facts()} if first else {}
+        elif "key" in letters:
+            seat = self._seat(agreement.number)
+            seat.member.take_group_key(GroupKey.read(SERVER, letters["key"]))
+            answer = {}
+        else:
+            seat = self._begin(agreement, asked.study)
+            answer = {"introduction": seat.member.introduction().facts()}
+        self._keep(seat)
+        return answer
+
+    def _begin(self, agreement: KeyAgreement, study: str) -> _Seat:
+        named = self.plan.participation.sites
+        if self.site not in agreement.sites or (named and not set(agreement.sites) <= set(named)):
+            raise Refused("the server: it names other sites than the plan does")
+        if (number := agreement.number) > 1 and self._path(number - 1).exists():
+            earlier: Member | None = self._seat(number - 1).member
+        else:
+            earlier = self._seat(number).member if self._path(number).exists() else None
+        terms = terms_of(self.plan, study, agreement.sites)
+        member = Member.begin(terms, self.site, self.signer, earlier)
+        seat = self._seats[number] = _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
+        return seat
+
+    def _offer(self, asked: Request) -> Letters:
+        seat = self._newest(asked)
+        self._publish(seat, asked)
+        offer = seat.member.offer(asked.round)
+        self._keep(seat)
+        return {"offer": offer.facts()}
+
+    def _confirm(self, asked: Request) -> Letters:
+        seat = self._newest(asked)
+        survivors = Survivors.read(SERVER, asked.sealing.get("survivors"))
+        confirmation = seat.member.confirm(survivors, self._blocks(seat, asked.round))
+        self._keep(seat)
+        return {"confirmation": confirmation.facts()}
+
+    def _unmask(self, asked: Request) -> Letters:
+        seat = self._newest(asked)
+        request = UnmaskingRequest.read(SERVER, asked.sealing.get("request"))
+        reveal = seat.member.unmask(request, self._blocks(seat, asked.round))
+        self._keep(seat)
+        return {"reveal": reveal.facts()}
+
+    # ------------------------------------------------------------------ a round
+    def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
+        """Raise Refused, before anything is kept or sealed, where numbers that would be sent can't be."""
+        groups = views(phase.sent, modules)
+        check_numbers(groups, phase.sent, self._ranges, {})
+        for name, own in self._sealed(self._newest(asked), phase, None).items():
+            block = next(iter(own.blocks.values()))
+            for tensor in block.flat.names:
+                block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
+
+    def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> tuple[Letters, Groups]:
+        """Return a round's letters and what is sent; `groups` in clear where they are not sealed."""
+        seat = self._newest(asked)
+        self._publish(seat, asked)
+        sealed = self._sealed(seat, phase, asked.round)
+        if not sealed:
+            return {}, groups
+        tensors, weights, blocks = {}, {}, []
+        for name, own in sealed.items():
+            entered = self._entered(own, groups[name])
+            for block in own.blocks.values():
+                tensors[block.name], weights[block.name] = entered, own.weight(samples)
+                blocks.append(block)
+        letters: Letters = {}
+        if seat.member.terms.mode == "group":
+            stamp, words = seat.member.seal_upload(asked.round, blocks, tensors, weights)
+            letters["stamp"] = stamp.facts()
+        else:
+            deal = Deal.read(SERVER, asked.sealing.get("deal"))
+            words = seat.member.seal(deal, blocks, tensors, weights)
+        self._keep(seat)
+        sent = {name: tensors for name, tensors in groups.items() if name not in sealed}
+        for name, own in sealed.items():
+            beside = {key: groups[name][key] for key in own.beside}
+            sent[name] = beside | {key: words[block.name] for key, block in own.blocks.items()}
+        return letters, {name: sent[name] for name in groups}
+
+    def _entered(self, own: SealedGroup, tensors: Tensors) -> Tensors:
+        floats = {name: tensors[name] for name in next(iter(own.blocks.values())).flat.names}
+        if isinstance(own.form, Summed) and own.form.enter:
+            return dict(own.form.enter(floats, self._arrived[own.name]))
+        return floats
+
+    # ------------------------------------------------------------------ what is given
+    def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
+        """Return what came with its sealed groups opened."""
+        held = {name: Held.read(SERVER, told) for name, told in asked.sealing.get("held", {}).items()}
+        if not held.keys() <= groups.keys():
+            raise Refused("the server: it tells of sealed groups that it does not send")
+        opened = {
+            name: self._opened(name, held[name], own, modules) if name in held else own for name, own in groups.items()
+        }
+        self._arrived = opened
+        return opened
+
+    def _opened(self, name: str, held: Held, given: Tensors, modules: Modules) -> Tensors:
+        seat = self._seat(held.agreement)
+        own = self._sealed(seat, self.plan.course.phase_of(held.round), held.round).get(name)
+        if own is None:
+            raise Refused("the server: it sends a sealed group that is none of the plan's")
+        key = next((key for key, block in own.blocks.items() if block.reader in (self.site, HOSPITALS)), WORDS)
+        block = own.blocks[key]
+        beside = {other: tensor for other, tensor in given.items() if other != WORDS}
+        same_layout({name: beside}, {name: own.beside})
+        mine = views([own.group], modules)[name]
+        words = {block.name: given[WORDS]} if WORDS in given else {}
+        if seat.member.terms.mode == "group":
+            values, count = self._open_mixture(seat, held, own, block, words)
+        else:
+            values, count = self._open_sum(seat, held, block, words)
+        if isinstance(own.form, Pulled):
+            values = self._pulled(own.form, mine, values, count)
+        kept = {} if isinstance(own.form, Summed) else mine
+        return {other: values.get(other, beside.get(other, kept.get(other, mine[other]))) for other in own.like}
+
+    def _open_mixture(
+        self, seat: _Seat, held: Held, own: SealedGroup, block: SealedBlock, words: Tensors
+    ) -> tuple[Tensors, int]:
+        claim = MixtureClaim.read(SERVER, held.claim)
+        sites = seat.member.terms.sites
+        places = [place for place, site in enumerate(sites) if site in claim.nonces]
+        divisor: dict[str, int] = {block.name: held.divisor}
+        row = tuple(int(place in places) for place in range(len(sites)))
+        if isinstance(own.form, Rows):
+            row, divisor = self._own_row(seat, held.round, own, places), {}
+        opened = seat.member.open_mixtures(claim, held.round, [block], words, {block.name: row}, divisor)
+        return opened[block.name], len(places)
+
+    def _own_row(self, seat: _Seat, number: int, own: SealedGroup, places: Sequence[int]) -> tuple[int, ...]:
+        published = seat.rows.get(number, {}).get(own.name)
+        if published is None:
+            raise Refused(f"the server: it sends a mixture of round {number}, whose weights it did not publish")
+        return own_row(published[self.site], own.blocks[WORDS].fixed.weights, places)
+
+    def _open_sum(self, seat: _Seat, held: Held, block: SealedBlock, words: Tensors) -> tuple[Tensors, int]:
+        claim = SumClaim.read(SERVER, held.claim)
+        if claim.round != held.round:
+            raise Refused(f"the server: it sends the sum of round {claim.round} as that of round {held.round}")
+        divisors = {} if block.weights else {block.name: held.divisor}
+        opened = seat.member.open_sums(claim, [block], words, divisors)
+        return opened[block.name], len(claim.sites)
+
+    @torch.no_grad()
+    def _pulled(self, form: Pulled, mine: Tensors, mean: Tensors, count: int) -> Tensors:
+        """Return θ + (1 - λ) K/(K - 1) (m - θ) of this site's own θ, m being the mean of all K."""
+        step = (1 - form.pull) * count / (count - 1)
+        return {
+            name: torch.lerp(mine[name].double().cpu(), value.double(), step).to(mine[name].dtype)
+            for name, value in mean.items()
+        }
+
+    # ------------------------------------------------------------------ what is known
+    def _sealed(self, seat: _Seat, phase: Phase, number: int | None) -> dict[str, SealedGroup]:
+        return seat.blocks.of(phase, self._layout, seat.rows.get(number or 0, {}))
+
+    def _blocks(self, seat: _Seat, number: int) -> list[SealedBlock]:
+        sealed = self._sealed(seat, self.plan.course.phase_of(number), number)
+        return [block for own in sealed.values() for block in own.blocks.values()]
+
+    def _publish(self, seat: _Seat, asked: Request) -> None:
+        """Remember the rows that the server publishes for a round, before anything of it is sealed."""
+        if "rows" not in asked.sealing:
+            return
+        rows = Published.read(SERVER, {"rows": asked.sealing["rows"]}).rows
+        sites = seat.agreement.sites
+        for own in rows.values():
+            if set(own) != set(sites) or any(len(row) != len(sites) or sum(row) <= 0 for row in own.values()):
+                raise Refused("the server: the rows of weights that it tells are not one for each site")
+        if seat.rows.get(asked.round, rows) != rows:
+            raise Refused(f"the server: it changes the weights of round {asked.round}")
+        seat.rows = dict(sorted({**seat.rows, asked.round: rows}.items())[-KEPT_ROWS:])
+
+    # ------------------------------------------------------------------ what is kept
+    def _newest(self, asked: Request) -> _Seat:
+        return self._seat(Current.read(SERVER, {"agreement": asked.sealing.get("current")}).agreement)
+
+    def _seat(self, number: int) -> _Seat:
+        if number not in self._seats:
+            self._seats[number] = self._read(number)
+        return self._seats[number]
+
+    def _path(self, number: int) -> Path:
+        return self.folder / paths.SEALING_FILES.replace("*", str(number))
+
+    def _read(self, number: int) -> _Seat:
+        path = self._path(number)
+        if not path.exists():
+            raise Refused("this site has lost its keys of this study; begin it anew, with fresh keys")
+        with reading("this site's secrets of the study"):
+            kept = json.loads(path.read_bytes())
+            agreement = KeyAgreement.read("this site", kept["agreement"])
+            terms = terms_of(self.plan, kept["study"], agreement.sites)
+            member = Member.load(terms, self.signer, json.dumps(kept["member"]).encode())
+            rows: dict[int, Rowed] = {
+                int(number): Published.read("this site", {"rows": own}).rows for number, own in kept["rows"].items()
+            }
+        return _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest), rows)
+
+    def _keep(self, seat: _Seat) -> None:
+        """Write what the site must keep; before anything that rests on it leaves."""
+        write_bytes(self._path(seat.agreement.number), seat.content())

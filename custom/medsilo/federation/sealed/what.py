@@ -1,0 +1,171 @@
+"""What a sealed study seals in a round: the same at the server and at every site, from the plan and the agreement."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+from torch import Tensor
+
+from medsilo.core.tensors import Modules
+from medsilo.course.group import Group, views
+from medsilo.course.phase import Phase
+from medsilo.mixing.forms import Form, Pulled, Rows, Summed
+from medsilo.plan import Plan
+from medsilo.runs.messages import MOST_CASES
+from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat, integer_weights
+from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
+from medsilo.sealing.terms import HOSPITALS, SERVER, SealedBlock, Terms
+
+WORDS = "@sealed"  # under which a group's sealed numbers travel, beside its whole numbers
+ROW_TOTAL = {64: 1 << 24, 32: 1 << 10}  # what the integer weights of a row add up to
+
+Row = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_length=256, strict=False)]
+Matrix = Mapping[str, Sequence[float]]  # site → its row of weights, in the order of the sites
+
+
+class KeyAgreement(Letter):
+    """What a study agrees on when it begins to seal.
+
+    number: counts the times that it began anew, with fresh keys. heaviest: no site has more training cases.
+    """
+
+    number: Annotated[int, Field(ge=1, le=1_000_000)]
+    sites: Names
+    heaviest: Annotated[int, Field(ge=1, le=2 * MOST_CASES)]
+
+
+class Held(Letter):
+    """What a site must know to open what it is given of a group.
+
+    round: in which it was sealed. divisor: what the sum is divided by. claim: whose numbers are in it.
+    """
+
+    agreement: Annotated[int, Field(ge=1, le=1_000_000)]
+    round: RoundNumber
+    divisor: Annotated[int, Field(ge=1, lt=1 << 52)]
+    claim: dict[str, Any]
+
+
+class Current(Letter):
+    """Which agreement a letter is of."""
+
+    agreement: Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class Published(Letter):
+    """The rows of weights of a round, by group and site, told before anything of it is sealed."""
+
+    rows: Annotated[dict[SiteName, Annotated[dict[SiteName, Row], Field(max_length=256)]], Field(max_length=16)]
+
+
+@dataclass(frozen=True)
+class SealedGroup:
+    """A group in a round: how it is mixed, and the blocks in which its numbers travel, by the name of their tensor."""
+
+    group: Group
+    form: Form
+    like: dict[str, Tensor]  # the group's tensors, for their shapes and types
+    blocks: dict[str, SealedBlock]
+
+    @property
+    def name(self) -> str:
+        """The group's name."""
+        return self.group.name
+
+    @property
+    def beside(self) -> dict[str, Tensor]:
+        """The whole numbers that travel open; a site keeps its own of a personal group."""
+        if not isinstance(self.form, Summed):
+            return {}
+        return {name: tensor for name, tensor in self.like.items() if not tensor.is_floating_point()}
+
+    def weight(self, samples: int) -> int:
+        """Return what a site multiplies its numbers by, where weights are not public."""
+        return samples if isinstance(self.form, Summed) and self.form.weighted else 1
+
+    def expected(self) -> dict[str, Tensor]:
+        """Return the layout of what a site sends."""
+        words = {
+            name: next(iter(self.like.values())).new_empty(
+                block.flat.words, dtype=CARRIER[block.fixed.bits], device="meta"
+            )
+            for name, block in self.blocks.items()
+        }
+        return {**self.beside, **words}
+
+
+class Blocks:
+    """Makes the blocks of a study's rounds."""
+
+    def __init__(self, plan: Plan, terms: Terms, heaviest: int) -> None:
+        self.plan, self.terms, self.heaviest = plan, terms, heaviest
+
+    def of(self, phase: Phase, layout: Modules, rows: Mapping[str, Matrix]) -> dict[str, SealedGroup]:
+        """Return what sites seal in a round of a phase, by group.
+
+        layout: the networks, with or without values. rows: those of the round, by group; alike where they are not told.
+        """
+        alike: Matrix = {site: [1.0] * len(self.terms.sites) for site in self.terms.sites}
+        forms, tensors = self.plan.sealed_forms(phase), views(phase.sent, layout)
+        return {
+            group.name: self._group(group, forms[group.name], layout, tensors[group.name], rows.get(group.name, alike))
+            for group in phase.sent
+            if group.name in forms and any(t.is_floating_point() for t in tensors.get(group.name, {}).values())
+        }
+
+    def _group(
+        self, group: Group, form: Form, layout: Modules, tensors: dict[str, Tensor], rows: Matrix
+    ) -> SealedGroup:
+        flat = Flat.of({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()})
+        fixed = FixedPoint(self.plan.transport.sealing_bits, self._bound(group, layout), self._weights(form))
+        pairwise = self.terms.mode == "pairwise"
+        blocks = {WORDS: SealedBlock(group.name, flat, fixed, HOSPITALS)}
+        if pairwise and isinstance(form, Summed):
+            blocks = {WORDS: SealedBlock(group.name, flat, fixed, SERVER)}
+        elif pairwise and isinstance(form, Rows):
+            blocks = {
+                words_for(site): SealedBlock(
+                    f"{group.name} for {site}", flat, fixed, site, integer_weights(rows[site], fixed.weights)
+                )
+                for site in self.terms.sites
+            }
+        return SealedGroup(group, form, dict(tensors), blocks)
+
+    def _weights(self, form: Form) -> int:
+        if isinstance(form, Rows):
+            return ROW_TOTAL[self.plan.transport.sealing_bits]
+        weighted = isinstance(form, Summed) and form.weighted
+        return len(self.terms.sites) * (self.heaviest if weighted else 1)
+
+    def _bound(self, group: Group, layout: Modules) -> float:
+        """Return the plan's bound, or the range of an average over images where that is wider."""
+        ranges = group.ranges(layout, self.plan.task) if group.covers else {}
+        widest = max((max(abs(low), abs(high)) for low, high in ranges.values()), default=0.0)
+        return max(self.plan.transport.bound, widest)
+
+
+def words_for(site: str) -> str:
+    """Return the name under which a site's own row travels."""
+    return f"{WORDS} {site}"
+
+
+def own_row(row: Sequence[float], total: int, places: Sequence[int]) -> tuple[int, ...]:
+    """Return a row as integers over the sites at these places, which add up to the total."""
+    return integer_weights([share if place in places else 0.0 for place, share in enumerate(row)], total)
+
+
+def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
+    """Return the terms of these sites; raises PlanError where they can't seal as the plan says."""
+    transport = plan.transport
+    assert transport.sealing != "none"
+    pairwise = transport.sealing == "pairwise"
+    threshold = transport.threshold(len(sites))
+    return Terms(study, plan.hash, tuple(sites), transport.sealing, threshold, pairwise and transport.sealing_confirm)
+
+
+def needs_common_key(terms: Terms, plan: Plan) -> bool:
+    """Return whether hospitals need a key that all of them have."""
+    if terms.mode == "group":
+        return True
+    return any(isinstance(form, Pulled) for phase in plan.course.phases for form in plan.sealed_forms(phase).values())

@@ -1,0 +1,62 @@
+"""How a mixer's mathematics can be done on numbers that the server cannot read, as data.
+
+A mixer declares one of these forms; neither the server's side nor a site's knows methods.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from medsilo.mixing.layout import Tensors
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The mean of what sites send is all that is needed.
+
+    weighted: by the sites' cases; else all count alike.
+    steps: the server makes more of the mean than to hand it on, so it has to read it.
+    enter: what a site sends in place of its tensors, from them and from those that had arrived; their mean is what the
+        mixer's `take_mean` expects.
+    """
+
+    weighted: bool
+    steps: bool = False
+    enter: Callable[[Tensors, Tensors], Tensors] | None = None
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Each site moves its own tensors towards the mean of all others; it needs their sum, and the server nothing.
+
+    pull: how much of its own a site keeps.
+    """
+
+    pull: float
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Each site gets a mixture of its own, by a row of weights that are known before anything is sent."""
+
+
+@dataclass(frozen=True)
+class Unsealable:
+    """The server has to read what sites send."""
+
+    why: str
+
+
+Form = Summed | Pulled | Rows | Unsealable
+MAKES = {"_take", "_merge", "_fold", "_rule"}  # methods of a mixer that decide what is computed
+
+
+def form_of(mixer: Any) -> Form:
+    """Return how a mixer is sealed. One that changes what its base class computes has to say so by itself."""
+    for kind in type(mixer).__mro__:
+        if "sealed" in vars(kind):
+            form: Form = mixer.sealed
+            return form
+        if MAKES & vars(kind).keys():
+            break
+    return Unsealable(f"{type(mixer).__name__} does not say how it works on sums that the server cannot read")

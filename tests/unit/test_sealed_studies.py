@@ -1,0 +1,132 @@
+"""Studies that seal what leaves give the models of clear mixing; plans that can't be sealed say why."""
+
+from pathlib import Path
+
+import pytest
+
+from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.federation import inprocess
+from medsilo.federation.inprocess import StudyResult
+from medsilo.plan import Plan
+from medsilo.site.settings import SiteSettings
+from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, make_plan
+
+SETTINGS = SiteSettings(device="cpu", smallest_average=1)
+# Training turns a difference in the last digit into one in the third, in clear as well (a rectifier that just opens);
+# with short steps what is left is that of the mixing.
+STEADY = ["training.learning_rate=0.001", "training.momentum=0.0"]
+IMAGES = ["task.name=synthetic-histology", "task.size=32", "task.patients=5", "task.patches=4", "training.batch_size=8"]
+STATISTICS = ["transport.sealing_clear=[statistics]"]
+OWN: dict[str, list[str]] = {
+    "harmofl": IMAGES,
+    "adafed": STATISTICS,
+    "d-adafed": STATISTICS,
+    "f-adafed": STATISTICS,
+    "moon": [],
+    # what a first step of 0.01 an element makes of the last digit is less with a longer τ
+    "fedadam": ["algorithm.tau=0.1"],
+    "fedyogi": ["algorithm.tau=0.1"],
+}
+MEANS = [method for method in PLAIN if method != "local"]
+ADAFED = ["adafed", "d-adafed", "f-adafed"]
+READ_AT_SITES = [*MEANS, *PERSONAL, "moon", "harmofl", *ADAFED]
+
+
+def plan_of(method: str, mode: str, *changes: str) -> Plan:
+    own = [change for change in OWN.get(method, []) if mode != "none" or not change.startswith("transport")]
+    return make_plan(method, *own, *STEADY, f"transport.sealing={mode}", *changes)
+
+
+def run(method: str, mode: str, *changes: str, folder: Path | None = None) -> StudyResult:
+    return inprocess.run(plan_of(method, mode, *changes), settings=SETTINGS, folder=folder)
+
+
+def furthest(one: StudyResult, other: StudyResult) -> float:
+    """Return the largest difference of two studies' models, relative where numbers are larger than one."""
+    worst = 0.0
+    for site, model in one.models.items():
+        theirs = other.models[site].state_dict()
+        for name, tensor in model.state_dict().items():
+            if tensor.numel():
+                size = max(1.0, float(tensor.abs().max()))
+                worst = max(worst, float((tensor.double() - theirs[name].double()).abs().max()) / size)
+    return worst
+
+
+# ------------------------------------------------------------------------------------------------ the same models
+@pytest.mark.parametrize("method, mode", [("fedavg", "pairwise"), ("fedavg", "group"), ("adafed", "group")])
+def test_sealed_models_are_those_of_clear_mixing(method: str, mode: str) -> None:
+    assert furthest(run(method, "none"), run(method, mode)) <= 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [*READ_AT_SITES, *STEPPING])
+def test_pairwise_gives_clear_mixing_after_ten_rounds(method: str) -> None:
+    assert furthest(run(method, "none", "training.rounds=10"), run(method, "pairwise", "training.rounds=10")) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", READ_AT_SITES)
+def test_group_gives_clear_mixing_after_ten_rounds(method: str) -> None:
+    assert furthest(run(method, "none", "training.rounds=10"), run(method, "group", "training.rounds=10")) <= 1e-5
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+REFUSED = [
+    ("fedavg", ["participation.sites=[a,b]"], "of two, each can tell the other's model"),
+    ("fedavg", ["participation.when_missing=continue", "participation.minimum=2"], "sealing needs 3"),
+    ("fedavg", ["transport.precision=bfloat16"], "bfloat16 only costs digits"),
+    ("fedavg", ["mixing.share_cap=0.5"], "which sealing hides from the server"),
+    ("fedavg", ['mixing.robust={"name": "median"}'], "which sealing hides from the server"),
+    ("fedavg", ["transport.sealing_threshold=4"], "for 3 hospitals it must be from 2 to 3"),
+    ("fedavg", ["transport.sealing_clear=[model]"], "model of fedavg can be sealed"),
+    ("adafed", ["transport.sealing_clear=[statistics,others]"], "sends no group others"),
+    ("local", [], "nothing to seal"),
+    ("central", [], "nothing to seal"),
+    ("adafed", [], r"sealing_clear=\[statistics\]"),
+    ("adafed", ["algorithm.absent=last", *STATISTICS], "absent sites sent last"),
+    ("fedsm-extra", [], "personal models, which sealing keeps at home"),
+]
+
+
+@pytest.mark.parametrize("method, changes, reason", REFUSED)
+def test_what_cannot_be_sealed_is_refused_with_the_reason(method: str, changes: list[str], reason: str) -> None:
+    with pytest.raises(PlanError, match=reason):
+        make_plan(method, "transport.sealing=pairwise", *changes)
+
+
+@pytest.mark.parametrize("method", STEPPING)
+def test_a_server_that_steps_has_to_read_the_mean(method: str) -> None:
+    assert make_plan(method, "transport.sealing=pairwise").transport.sealed
+    with pytest.raises(PlanError, match="has to read the mean, which 'group' hides from it; use pairwise"):
+        make_plan(method, "transport.sealing=group")
+
+
+def test_group_has_no_threshold_and_no_hospitals_without_a_key() -> None:
+    with pytest.raises(PlanError, match="belongs to pairwise"):
+        make_plan("fedavg", "transport.sealing=group", "transport.sealing_threshold=2")
+    with pytest.raises(PlanError, match="have no key"):
+        make_plan("fedavg", "transport.sealing=group", "participation.unseen=[hospital-d]")
+
+
+def test_a_plan_that_says_nothing_of_sealing_has_the_hash_that_it_had() -> None:
+    plan = make_plan("fedavg")
+    assert plan.resolved()["transport"] == {"precision": "float32"}
+    assert make_plan("fedavg", "transport.sealing=none", "transport.sealing_bits=64").hash == plan.hash
+
+
+def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:
+    with pytest.raises(MedsiloError, match=r"beyond the bound of 0\.01 .* raise the bound"):
+        run("fedavg", "pairwise", "transport.sealing_bound=0.01")
+
+
+# ------------------------------------------------------------------------------------------------ what is kept where
+def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> None:
+    study = run("fedavg", "group", folder=tmp_path / "study")
+    sealing = study.summary.details.as_json()["sealing"]
+    assert sealing["mode"] == "group" and "noise" in sealing["protects"][0]
+    assert not (tmp_path / "study" / "global").exists()  # the server can't read the common model
+    for site in SITES:
+        own = tmp_path / "study" / "sites" / site
+        assert (own / "best.safetensors").exists()
+        assert (own / "sealing-1.json").stat().st_mode & 0o077 == 0
