@@ -221,6 +221,10 @@ class TransportSettings(Section):
         """Return how many of so many hospitals open a pairwise sum; 0 in the mode group."""
         return (self.sealing_threshold or hospitals // 2 + 1) if self.sealing == "pairwise" else 0
 
+    def times_as_large(self, hospitals: int) -> int:
+        """Return how many times its bytes a tensor may take when it is sealed, at most: once for each reader."""
+        return {"none": 1, "group": 2, "pairwise": 2 * hospitals}[self.sealing]
+
     def packed(self, tensor: Tensor) -> Tensor:
         """A tensor as it travels: float32 is rounded when the plan says so, all else stays as it is."""
         return tensor.bfloat16() if self.precision == "bfloat16" and tensor.dtype == torch.float32 else tensor

@@ -11,6 +11,7 @@ from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Stretch
+from medsilo.course.promises import OPEN, SEALING
 from medsilo.federation.evaluation import MOST
 from medsilo.federation.protection import planned_answers
 from medsilo.learning.training import Training
@@ -97,6 +98,8 @@ def describe(
     found = leaks(plan)
     lines += _groups(found, policy) if found else ["no tensor"]
     least = settings.least(plan.task.synthetic)
+    if found:
+        lines += ["", *_sealing(plan)]
     lines += ["", *_numbers(plan, least)]
     if settings.protects(plan.task.synthetic):
         lines += ["", *_coarse(plan, settings)]
@@ -108,6 +111,16 @@ def describe(
     lines += ["", *_logs(policy), "", "No image, no label of a case, no file name, no patient's name leaves."]
     lines += ["", *_remedies(plan, found, settings, policy, least)]
     return [*lines, "", *_filters(given)] if given else lines
+
+
+def _sealing(plan: Plan) -> list[str]:
+    """Against whom the tensors are sealed, and what of them is not."""
+    transport = plan.transport
+    lines = [SEALING[transport.sealing]]
+    if transport.sealed:
+        clear = ", ".join(transport.sealing_clear)
+        lines += [OPEN, *([f"In clear, as the plan says (transport.sealing_clear): {clear}."] if clear else [])]
+    return lines
 
 
 def _groups(found: list[Leak], policy: Policy) -> list[str]:

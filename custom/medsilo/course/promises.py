@@ -19,6 +19,6 @@ OPEN = (
 )
 
 
-def sealing_facts(sealing: Sealing) -> dict[str, Any]:
-    """Return what a record says of a study that seals."""
-    return {"mode": sealing, "protects": [SEALING[sealing], OPEN]}
+def sealing_facts(sealing: Sealing, keys: str) -> dict[str, Any]:
+    """Return what a record says of a study that seals; keys: what they rest on."""
+    return {"mode": sealing, "keys": keys, "protects": [SEALING[sealing], OPEN]}

@@ -80,7 +80,6 @@ class Coordinator:
                 raise ParticipationError(breach)
 
         state = self.state
-        state.details["sealing"] = sealing_facts(self.plan.transport.sealing)
         return SealedServer(self.plan, self.study, state.layout, mixers, state.store, self._ask_letters, enough)
 
     def _contributors(self) -> set[str]:
@@ -108,6 +107,7 @@ class Coordinator:
                 here = [site for site in self.sites if site in joined.replies]
                 heaviest = max(self.acceptance.joined[site].cases.train for site in here)
                 self.sealed.agree(here, heaviest)
+                self.state.details["sealing"] = sealing_facts(self.plan.transport.sealing, self.sealed.keys)
             for number in range(self.state.done + 1, self.plan.rounds + 1):
                 self._round(number)
             self._finish()

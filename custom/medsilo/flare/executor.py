@@ -31,7 +31,7 @@ from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
 from medsilo.flare.gate import Gate
 from medsilo.flare.wire import PRESENT, let_tensors_travel, refusal, to_parcel, to_shareable
-from medsilo.flare.workspace import output_folder, plan_of_job, settings_of_site, submitter_of
+from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
 
@@ -117,10 +117,11 @@ class MedsiloExecutor(Executor):
             self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
             self.clock = Clock(self.folder, settings.limits)
             sites, kind, lead = parcel.facts["sites"], self.participant_class, submitter_of(fl_ctx) or ""
+            kit = kit_of(fl_ctx)
             if settings.isolation:
-                self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind, lead)
+                self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind, lead, kit)
             else:
-                self.participant = kind(plan, site, sites, settings, self.folder, lead=lead)
+                self.participant = kind(plan, site, sites, settings, self.folder, lead=lead, kit=kit)
         return self.participant, self.clock
 
     def _write_private(self, error: Exception, fl_ctx: FLContext) -> None:

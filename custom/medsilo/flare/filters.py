@@ -19,6 +19,7 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 from torch import Tensor
 
 from medsilo.core.errors import Refused
+from medsilo.federation.sealed.what import WORDS
 from medsilo.flare.wire import META
 
 
@@ -55,6 +56,11 @@ class _TensorFilter(_AnswerFilter):
     def look_at(self, answer: DXO) -> None:
         for group in self.groups & set(answer.data):
             member = answer.data[group]
+            if any(name.startswith(WORDS) for name in member.data):
+                raise Refused(
+                    f"{group} is sealed, so {type(self).__name__} of this hospital's privacy.json can't change it; "
+                    "take it out there, or set transport.sealing=none"
+                )
             member.data = {
                 name: self.change(tensor) if tensor.is_floating_point() else tensor
                 for name, tensor in member.data.items()

@@ -9,6 +9,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 
 from medsilo.core.files import write_text
+from medsilo.federation.sealed.identity import KitFiles
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.site.settings import SiteSettings, read_settings
@@ -29,6 +30,13 @@ def plan_of_job(fl_ctx: FLContext) -> Plan:
 def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
     """The medsilo.yaml in the kit's `local/` folder, out of any job's reach."""
     return read_settings(Path(_workspace(fl_ctx).get_site_config_dir()))
+
+
+def kit_of(fl_ctx: FLContext) -> KitFiles | None:
+    """Return where a hospital's kit has its certificate and key; None in a simulation, which has none."""
+    startup = Path(_workspace(fl_ctx).get_startup_kit_dir())
+    files = [startup / name for name in ("client.crt", "client.key", "rootCA.pem")]
+    return KitFiles(*map(str, files)) if all(file.is_file() for file in files) else None
 
 
 def output_folder(fl_ctx: FLContext, settings: SiteSettings) -> Path:

@@ -12,6 +12,7 @@ from medsilo.runs import paths
 from medsilo.runs.record import Record
 
 DAY = 86_400.0  # seconds
+OF_SITES = (paths.STATE_FILES, paths.SEALING_FILES, paths.OPENED_FILES)
 HALF_WRITTEN = (".*.part", ".part-*")  # by write_text and its kin, and by 'medsilo predict'
 
 
@@ -62,7 +63,8 @@ def _why(here: Path, name: str) -> str:
         return "half-written"
     if here.name == paths.CHECKPOINTS and name.endswith(".safetensors") and _is_finished(here.parent):
         return "checkpoint of a finished run"
-    if here.parent.name == paths.SITES and fnmatch(name, paths.STATE_FILES) and _has_ended(here):
+    ended = here.parent.name == paths.SITES and any(fnmatch(name, own) for own in OF_SITES)
+    if ended and _has_ended(here):
         return "a site's state in a finished run"
     return ""
 

@@ -237,6 +237,14 @@ class SuperModelFacts(Part):
     )
 
 
+class SealingFacts(Part):
+    """What a study that seals says of it."""
+
+    mode: Literal["group", "pairwise"] = Field(description="`transport.sealing` of the plan")
+    keys: Text = Field(description="what the hospitals' keys rest on")
+    protects: list[Text] = Field(description="against whom it protects and against whom not, and what stays open")
+
+
 class Details(Part):
     """What the method found out by itself. Methods may add keys of their own."""
 
@@ -251,6 +259,7 @@ class Details(Part):
     )
     super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
     cautions: list[Text] = Field([], description="what is unusual about the plan's numbers")
+    sealing: SealingFacts | None = Field(None, description="what was sealed, and against whom")
 
     def as_json(self) -> dict[str, Any]:
         """Return the keys that this method has."""

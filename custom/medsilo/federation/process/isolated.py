@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from socket import socket, socketpair
 from typing import Any
@@ -17,6 +18,7 @@ from medsilo.core.files import make_folder
 from medsilo.core.tensors import Groups
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.frames import receive, send
+from medsilo.federation.sealed.identity import KitFiles
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
@@ -48,6 +50,7 @@ class IsolatedParticipant:
         folder: Path,
         kind: type[Participant] = Participant,
         lead: str = "",
+        kit: KitFiles | None = None,
     ) -> None:
         self.site = {
             "plan": plan.resolved(),
@@ -56,6 +59,7 @@ class IsolatedParticipant:
             "settings": settings.model_dump(mode="json"),
             "folder": str(folder.absolute()),
             "lead": lead,
+            "kit": asdict(kit) if kit else None,
             "kind": f"{kind.__module__}.{kind.__qualname__}",
         }
         self.folder, self.settings = folder, settings

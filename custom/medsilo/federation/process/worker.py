@@ -15,6 +15,7 @@ from medsilo.core.errors import Aborted
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.frames import receive, send
 from medsilo.federation.reasons import details, is_out_of_memory, public_reason
+from medsilo.federation.sealed.identity import KitFiles
 from medsilo.plan import parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.site.settings import SiteSettings
@@ -54,8 +55,9 @@ class Worker:
             module, _, name = self.site["kind"].rpartition(".")
             kind = getattr(import_module(module), name)
             plan, folder = parse_plan(self.site["plan"], allowed=settings.packages), Path(self.site["folder"])
+            kit = KitFiles(**self.site["kit"]) if self.site["kit"] else None
             self.participant = kind(
-                plan, self.site["site"], self.site["sites"], settings, folder, lead=self.site["lead"]
+                plan, self.site["site"], self.site["sites"], settings, folder, lead=self.site["lead"], kit=kit
             )
         return self.participant
 

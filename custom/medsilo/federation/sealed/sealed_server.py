@@ -37,6 +37,7 @@ from medsilo.sealing.letters import (
     Stamp,
 )
 from medsilo.sealing.relay import Gathering, MaskedMixtures, MaskedSums
+from medsilo.sealing.signing import Certified, Unsigned
 from medsilo.sealing.terms import SERVER, Terms
 
 Letters = dict[str, Any]
@@ -63,6 +64,7 @@ class SealedServer:
         self.terms: Terms
         self.blocks: Blocks
         self._assembly: Assembly
+        self.keys = ""  # what they rest on, in words
         self._deals: dict[str, Letters] = {}
         self._round: MaskedSums | MaskedMixtures | None = None
         self._begin({})
@@ -103,6 +105,8 @@ class SealedServer:
         here = self._agreed(terms.sites, lambda site: told, introduced)
         if here == list(terms.sites):
             self._assembly = gathering.assembly()
+            signed = all(own.certificates for own in self._assembly.introductions)
+            self.keys = Certified.said if signed else Unsigned.said
             letters = {**told, "assembly": self._assembly.facts()}
             here = self._agreed(terms.sites, lambda site: letters, met)
         if here == list(terms.sites) and common:

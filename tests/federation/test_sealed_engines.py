@@ -1,0 +1,28 @@
+"""A sealed study gives the same tensors in process, in NVFlare's simulator, and where every task has a new process."""
+
+from pathlib import Path
+
+import pytest
+
+from medsilo.federation import inprocess
+from medsilo.flare import simulator
+from tests.conftest import make_plan
+from tests.federation.test_simulator import CPU, assert_same_outcome
+
+CLEAR = ["transport.sealing_clear=[statistics]"]
+
+
+@pytest.mark.parametrize(
+    "method, mode, threads",
+    [
+        ("fedavg", "pairwise", None),
+        pytest.param("adafed", "group", 1, marks=pytest.mark.slow),
+        pytest.param("adafed", "pairwise", 1, marks=pytest.mark.slow),
+        pytest.param("fedavg", "group", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_sealed_simulator_equals_the_loop(method: str, mode: str, threads: int | None, tmp_path: Path) -> None:
+    plan = make_plan(method, f"transport.sealing={mode}", *CLEAR * (method == "adafed"))
+    inprocess.run(plan, folder=tmp_path / "loop")
+    simulator.run(plan, tmp_path / "simulator", CPU, threads=threads)
+    assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")

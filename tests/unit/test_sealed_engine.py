@@ -1,0 +1,259 @@
+"""Sealed studies whose sites drop out, whose server starts again, and what is left on the server's disk."""
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import Aborted, MedsiloError, ParticipationError
+from medsilo.core.files import load_tensors
+from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.participant import Participant
+from medsilo.plan import Plan
+from medsilo.runs.messages import Parcel
+from medsilo.runs.record import Record
+from medsilo.site.settings import SiteSettings
+from tests.conftest import make_plan
+from tests.unit.test_coordinator import LOST, SMALL, Answers, Script, Scripted, honest
+
+HOSPITALS = ["a", "b", "c", "d"]
+CPU = SiteSettings(device="cpu", smallest_average=1)
+WIDE = ["training.learning_rate=0.05", "network.name=activity-cnn", "network.hidden=4096"]  # a weight of 131072 numbers
+RULES = [*SMALL, "training.learning_rate=0.001", "training.rounds=3", "tracking.select=last"]
+GO_ON = ["participation.when_missing=continue", "participation.minimum=3"]
+CLEAR = ["transport.sealing_clear=[statistics]"]
+
+
+def plan_of(method: str, mode: str, *changes: str) -> Plan:
+    clear = CLEAR if method.endswith("adafed") and mode != "none" else []
+    return make_plan(method, *RULES, f"transport.sealing={mode}", *clear, *changes, sites=HOSPITALS)
+
+
+def participants_of(plan: Plan, folder: Path) -> dict[str, Participant]:
+    return {site: Participant(plan, site, HOSPITALS, CPU, folder / "sites" / site) for site in HOSPITALS}
+
+
+def lead(plan: Plan, folder: Path, script: Script = honest, resume: bool = False) -> Coordinator:
+    """Run a study whose sites have processes of their own now."""
+    transport = Scripted(participants_of(plan, folder), script)
+    coordinator = Coordinator(plan, HOSPITALS, transport, Record(folder), "scripted", settings=CPU)
+    coordinator.run(resume)
+    return coordinator
+
+
+def models(folder: Path) -> dict[str, dict[str, Tensor]]:
+    return {site: load_tensors(folder / "sites" / site / "last.safetensors")[0] for site in HOSPITALS}
+
+
+def furthest(one: Path, other: Path) -> float:
+    mine, theirs = models(one), models(other)
+    return max(
+        float((mine[site][name].double() - theirs[site][name].double()).abs().max())
+        for site in HOSPITALS
+        for name in mine[site]
+    )
+
+
+def at(task: str, number: int, does: Callable[[Callable[[], Parcel]], Answers], site: str = "d") -> Script:
+    """A script that does something else to one site's answer to one task."""
+
+    def script(who: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        if who == site and (asked.facts["task"], asked.facts["round"]) == (task, number):
+            return does(work)
+        return honest(who, asked, work)
+
+    return script
+
+
+def never(work: Callable[[], Parcel]) -> Answers:
+    return LOST
+
+
+def too_late(work: Callable[[], Parcel]) -> Answers:
+    work()
+    return LOST
+
+
+def stops(work: Callable[[], Parcel]) -> Answers:
+    raise Aborted("the server was stopped")
+
+
+# ------------------------------------------------------------------------------------------------ dropouts
+@cache
+def clear(method: str, how: str) -> Path:
+    """A study in clear in which d is not in round 2: it did not begin it, or its answer was lost, or it is."""
+    folder = Path(mkdtemp()) / "run"
+    script = {"never": at("round", 2, never), "too late": at("round", 2, too_late), "there": honest}[how]
+    lead(plan_of(method, "none", *GO_ON), folder, script)
+    return folder
+
+
+DROPOUTS = [
+    ("pairwise", "offer", never, "never"),
+    ("pairwise", "round", never, "never"),
+    ("pairwise", "round", too_late, "too late"),
+    ("pairwise", "confirm", never, "there"),
+    ("pairwise", "unmask", too_late, "there"),
+    ("group", "round", never, "never"),
+    ("group", "round", too_late, "too late"),
+]
+
+
+@pytest.mark.parametrize("mode, task, does, how", DROPOUTS)
+def test_a_site_that_drops_out_costs_nothing_but_itself(
+    mode: str, task: str, does: Callable[..., Answers], how: str, tmp_path: Path
+) -> None:
+    coordinator = lead(plan_of("fedavg", mode, *GO_ON), tmp_path / "run", at(task, 2, does))
+    assert furthest(tmp_path / "run", clear("fedavg", how)) <= 1e-6
+    assert ("d" in coordinator.rounds[1].lost) == (how != "there")
+
+
+def test_a_site_without_keys_is_not_in_the_study(tmp_path: Path) -> None:
+    coordinator = lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", at("agree", 0, never))
+    assert coordinator.rounds[2].answered == ["a", "b", "c"]
+    assert "agreed on keys" in coordinator.rounds[2].refused["d"]
+
+
+def test_too_few_to_open_a_sum_end_the_study_with_the_reason(tmp_path: Path) -> None:
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        lost = site in "cd" and asked.facts["task"] == "unmask" and asked.facts["round"] == 2
+        return LOST if lost else honest(site, asked, work)
+
+    with pytest.raises(ParticipationError, match="only 2 sites have helped to unmask in round 2; it takes 3"):
+        lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", script)
+
+
+# ------------------------------------------------------------------------------------------------ a server that lies
+def forged(task: str, change: Callable[[dict[str, Any]], None], number: int = 2) -> Script:
+    """A script that changes what the server asks of d."""
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        if site == "d" and (asked.facts["task"], asked.facts["round"]) == (task, number):
+            change(asked.facts["sealing"])
+        return honest(site, asked, work)
+
+    return script
+
+
+def drop_one(letters: dict[str, Any]) -> None:
+    letters["request"]["sites"] = ["b", "c", "d"]
+    letters["request"]["confirmations"].pop("a", None)
+
+
+def swap(letters: dict[str, Any]) -> None:
+    for own in letters.get("assembly", {"introductions": []})["introductions"][:1]:
+        own["signing"] = "00" * 31 + "09"
+
+
+LIES = [
+    ("unmask", drop_one, 2, "second, different unmasking of round 2"),
+    ("agree", swap, 0, "did not sign"),
+]
+
+
+@pytest.mark.parametrize("task, change, number, reason", LIES)
+def test_a_server_that_lies_is_refused(
+    task: str, change: Callable[[dict[str, Any]], None], number: int, reason: str, tmp_path: Path
+) -> None:
+    plan = plan_of("fedavg", "pairwise")
+    transport = Scripted(participants_of(plan, tmp_path / "run"), _catching(task, change, number, found := []))
+    coordinator = Coordinator(plan, HOSPITALS, transport, Record(tmp_path / "run"), "scripted", settings=CPU)
+    with suppress(MedsiloError):
+        coordinator.run()
+    assert re.search(reason, " ".join([*found, *transport.refusals]))
+
+
+def _catching(task: str, change: Callable[[dict[str, Any]], None], number: int, found: list[str]) -> Script:
+    """Forge what d is asked, and note what any site refuses."""
+    lie = forged(task, change, number)
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        try:
+            return lie(site, asked, work)
+        except MedsiloError as error:
+            found.append(str(error))
+            return LOST
+
+    return script
+
+
+# ------------------------------------------------------------------------------------------------ starting again
+@pytest.mark.parametrize("method, mode", [("fedavg", "pairwise"), ("fedavg", "group"), ("adafed", "group")])
+def test_a_server_and_sites_that_start_again_end_with_the_same_models(method: str, mode: str, tmp_path: Path) -> None:
+    plan = plan_of(method, mode)
+    lead(plan, tmp_path / "whole")
+    with pytest.raises(Aborted):
+        lead(plan, tmp_path / "broken", at("round", 3, stops, site="b"))
+    lead(plan, tmp_path / "broken", resume=True)
+    mine, theirs = models(tmp_path / "whole"), models(tmp_path / "broken")
+    for site in HOSPITALS:
+        assert all(torch.equal(tensor, theirs[site][name]) for name, tensor in mine[site].items())
+
+
+# ------------------------------------------------------------------------------------------------ what the server holds
+def vectors_of(folder: Path) -> list[np.ndarray]:
+    """Return all that could be a model on the server's disk: tensors, and every file's bytes as numbers."""
+    found: list[np.ndarray] = []
+    for path in folder.rglob("*"):
+        if not path.is_file() or "sites" in path.relative_to(folder).parts:
+            continue
+        if path.suffix == ".safetensors":
+            tensors = load_tensors(path)[0]
+            found += [tensor.double().reshape(-1).numpy() for tensor in tensors.values()]
+            groups = {name.rpartition("/")[0] for name in tensors}
+            found += [flat(own) for g in groups if (own := {n: t for n, t in tensors.items() if n.startswith(g)})]
+        content = path.read_bytes()
+        for start in range(4):
+            usable = content[start : start + (len(content) - start) // 4 * 4]
+            with np.errstate(invalid="ignore"):
+                found.append(np.nan_to_num(np.frombuffer(usable, "<f4").astype(np.float64), posinf=0.0, neginf=0.0))
+    return found
+
+
+def flat(tensors: dict[str, Tensor]) -> np.ndarray:
+    floats = [tensors[name].double().reshape(-1) for name in sorted(tensors) if tensors[name].is_floating_point()]
+    return torch.cat(floats).numpy() if floats else np.zeros(0)
+
+
+def most_alike(vectors: list[np.ndarray], weight: np.ndarray) -> float:
+    """Return the largest correlation of a weight with a stretch of as many numbers of any vector."""
+    known = weight - weight.mean()
+    size, most = len(known), 0.0
+    for vector in vectors:
+        if len(vector) < size:
+            continue
+        vector = np.clip(vector, -1e6, 1e6)
+        length = 1 << (len(vector) + size).bit_length()
+        products = np.fft.irfft(np.fft.rfft(vector, length) * np.conj(np.fft.rfft(known, length)), length)
+        products = products[: len(vector) - size + 1]
+        sums, squares = (np.concatenate([[0.0], np.cumsum(v)]) for v in (vector, vector**2))
+        spread = squares[size:] - squares[:-size] - (sums[size:] - sums[:-size]) ** 2 / size
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found = np.abs(products) / np.sqrt(np.maximum(spread, 1e-30) * (known**2).sum())
+        most = max(most, float(np.nan_to_num(found[spread > 1e-12], posinf=0.0).max(initial=0.0)))
+    return most
+
+
+@pytest.mark.parametrize("method", ["fedbn", "adafed"])
+def test_the_servers_disk_holds_no_model_of_a_site(method: str, tmp_path: Path) -> None:
+    """The largest weight that a site sends is nowhere on the server's disk, and it is there in clear."""
+    alike = {}
+    for mode in ("none", "group"):
+        folder = tmp_path / mode
+        plan = plan_of(method, mode, *WIDE, "training.rounds=2")
+        lead(plan, folder)
+        site = load_tensors(folder / "sites" / "a" / "last.safetensors")[0]
+        name = max((n for n in site if n.endswith("weight")), key=lambda n: site[n].numel())
+        alike[mode] = most_alike(vectors_of(folder), site[name].double().reshape(-1).numpy())
+    assert alike["none"] > 0.9, alike
+    assert alike["group"] < 0.01, alike
+
+
