@@ -137,7 +137,7 @@ class MedsiloController(Controller):
         original = cloned_from(fl_ctx)
         earlier = Record.of_job(output, original) if original else None
         if earlier and (ended := earlier.finished()):
-            earlier.claim(submitter_of(fl_ctx), resume=False)
+            earlier.check_owner(submitter_of(fl_ctx))
             self.log_info(fl_ctx, f"{ended.study} was finished when its job ended; this job hands out its results")
             publish(earlier.folder, fl_ctx)
             return ended
