@@ -46,6 +46,7 @@ class Setting:
     task: Mapping[str, Any]
     network: Mapping[str, Any]
     training: Mapping[str, Any]
+    without: frozenset[str] = frozenset()  # attacks that mean nothing there
 
 
 HISTOLOGY = Setting(
@@ -59,6 +60,14 @@ PROSTATE = Setting(
     {"name": "synthetic-prostate", "similarity": "high", "patients": 8, "slices": 4, "size": 32},
     {"name": "unet", "features": [8, 16, 32], "norm": "instance"},
     {"rounds": 8, "local_epochs": 2, "batch_size": 8, "optimizer": "adam", "learning_rate": 0.01},
+    # An image has no class, and this norm no running statistics.
+    without=frozenset({"backdoor", "backdoor, replacing the model", "statistics"}),
+)
+SKEWED = Setting(
+    "Activity with skewed labels: classification",
+    {"name": "synthetic-activity", "persons": 16, "windows": 16, "steps": 32, "shift": "label"},
+    {"name": "activity-cnn"},
+    {"rounds": 8, "local_epochs": 2, "batch_size": 16, "optimizer": "adam", "learning_rate": 0.01},
 )
 TINY = Setting(
     "Activity: classification",
@@ -122,7 +131,7 @@ class Cell:
 
 
 def _values(setting: Setting) -> dict[str, Any]:
-    return {key: value for key, value in asdict(setting).items() if key != "title"}
+    return {key: value for key, value in asdict(setting).items() if key not in ("title", "without")}
 
 
 @dataclass(frozen=True)
@@ -153,12 +162,21 @@ COMMON = (
     "amplitude",
     "expert and selector",
 )
+WHERE_LABELS_DIFFER = (
+    "sign flip x10",
+    "scaling x100",
+    "random weights, lying counts",
+    "label flip",
+    "a little is enough",
+    "inner product, large ε",
+)
 FEW = (PLAIN, "norm bound", "median", "geometric median")
 EVERY_DEFENCE = tuple(DEFENCES)
 EVERY_ATTACK = tuple(ATTACKS)
 OTHERS = ("fedprox", "fedbn", "fedadam", "harmofl", "adafed")
 TABLE = (
     Block(HISTOLOGY, ("fedavg",), EVERY_ATTACK, EVERY_DEFENCE, (0, 1), 3),
+    Block(SKEWED, ("fedavg",), WHERE_LABELS_DIFFER, EVERY_DEFENCE, (0, 1), 2),
     Block(PROSTATE, ("fedavg",), COMMON, FEW, (0, 1), 2),
     Block(HISTOLOGY, OTHERS, COMMON, FEW, (0, 1), 2),
     Block(HISTOLOGY, ("fedsm",), COMMON, FEW, (0, 1), 1),
@@ -188,10 +206,8 @@ def cells(blocks: Sequence[Block]) -> Iterator[Cell]:
 def _of(block: Block, seed: int) -> Iterator[Cell]:
     for method in block.methods:
         for bad in block.bad:
-            attacks = [name for name in block.attacks if name in attacks_on(method)] if bad else [HONEST]
-            for attack in attacks:
-                if "backdoor" in attack and block.setting is PROSTATE:
-                    continue  # it is made of images that have one class
+            possible = [name for name in attacks_on(method) if name not in block.setting.without]
+            for attack in [name for name in block.attacks if name in possible] if bad else [HONEST]:
                 for defence in block.defences:
                     yield Cell(block.setting, method, attack, bad, defence, seed)
 
