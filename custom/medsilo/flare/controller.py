@@ -71,7 +71,7 @@ class MedsiloController(Controller):
         let_tensors_travel()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
-        self.gate = Gate(self._engine.get_cell())
+        self.gate = Gate(self._engine.server.command_agent.cell)  # where sites' answers come in, in a simulation, too
         self.gate.guard_server()
         ServerCommands.register_app_command(PROGRESS, self._tell_lead)
 
