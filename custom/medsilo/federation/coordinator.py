@@ -12,8 +12,8 @@ from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
 from medsilo.federation.asking import Asking, Exchange, Messenger
+from medsilo.federation.directions import rounded
 from medsilo.federation.server_state import ServerState
-from medsilo.federation.standing import rounded
 from medsilo.federation.summary import Account, summarise
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
@@ -128,7 +128,7 @@ class Coordinator:
         if breach is None:
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
-        updates, shares = self.state.standing.updates(), self.state.shares(phase) if breach is None else {}
+        updates, shares = self.state.directions.updates(), self.state.shares(phase) if breach is None else {}
         line = Round(
             round=number,
             phase=phase.name,
