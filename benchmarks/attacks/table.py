@@ -233,7 +233,7 @@ def named_table(done: Done) -> list[str]:
     rows = []
     for one in done.where(lambda cell: cell.defence == PLAIN):
         pairs = zip(one.cells, one.results, strict=True)
-        known = [(set(cell.bad_sites), set(out)) for cell, result in pairs if (out := result.stood_out) is not None]
+        known = [(set(cell.bad_sites), out) for cell, result in pairs if (out := result.stood_out) is not None]
         if not known:
             continue
         place = f"{one.cell.setting.title.partition(':')[0]}, {METHODS[one.cell.method].title}"
