@@ -14,6 +14,8 @@ from medsilo.core.errors import PlanError
 from medsilo.core.files import write_json
 from medsilo.core.package import package_facts
 from medsilo.plan import Plan, parse_plan
+from medsilo.runs.schema import Round
+from medsilo.runs.standing import standing_out
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,15 @@ class Result:
     refused: int = 0
     reason: str | None = None  # why the study ended, or why there is none: the plan is refused
     no_plan: bool = False
-    stood_out: Sequence[str] | None = None  # hospitals of which the record says so
+    record: Sequence[Mapping[str, Any]] | None = None  # of each round, what shows of the updates; under the plain mean
     rounds: int = 0
     seconds: float = 0.0  # of the processor
     package: str = ""
+
+    @property
+    def stood_out(self) -> set[str] | None:
+        """The hospitals of which the record says that they stand out; None where it was not kept."""
+        return None if self.record is None else set(standing_out([Round(**line) for line in self.record]))
 
 
 COMMON = (
@@ -170,7 +177,7 @@ WHERE_LABELS_DIFFER = (
     "a little is enough",
     "inner product, large ε",
 )
-FEW = (PLAIN, "norm bound", "median", "geometric median")
+FEW = (PLAIN, "norm bound", "median", "geometric median", "Multi-Krum")
 EVERY_DEFENCE = tuple(DEFENCES)
 EVERY_ATTACK = tuple(ATTACKS)
 OTHERS = ("fedprox", "fedbn", "fedadam", "harmofl", "adafed")
@@ -215,7 +222,7 @@ def _of(block: Block, seed: int) -> Iterator[Cell]:
 def result_of(cell: Cell, folder: Path) -> Result:
     """Return a cell's result, from its file or by running the study."""
     known = kept(cell, folder)
-    if known and not (cell.defence == PLAIN and known.stood_out is None):
+    if known and not (cell.defence == PLAIN and known.record is None and not known.no_plan):
         return known
     result = measured(cell)
     folder.mkdir(parents=True, exist_ok=True)
@@ -245,8 +252,14 @@ def measured(cell: Cell) -> Result:
         patched=outcome.patched,
         refused=outcome.refused,
         reason=outcome.reason,
-        stood_out=outcome.stood_out,
+        record=[_seen(line) for line in outcome.rounds] if cell.defence == PLAIN else None,
         rounds=len(outcome.rounds),
         seconds=process_time() - started,
         package=package,
     )
+
+
+def _seen(line: Round) -> dict[str, Any]:
+    """Return of a round what the record says of the sites' updates."""
+    sites = {site: {"updates": own["updates"], "share": own["share"]} for site, own in line.as_json()["sites"].items()}
+    return {"round": line.round, "sites": sites}
