@@ -14,6 +14,8 @@ from medsilo.core.errors import PlanError
 from medsilo.core.files import write_json
 from medsilo.core.package import package_facts
 from medsilo.plan import Plan, parse_plan
+from medsilo.runs.schema import Round
+from medsilo.runs.standing import standing_out
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Setting:
     task: Mapping[str, Any]
     network: Mapping[str, Any]
     training: Mapping[str, Any]
+    without: frozenset[str] = frozenset()  # attacks that mean nothing there
 
 
 HISTOLOGY = Setting(
@@ -59,6 +62,14 @@ PROSTATE = Setting(
     {"name": "synthetic-prostate", "similarity": "high", "patients": 8, "slices": 4, "size": 32},
     {"name": "unet", "features": [8, 16, 32], "norm": "instance"},
     {"rounds": 8, "local_epochs": 2, "batch_size": 8, "optimizer": "adam", "learning_rate": 0.01},
+    # An image has no class, and this norm no running statistics.
+    without=frozenset({"backdoor", "backdoor, replacing the model", "statistics"}),
+)
+SKEWED = Setting(
+    "Activity with skewed labels: classification",
+    {"name": "synthetic-activity", "persons": 16, "windows": 16, "steps": 32, "shift": "label"},
+    {"name": "activity-cnn"},
+    {"rounds": 8, "local_epochs": 2, "batch_size": 16, "optimizer": "adam", "learning_rate": 0.01},
 )
 TINY = Setting(
     "Activity: classification",
@@ -122,7 +133,7 @@ class Cell:
 
 
 def _values(setting: Setting) -> dict[str, Any]:
-    return {key: value for key, value in asdict(setting).items() if key != "title"}
+    return {key: value for key, value in asdict(setting).items() if key not in ("title", "without")}
 
 
 @dataclass(frozen=True)
@@ -135,10 +146,15 @@ class Result:
     refused: int = 0
     reason: str | None = None  # why the study ended, or why there is none: the plan is refused
     no_plan: bool = False
-    stood_out: Sequence[str] | None = None  # hospitals of which the record says so
+    record: Sequence[Mapping[str, Any]] | None = None  # of each round, what shows of the updates; under the plain mean
     rounds: int = 0
     seconds: float = 0.0  # of the processor
     package: str = ""
+
+    @property
+    def stood_out(self) -> set[str] | None:
+        """The hospitals of which the record says that they stand out; None where it was not kept."""
+        return None if self.record is None else set(standing_out([Round(**line) for line in self.record]))
 
 
 COMMON = (
@@ -153,12 +169,21 @@ COMMON = (
     "amplitude",
     "expert and selector",
 )
-FEW = (PLAIN, "norm bound", "median", "geometric median")
+WHERE_LABELS_DIFFER = (
+    "sign flip x10",
+    "scaling x100",
+    "random weights, lying counts",
+    "label flip",
+    "a little is enough",
+    "inner product, large ε",
+)
+FEW = (PLAIN, "norm bound", "median", "geometric median", "Multi-Krum")
 EVERY_DEFENCE = tuple(DEFENCES)
 EVERY_ATTACK = tuple(ATTACKS)
 OTHERS = ("fedprox", "fedbn", "fedadam", "harmofl", "adafed")
 TABLE = (
     Block(HISTOLOGY, ("fedavg",), EVERY_ATTACK, EVERY_DEFENCE, (0, 1), 3),
+    Block(SKEWED, ("fedavg",), WHERE_LABELS_DIFFER, EVERY_DEFENCE, (0, 1), 2),
     Block(PROSTATE, ("fedavg",), COMMON, FEW, (0, 1), 2),
     Block(HISTOLOGY, OTHERS, COMMON, FEW, (0, 1), 2),
     Block(HISTOLOGY, ("fedsm",), COMMON, FEW, (0, 1), 1),
@@ -188,10 +213,8 @@ def cells(blocks: Sequence[Block]) -> Iterator[Cell]:
 def _of(block: Block, seed: int) -> Iterator[Cell]:
     for method in block.methods:
         for bad in block.bad:
-            attacks = [name for name in block.attacks if name in attacks_on(method)] if bad else [HONEST]
-            for attack in attacks:
-                if "backdoor" in attack and block.setting is PROSTATE:
-                    continue  # it is made of images that have one class
+            possible = [name for name in attacks_on(method) if name not in block.setting.without]
+            for attack in [name for name in block.attacks if name in possible] if bad else [HONEST]:
                 for defence in block.defences:
                     yield Cell(block.setting, method, attack, bad, defence, seed)
 
@@ -199,7 +222,7 @@ def _of(block: Block, seed: int) -> Iterator[Cell]:
 def result_of(cell: Cell, folder: Path) -> Result:
     """Return a cell's result, from its file or by running the study."""
     known = kept(cell, folder)
-    if known and not (cell.defence == PLAIN and known.stood_out is None):
+    if known and not (cell.defence == PLAIN and known.record is None and not known.no_plan):
         return known
     result = measured(cell)
     folder.mkdir(parents=True, exist_ok=True)
@@ -229,8 +252,14 @@ def measured(cell: Cell) -> Result:
         patched=outcome.patched,
         refused=outcome.refused,
         reason=outcome.reason,
-        stood_out=outcome.stood_out,
+        record=[_seen(line) for line in outcome.rounds] if cell.defence == PLAIN else None,
         rounds=len(outcome.rounds),
         seconds=process_time() - started,
         package=package,
     )
+
+
+def _seen(line: Round) -> dict[str, Any]:
+    """Return of a round what the record says of the sites' updates."""
+    sites = {site: {"updates": own["updates"], "share": own["share"]} for site, own in line.as_json()["sites"].items()}
+    return {"round": line.round, "sites": sites}

@@ -23,7 +23,6 @@ from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
-from medsilo.runs.standing import standing_out
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData, Task
 
@@ -40,11 +39,6 @@ class Outcome:
     refused: int  # rounds in which a bad hospital's answer was refused
     reason: str | None  # why the study ended
     rounds: list[Round] = field(repr=False, compare=False)
-
-    @property
-    def stood_out(self) -> list[str]:
-        """The hospitals of which the record says that they stand out."""
-        return sorted(standing_out(self.rounds))
 
 
 class LoopWithBad(Loop):

@@ -28,6 +28,7 @@ class Compared:
     cells: Sequence[Cell]  # by seed
     results: Sequence[Result]
     undisturbed: Sequence[Result]  # with the same seeds, without attack and defence
+    unattacked: Sequence[Result]  # with the same seeds and the defence, without attack
     honest: Sequence[Sequence[str]]  # the hospitals whose scores are compared
 
     @property
@@ -54,10 +55,16 @@ class Compared:
     @property
     def best_possible(self) -> float:
         """The mean of the same hospitals in the undisturbed federation."""
-        return fmean(
-            fmean((result.sites or {})[site] for site in own)
-            for result, own in zip(self.undisturbed, self.honest, strict=True)
-        )
+        return self._mean_of(self.undisturbed)
+
+    @property
+    def cost(self) -> float:
+        """Points that the defence loses without an attacker, at the same hospitals."""
+        return 100 * (self.best_possible - self._mean_of(self.unattacked))
+
+    def _mean_of(self, results: Sequence[Result]) -> float:
+        pairs = zip(results, self.honest, strict=True)
+        return fmean(fmean((result.sites or {})[site] for site in own) for result, own in pairs)
 
     @property
     def loss(self) -> float:
@@ -109,17 +116,19 @@ class Done:
 
     def compared(self, cell: Cell) -> Compared | None:
         """Return a cell with the same one of all other seeds; None where nothing is done of it."""
-        own, results, references, honest = [], [], [], []
+        own, results, references, unattacked, honest = [], [], [], [], []
         for seed in range(MOST_SEEDS):
             one = replace(cell, seed=seed)
             result = self.results.get(_key(one))
+            defended = self.results.get(_key(replace(one, attack=HONEST, bad=0)))
             reference = self.results.get(_key(replace(one, attack=HONEST, bad=0, defence=PLAIN)))
-            if result and reference and reference.sites:
+            if result and reference and reference.sites and defended:
                 own.append(one)
+                unattacked.append(defended)
                 results.append(result)
                 references.append(reference)
                 honest.append([site for site in reference.sites if site not in one.bad_sites])
-        return Compared(own, results, references, honest) if own else None
+        return Compared(own, results, references, unattacked, honest) if own else None
 
     def where(self, wanted: Callable[[Cell], bool]) -> list[Compared]:
         """Return what is done of these cells, in their order, seeds together."""
@@ -223,7 +232,7 @@ def goal_table(done: Done) -> tuple[list[str], list[Compared]]:
 def _why(one: Compared) -> str:
     if one.ended:
         return f"{one.ended} of {len(one.results)} studies ended"
-    points = f"{-one.loss:+.1f} points"
+    points = f"{-one.loss:+.1f} points, {-one.cost:+.1f} without an attacker"
     return f"{points}, patch {one.patched_gain:+.0f}" if "backdoor" in one.cell.attack else points
 
 
@@ -233,7 +242,7 @@ def named_table(done: Done) -> list[str]:
     rows = []
     for one in done.where(lambda cell: cell.defence == PLAIN):
         pairs = zip(one.cells, one.results, strict=True)
-        known = [(set(cell.bad_sites), set(out)) for cell, result in pairs if (out := result.stood_out) is not None]
+        known = [(set(cell.bad_sites), out) for cell, result in pairs if (out := result.stood_out) is not None]
         if not known:
             continue
         place = f"{one.cell.setting.title.partition(':')[0]}, {METHODS[one.cell.method].title}"

@@ -4,7 +4,8 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -38,6 +39,8 @@ from medsilo.flare.wire import let_tensors_travel, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
 from tests.conftest import make_plan
 from tests.secure.consortium import free_port, wait_until
+from tests.unit.test_coordinator import SMALL as FEW
+from tests.unit.test_coordinator import Answers, Study
 
 flare_decomposers.register()
 SERVER, JOB, SITE = "server", "server.job", "hospital-a.job"
@@ -377,6 +380,21 @@ def test_an_honest_answer_is_far_from_its_bounds(method: str) -> None:
     for phase in plan.course.phases:
         answer = answer_of(Parcel(views(phase.sent, networks)))
         check_outline([packed(answer)], Bounds(bounds.size // 2, bounds.values // 2), SITE)
+
+
+@pytest.mark.parametrize("method", ["harmofl", "adafed", "fedsm-extra"])
+def test_nothing_of_an_honest_study_is_larger_than_its_layout(method: str, tmp_path: Path) -> None:
+    """All phases, deliveries and tests; half of what is allowed beside the slack is for filters."""
+    plan, seen = make_plan(method, *FEW), [0, 0]
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        reply = work()
+        seen[:] = max(seen[0], asked.size()), max(seen[1], reply.size())
+        return [(site, reply)]
+
+    Study(plan, tmp_path / "run", script).run()
+    allowed = [(bounds(plan).size - SLACK) // 2 for bounds in (request_bounds, answer_bounds)]
+    assert seen == allowed
 
 
 def test_values_are_counted_as_msgpack_reads_them() -> None:

@@ -277,9 +277,9 @@ def test_an_attack_harms_and_a_defence_helps(attack: str, defence: str) -> None:
 
 
 def test_the_record_names_whom_it_should() -> None:
-    bad = list(Cell(TINY, "fedavg", "sign flip x10", 1, PLAIN, 0).bad_sites)
+    bad = set(Cell(TINY, "fedavg", "sign flip x10", 1, PLAIN, 0).bad_sites)
     assert tiny("sign flip x10", PLAIN).stood_out == tiny("random weights, lying counts", PLAIN).stood_out == bad
-    assert tiny(HONEST, PLAIN).stood_out == []
+    assert tiny(HONEST, PLAIN).stood_out == set()
 
 
 @pytest.mark.slow
@@ -335,7 +335,10 @@ def known(tmp_path: Path, scores: dict[tuple[str, str, int], float | None]) -> D
         score = 0.9 if cell.attack == HONEST else scores.get((cell.attack, cell.defence, cell.seed), 0.9)
         patch = 0.5 if cell.attack == "backdoor" and cell.defence == "Multi-Krum" else 0.1
         sites = dict.fromkeys((site for site in SITES if site not in cell.bad_sites), score)
-        told = {"score": score, "sites": sites, "patched": patch, "rounds": 4, "stood_out": [A] if cell.bad else []}
+        norms = {site: 99.0 if site == A and cell.bad else 1.0 for site in SITES}
+        seen = {site: {"updates": {"model": {"norm": norm}}, "share": 0.2} for site, norm in norms.items()}
+        record = [{"round": number, "sites": seen} for number in range(1, 5)]
+        told = {"score": score, "sites": sites, "patched": patch, "rounds": 4, "record": record}
         (tmp_path / cell.file()).write_text(json.dumps(told))
     return Done((block,), tmp_path)
 

@@ -71,6 +71,11 @@ def test_a_study_belongs_to_whoever_submitted_it(tmp_path: Path) -> None:
     older.folder.mkdir()
     with pytest.raises(MedsiloError, match="does not say whose it is"):
         older.claim("lead@b.org", resume=True)
+    with pytest.raises(MedsiloError, match="does not say whose it is"):
+        older.check_owner("lead@b.org")
+    with pytest.raises(MedsiloError, match="study study is another lead's"):
+        record.check_owner("lead@b.org")
+    record.check_owner("lead@a.org")
     Record(tmp_path / "simulation").claim(None, resume=False)
     assert not (tmp_path / "simulation").exists()
 

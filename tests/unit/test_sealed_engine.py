@@ -223,22 +223,33 @@ def flat(tensors: dict[str, Tensor]) -> np.ndarray:
     return torch.cat(floats).numpy() if floats else np.zeros(0)
 
 
-def most_alike(vectors: list[np.ndarray], weight: np.ndarray) -> float:
-    """Return the largest correlation of a weight with a stretch of as many numbers of any vector."""
-    known = weight - weight.mean()
-    size, most = len(known), 0.0
+def initial_of(plan: Plan, name: str) -> Tensor:
+    return plan.build_networks()["model"].state_dict()[name]
+
+
+def along(vector: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Return the correlation of every stretch of a vector with as many known numbers."""
+    known, size = known - known.mean(), len(known)
+    length = 1 << (len(vector) + size).bit_length()
+    products = np.fft.irfft(np.fft.rfft(vector, length) * np.conj(np.fft.rfft(known, length)), length)
+    sums, squares = (np.concatenate([[0.0], np.cumsum(v)]) for v in (vector, vector**2))
+    spread = np.maximum(squares[size:] - squares[:-size] - (sums[size:] - sums[:-size]) ** 2 / size, 0.0)
+    whole = np.where(spread > 1e-9, spread, np.inf)
+    return np.clip(products[: len(vector) - size + 1] / np.sqrt(whole * (known**2).sum()), -1.0, 1.0)
+
+
+def most_alike(vectors: list[np.ndarray], weight: np.ndarray, initial: np.ndarray) -> float:
+    """Return the largest correlation of how a weight has changed with a stretch of any vector, apart from what both
+    have in common with the initial weight, which everybody knows."""
+    start = initial - initial.mean()
+    change = weight - initial - (weight - initial).mean()
+    change -= start * (change @ start) / (start @ start)
+    most = 0.0
     for vector in vectors:
-        if len(vector) < size:
-            continue
-        vector = np.clip(vector, -1e6, 1e6)
-        length = 1 << (len(vector) + size).bit_length()
-        products = np.fft.irfft(np.fft.rfft(vector, length) * np.conj(np.fft.rfft(known, length)), length)
-        products = products[: len(vector) - size + 1]
-        sums, squares = (np.concatenate([[0.0], np.cumsum(v)]) for v in (vector, vector**2))
-        spread = squares[size:] - squares[:-size] - (sums[size:] - sums[:-size]) ** 2 / size
-        with np.errstate(invalid="ignore", divide="ignore"):
-            found = np.abs(products) / np.sqrt(np.maximum(spread, 1e-30) * (known**2).sum())
-        most = max(most, float(np.nan_to_num(found[spread > 1e-12], posinf=0.0).max(initial=0.0)))
+        if len(vector) >= len(weight):
+            vector = np.clip(vector, -1e3, 1e3) if np.abs(vector).max() < 1e9 else vector / np.abs(vector).max()
+            apart = 1 - along(vector, initial) ** 2
+            most = max(most, float((np.abs(along(vector, change)) / np.sqrt(apart))[apart > 1e-7].max(initial=0.0)))
     return most
 
 
@@ -252,8 +263,7 @@ def test_the_servers_disk_holds_no_model_of_a_site(method: str, tmp_path: Path) 
         lead(plan, folder)
         site = load_tensors(folder / "sites" / "a" / "last.safetensors")[0]
         name = max((n for n in site if n.endswith("weight")), key=lambda n: site[n].numel())
-        alike[mode] = most_alike(vectors_of(folder), site[name].double().reshape(-1).numpy())
+        weight, initial = (t.double().reshape(-1).numpy() for t in (site[name], initial_of(plan, name)))
+        alike[mode] = most_alike(vectors_of(folder), weight, initial)
     assert alike["none"] > 0.9, alike
     assert alike["group"] < 0.01, alike
-
-

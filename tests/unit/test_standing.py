@@ -15,7 +15,7 @@ from medsilo.mixing.updates import SAMPLED, Direction, Sketcher, standings
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round, SentUpdate, SiteRound
-from medsilo.runs.standing import AGREE, AWAY, FEWEST, HEAVY, LONG, standing_out
+from medsilo.runs.standing import AGREE, AWAY, DOUBT, FEWEST, HEAVY, LONG, standing_out
 from medsilo.study.progress import StudyProgress
 from tests.conftest import SITES, make_plan
 from tests.unit.test_coordinator import CPU, Answers, Script, Scripted, Study, honest, task_and_round
@@ -148,10 +148,12 @@ def test_who_points_away_is_named_in_calm_words():
     "rounds",
     [
         rounds_of(10),
-        rounds_of(10, cosine=-0.9, times=4),  # fewer than half
+        rounds_of(10, cosine=-0.9, times=5),  # no more than half
         rounds_of(FEWEST - 1, cosine=-0.9),
         rounds_of(10, cosine=AWAY + 0.01),
-        rounds_of(10, cosine=-0.9, agreement=AGREE - 0.01),  # the others don't agree either: hospitals that differ
+        rounds_of(
+            10, cosine=-0.9, agreement=AGREE + DOUBT / 6 - 0.01
+        ),  # the others don't agree either: hospitals that differ
         rounds_of(10, cosine=None, agreement=None),
         rounds_of(10, norm=LONG * 0.99),
         rounds_of(10, share=HEAVY - 0.01),
@@ -195,10 +197,10 @@ def flipped(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
 
 
 def test_a_site_that_sends_the_other_way_is_named_and_no_other(tmp_path: Path):
-    study = Study(make_plan("fedavg", *ALIKE), tmp_path / "run", flipped)
+    study = Study(make_plan("fedavg", *ALIKE, "task.persons=15"), tmp_path / "run", flipped)
     study.run()
-    last = study.rounds[-1].sites
-    assert last[B].updates["model"].cosine < -0.5 < 0.2 < last[B].updates["model"].agreement
+    first, last = study.rounds[0].sites, study.rounds[-1].sites
+    assert first[B].updates["model"].cosine < -0.3 < 0.3 < first[B].updates["model"].agreement
     assert sum(own.share for own in last.values()) == pytest.approx(1, abs=1e-3)
     assert [own.share for own in last.values()] == pytest.approx(
         [own.samples / sum(one.samples for one in last.values()) for own in last.values()], abs=1e-3

@@ -14,9 +14,9 @@ from medsilo.course.promises import sealing_facts
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
 from medsilo.federation.asking import Asking, Exchange, Messenger, Missing
+from medsilo.federation.directions import rounded
 from medsilo.federation.sealed.sealed_server import Letters, SealedServer
 from medsilo.federation.server_state import ServerState
-from medsilo.federation.standing import rounded
 from medsilo.federation.summary import Account, summarise
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
@@ -146,7 +146,7 @@ class Coordinator:
         if breach is None:
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
-        updates, shares = self.state.standing.updates(), self.state.shares(phase) if breach is None else {}
+        updates, shares = self.state.directions.updates(), self.state.shares(phase) if breach is None else {}
         line = Round(
             round=number,
             phase=phase.name,

@@ -15,9 +15,9 @@ from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import check_numbers
+from medsilo.federation.directions import RoundDirections
 from medsilo.federation.drawing import draw_amplitude
 from medsilo.federation.sealed.store import SealedStore
-from medsilo.federation.standing import RoundStanding
 from medsilo.learning.seeds import seed_for
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
@@ -72,7 +72,7 @@ class ServerState:
         hidden = self.plan.sealed_forms(phase)
         read = [group for group in phase.sent if group.goes_down and group.name not in hidden]
         kept = views(read, self.layout)
-        self.standing = RoundStanding(self._packed(kept), self.trained, seed_for(self.plan.seed, "sketch", number))
+        self.directions = RoundDirections(self._packed(kept), self.trained, seed_for(self.plan.seed, "sketch", number))
         self.ranges = {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
 
     def enter(self, phase: Phase, fresh: bool = True) -> None:
@@ -126,13 +126,13 @@ class ServerState:
         def given(group: str) -> dict[str, Tensor]:
             return self.mixers[group].current(site if personal[group] else self.sites[0])
 
-        directions = self.standing.measure(groups, given)
-        finite = {group: self.standing.names[group] for group, own in directions.items() if isfinite(own.norm)}
+        directions = self.directions.measure(groups, given)
+        finite = {group: self.directions.names[group] for group, own in directions.items() if isfinite(own.norm)}
         check_numbers(groups, phase.sent, self.ranges, finite)
         for group in phase.sent:  # in the order in which they are declared
             if group.name in groups:
                 self.mixers[group.name].add(site, groups[group.name], samples)
-        self.standing.note(site, directions)
+        self.directions.note(site, directions)
 
     def shares(self, phase: Phase) -> Mapping[str, float]:
         """Return how much each site counted in the round that ended, in the first group that is a mean."""

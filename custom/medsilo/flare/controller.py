@@ -71,7 +71,7 @@ class MedsiloController(Controller):
         let_tensors_travel()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
-        self.gate = Gate(self._engine.get_cell())
+        self.gate = Gate(self._engine.server.command_agent.cell)  # where sites' answers come in, in a simulation, too
         self.gate.guard_server()
         ServerCommands.register_app_command(PROGRESS, self._tell_lead)
 
@@ -137,7 +137,7 @@ class MedsiloController(Controller):
         original = cloned_from(fl_ctx)
         earlier = Record.of_job(output, original) if original else None
         if earlier and (ended := earlier.finished()):
-            earlier.claim(submitter_of(fl_ctx), resume=False)
+            earlier.check_owner(submitter_of(fl_ctx))
             self.log_info(fl_ctx, f"{ended.study} was finished when its job ended; this job hands out its results")
             publish(earlier.folder, fl_ctx)
             return ended

@@ -25,7 +25,7 @@ class Shield:
     apart: Collection[str] = ()  # names of tensors that aren't trained; they are combined apart from the others
 
 
-class Part:
+class DefendedPart:
     """Tensors of one group that are combined together: their layout, and where the contributions wait."""
 
     def __init__(self, names: Collection[str], tensors: Tensors, folder: str | Path | None, memory: int) -> None:
@@ -43,7 +43,7 @@ class Part:
 class PartUpdates:
     """The updates of one part from the model that the sites were given, in sorted order of the sites."""
 
-    def __init__(self, part: Part, weights: dict[str, float], origin: Tensors | None) -> None:
+    def __init__(self, part: DefendedPart, weights: dict[str, float], origin: Tensors | None) -> None:
         self.part, self.sites, self.origin = part, sorted(weights), origin
         self.weights = torch.tensor([weights[site] for site in self.sites], dtype=torch.float64)
         self.norms = torch.tensor([part.norms.get(site, 0.0) for site in self.sites], dtype=torch.float64)
@@ -77,7 +77,7 @@ class Defence:
     def clear(self) -> None:
         """Forget every contribution."""
         self.shares: dict[str, float] = {}  # how much each contribution counts in the result
-        self._parts: list[Part] = []
+        self._parts: list[DefendedPart] = []
         self._weights: dict[str, float] = {}
         self._carried: dict[str, dict[str, Tensor]] = {}
 
@@ -86,7 +86,7 @@ class Defence:
         if not self._parts:
             averaged = [name for section in layout.sections for name in section.names]
             kinds = [[name for name in averaged if (name in self.shield.apart) == apart] for apart in (False, True)]
-            self._parts = [Part(names, tensors, self._folder, self.memory) for names in kinds if names]
+            self._parts = [DefendedPart(names, tensors, self._folder, self.memory) for names in kinds if names]
         for part in self._parts:
             own = part.of(tensors)
             part.waiting.put(site, own, part.layout)
@@ -121,7 +121,7 @@ class Defence:
         first, *_ = rows = [self._carried[site] for site in sorted(self._carried)]
         return {name: _middle(torch.stack([row[name] for row in rows])) for name in first}
 
-    def _combine(self, part: Part, origin: Tensors | None) -> dict[str, Tensor]:
+    def _combine(self, part: DefendedPart, origin: Tensors | None) -> dict[str, Tensor]:
         rule, layout = self.shield.rule, part.layout
         updates = PartUpdates(part, self.weights(), origin)
         shares = rule.shares(updates) if rule else updates.weights

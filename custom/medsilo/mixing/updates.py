@@ -7,7 +7,7 @@ sketched; where these lie is drawn anew in every round.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,7 @@ class Sketcher:
         share = min(1.0, (SAMPLED - len(self.blocks)) / max(numbers, 1))
         draw = torch.Generator().manual_seed(seed)
         self.signs = torch.randint(0, 2, (SAMPLED,), generator=draw, dtype=torch.int8).float().mul_(2).sub_(1)
+        self.rooms = (torch.zeros(SAMPLED), torch.zeros(BLOCK))
         self.stretches: list[tuple[int, int]] = []  # of every block: what is sketched
         for _, block in self.blocks:
             length = math.ceil(share * block.size)
@@ -49,14 +50,15 @@ class Sketcher:
 
         The norm is a finite number exactly where all numbers are finite.
         """
-        direction = self._measure(sent, given, torch.float32)
+        direction = self._measure(sent, given, torch.float32, self.rooms)
         if math.isfinite(direction.norm):
             return direction
-        return self._measure(sent, given, torch.float64)  # squares may be too large for single precision
+        # Squares may be too large for single precision.
+        return self._measure(sent, given, torch.float64, [room.double() for room in self.rooms])
 
-    def _measure(self, sent: Tensors, given: Tensors, dtype: torch.dtype) -> Direction:
+    def _measure(self, sent: Tensors, given: Tensors, dtype: torch.dtype, rooms: Sequence[Tensor]) -> Direction:
         norms: list[Tensor] = []
-        stream, room, end = torch.zeros(SAMPLED, dtype=dtype), torch.zeros(BLOCK, dtype=dtype), 0
+        (stream, room), end = rooms, 0
         for (section, block), (first, last) in zip(self.blocks, self.stretches, strict=True):
             update = room[: block.size]
             if len(block.pieces) == 1 and section.dtype == dtype:

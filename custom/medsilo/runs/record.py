@@ -111,14 +111,20 @@ class Record:
     def claim(self, lead: str | None, resume: bool) -> None:
         """Bind the study to who submitted its job; raises if it is another's, or over. lead: None in simulations"""
         path = self.folder / paths.LEAD
-        if path.exists() and path.read_text(encoding="utf-8") != (lead or ""):
-            raise MedsiloError(f"study {self.folder.name} is another lead's; choose another name")
+        if resume or path.exists():
+            self.check_owner(lead)
         if resume:
             self.check_unfinished()
         if lead and not path.exists():
-            if self.folder.exists() and resume:
-                raise MedsiloError(f"study {self.folder.name} does not say whose it is; start it anew")
             write_text(path, lead)
+
+    def check_owner(self, lead: str | None) -> None:
+        """Raise unless a study that is there belongs to who submitted this job."""
+        path = self.folder / paths.LEAD
+        if path.exists() and path.read_text(encoding="utf-8") != (lead or ""):
+            raise MedsiloError(f"study {self.folder.name} is another lead's; choose another name")
+        if lead and self.folder.exists() and not path.exists():
+            raise MedsiloError(f"study {self.folder.name} does not say whose it is; start it anew")
 
     @staticmethod
     def of_job(studies: Path, job: str) -> "Record | None":

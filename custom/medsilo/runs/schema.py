@@ -81,10 +81,13 @@ class SiteRound(Part):
     bytes_up: Count = Field(0, description="bytes of the tensors that the site sent")
     bytes_down: Count = Field(0, description="bytes of the tensors that the site got")
     updates: dict[str, SentUpdate] = Field(
-        {}, description="group of tensors → `norm` and `cosine` of the site's update, see below"
+        {},
+        exclude_if=lambda updates: not updates,
+        description="group of tensors → `norm` and `cosine` of the site's update, see below",
     )
     share: Share | None = Field(
         None,
+        exclude_if=lambda share: share is None,
         description="how much the site counted in the round's mean; `null` where that is not one number, as in medians",
     )
 
@@ -303,7 +306,9 @@ class Summary(Part):
         "withholds its classes is part of `accuracy` and not of `balanced_accuracy`",
     )
     stands_out: dict[str, list[Text]] = Field(
-        {}, description="site → what stands out in its updates, in words ([robust.md](robust.md)); nothing is left out"
+        {},
+        exclude_if=lambda lines: not lines,
+        description="site → what stands out in its updates, in words ([robust.md](robust.md)); nothing is left out",
     )
     details: Details = Field(Details(), description="what the method found out or rests on, see below")
     seconds: Seconds | None = Field(None, description="time that the study took")

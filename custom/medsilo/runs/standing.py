@@ -2,11 +2,13 @@
 
 A round counts when the site's update
 
-- points away: cosine below AWAY, while the others agree (two of them have a mean cosine above AGREE without it);
+- points away: cosine below AWAY, while the others agree: two of them have a mean cosine above AGREE + DOUBT / pairs,
+  as there are few pairs where hospitals are few. Where the others don't agree, as with very different hospitals,
+  nobody can be told apart by direction;
 - is long: its norm is more than LONG times the median of the others';
 - weighs much: the site makes up more than HEAVY of a mean over three sites or more.
 
-A site stands out when at least FEWEST rounds, and at least OFTEN of those that it is part of, count.
+A site stands out when at least FEWEST rounds, and more than OFTEN of those that it is part of, count.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +16,7 @@ from statistics import median
 
 from medsilo.runs.schema import Round
 
-AWAY, AGREE, LONG, HEAVY = -0.2, 0.1, 10.0, 0.75
+AWAY, AGREE, DOUBT, LONG, HEAVY = -0.2, 0.1, 0.2, 10.0, 0.75
 FEWEST, OFTEN = 3, 0.5
 ASK = "ask what differs there before you trust this model"
 # What one round says of a site in one of its groups: a number where it counts, else None.
@@ -45,14 +47,16 @@ def _counting(rounds: Sequence[Round], site: str, group: str, sign: Sign) -> lis
 
 
 def _often(values: Sequence[float], rounds: Sequence[Round]) -> bool:
-    return len(values) >= max(FEWEST, OFTEN * len(rounds))
+    return len(values) >= FEWEST and len(values) > OFTEN * len(rounds)
 
 
 def _away(line: Round, site: str, group: str) -> float | None:
     own = line.sites[site].updates.get(group)
     if own is None or own.cosine is None or own.agreement is None:
         return None
-    return own.cosine if own.cosine < AWAY and own.agreement > AGREE else None
+    others = sum(group in told.updates and told.updates[group].cosine is not None for told in line.sites.values()) - 1
+    agree = own.agreement > AGREE + DOUBT / (others * (others - 1) / 2)
+    return own.cosine if own.cosine < AWAY and agree else None
 
 
 def _long(line: Round, site: str, group: str) -> float | None:

@@ -153,7 +153,6 @@ class MaskedSums:
         self._sums: dict[str, Words] = {}
         self._survivors: tuple[str, ...] = ()
         self._confirmations: dict[str, bytes] = {}
-        self._asked: tuple[str, ...] = ()
         self._reveals: dict[str, Reveal] = {}
 
     # ------------------------------------------------------------------ offers

@@ -10,7 +10,7 @@ from medsilo.runs.schema import LARGEST, SentUpdate
 DIGITS = 4  # that are recorded
 
 
-class RoundStanding:
+class RoundDirections:
     """The directions of one round, by site and group: of trained weights, from what a site was given to what it sent.
 
     It holds one sketch of 16 kB per site and group, and no model.
