@@ -1,0 +1,36 @@
+"""Sealed studies over mutual TLS, whose hospitals sign their keys with the certificates of their kits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from medsilo.core.files import load_tensors
+from medsilo.federation import inprocess
+from medsilo.flare.jobs import pack, write_job
+from medsilo.runs.reading import read_summary
+from tests.conftest import SITES, make_plan
+from tests.secure.consortium import Consortium
+from tests.secure.test_mutual_tls import gathered
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
+
+
+@pytest.mark.parametrize("mode", ["pairwise", "group"])
+def test_sealed_over_tls_equals_the_loop(consortium: Consortium, mode: str, tmp_path: Path) -> None:
+    plan = make_plan("fedavg", f"transport.sealing={mode}")
+    inprocess.run(plan, folder=tmp_path / "loop")
+    study = f"sealed-{mode}"
+    write_job(tmp_path / "plain", plan, study=study)
+    job = pack(tmp_path / "plain", tmp_path / "job", with_code=False)
+    assert consortium.run(job) == "FINISHED:COMPLETED"
+    run = gathered(consortium, study, SITES, tmp_path / "secure")
+    for site in SITES:
+        for name in ("best", "last"):
+            mine, theirs = (
+                load_tensors(folder / "sites" / site / f"{name}.safetensors")[0] for folder in (tmp_path / "loop", run)
+            )
+            assert all(torch.equal(tensor, theirs[key]) for key, tensor in mine.items())
+    told = read_summary(run).details.sealing
+    assert told and told.mode == mode and told.keys.startswith("certificates")
+    assert read_summary(tmp_path / "loop").details.sealing.keys.startswith("nothing")  # type: ignore[union-attr]
