@@ -71,6 +71,32 @@ def test_group_gives_clear_mixing_after_ten_rounds(method: str) -> None:
     assert furthest(run(method, "none", "training.rounds=10"), run(method, "group", "training.rounds=10")) <= 1e-5
 
 
+ALONE = SiteSettings(device="cpu", smallest_average=1, share_personal_model=False)
+
+
+@pytest.mark.parametrize(
+    "method, mode",
+    [
+        ("fedsm", "pairwise"),
+        pytest.param("fedsm", "group", marks=pytest.mark.slow),
+        pytest.param("fedsm-extra", "pairwise", marks=pytest.mark.slow),
+        pytest.param("fedsm-ensemble", "pairwise", marks=pytest.mark.slow),
+    ],
+)
+def test_personal_models_never_leave_and_the_super_model_has_the_sites_own(
+    method: str, mode: str, tmp_path: Path
+) -> None:
+    """As in clear mixing where no hospital shares its personal model."""
+    rules = ["training.rounds=3", *["algorithm.selector_sync=none"] * (mode == "group")]
+    clear, sealed = tmp_path / "clear", tmp_path / "sealed"
+    one = inprocess.run(plan_of(method, "none", *rules), settings=ALONE, folder=clear)
+    other = inprocess.run(plan_of(method, mode, *rules), settings=SETTINGS, folder=sealed)
+    assert furthest(one, other) <= 1e-5
+    for site in SITES:
+        own = sorted(path.name for path in (sealed / "sites" / site / "supermodel").rglob("*.safetensors"))
+        assert own == sorted(path.name for path in (clear / "sites" / site / "supermodel").rglob("*.safetensors"))
+
+
 # ------------------------------------------------------------------------------------------------ refusals
 REFUSED = [
     ("fedavg", ["participation.sites=[a,b]"], "of two, each can tell the other's model"),
@@ -85,7 +111,7 @@ REFUSED = [
     ("central", [], "nothing to seal"),
     ("adafed", [], r"sealing_clear=\[statistics\]"),
     ("adafed", ["algorithm.absent=last", *STATISTICS], "absent sites sent last"),
-    ("fedsm-extra", [], "personal models, which sealing keeps at home"),
+    ("fedsm", ['algorithm.personal_method={"name": "ditto"}'], "takes each site's values as they are"),
 ]
 
 

@@ -119,6 +119,8 @@ def _sealing(plan: Plan) -> list[str]:
     lines = [SEALING[transport.sealing]]
     if transport.sealed:
         clear = ", ".join(transport.sealing_clear)
+        if any(group.at_home for group in plan.course.delivery.given):
+            lines.append("No personal model goes to another hospital, whatever share_personal_model says.")
         lines += [OPEN, *([f"In clear, as the plan says (transport.sealing_clear): {clear}."] if clear else [])]
     return lines
 

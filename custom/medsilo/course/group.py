@@ -72,7 +72,9 @@ class Group:
     personal: bool = False  # every site is given values of its own
     title: str = ""  # for tables of what leaves a site; by default the name
     stand_in: str | None = None  # of a personal group: the group that a site without values of its own is given
-    shows_others: str = ""  # of a group that hands on single sites' own values: why no plan that seals can have it
+    # Of a group that hands on single sites' own values: what a site makes of it where these are sealed, so that nothing
+    # of it travels. It is told the site's place among those that train, None for others.
+    at_home: Callable[[Modules, int | None], None] | None = None
     undefended: str = ""  # of a mean that no robust rule can take the place of: why, and what to use instead
     # The least and greatest value that its tensors may have, by name; asked once, with networks without values.
     ranges: Callable[[Modules, Task], Ranges] = statistics_ranges

@@ -114,7 +114,7 @@ class Participant:
         if self.data.survey:
             write_json(self.folder / paths.DATA, asdict(self.data.survey))  # names files: it stays at the site
         self.warnings += [*self.protection.warnings(), *self._withholds()]
-        shares = self.settings.shares(self.plan.task.synthetic)
+        shares = self.settings.shares(self.plan.task.synthetic) and self.sealed is None
         return {"shares": shares, "classes": self.evaluation.classes()}, {}
 
     def _answer_letters(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
@@ -260,12 +260,17 @@ class Participant:
     @torch.no_grad()
     def _receive(self, groups: Groups, phase: Phase) -> None:
         """Put what arrived into the networks, in place: the optimizers keep hold of their parameters."""
-        mine = views(phase.given, self.state.modules)
+        at_home = [own for own in phase.given if own.at_home] if self.sealed else []
+        mine = views([own for own in phase.given if own not in at_home], self.state.modules)
         once = {group.name for group in phase.once}  # may be left out: the site has it
         same_layout(groups, {name: mine[name] for name in mine if name not in once or name in groups})
         for group, tensors in groups.items():
             for name, tensor in tensors.items():
                 mine[group][name].copy_(tensor)
+        for own in at_home:
+            assert own.at_home
+            trains = self.plan.participation.sites
+            own.at_home(self.state.modules, trains.index(self.site) if self.site in trains else None)
         for own in phase.given:
             own.arrived(self.state.modules, own.name in groups)
 

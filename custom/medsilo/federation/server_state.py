@@ -108,7 +108,8 @@ class ServerState:
     def payload(self, site: str, phase: Phase) -> Groups:
         """Return what a site is given in a phase, without what it has already."""
         travelling, known = views(phase.given, self.layout), self.settled.get(site, [])
-        given = (group for group in phase.given if group.name in travelling and group.name not in known)
+        stays = {group.name for group in phase.given if group.at_home and self.plan.transport.sealed}
+        given = (group for group in phase.given if group.name in travelling.keys() - stays - set(known))
         return {group.name: self._current(group, site) for group in given}
 
     def _current(self, group: Group, site: str) -> dict[str, Tensor]:

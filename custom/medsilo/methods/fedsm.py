@@ -198,6 +198,12 @@ class ModelsAndSelector(Algorithm):
             moments.take_back(optimizer)
 
 
+def own_expert(modules: Modules, place: int | None) -> None:
+    """Fill the experts as where nobody shares: a site's own model in its place, the global one in all others."""
+    for number, expert in enumerate(modules["experts"].children()):
+        expert.load_state_dict(modules["model" if number == place else "global"].state_dict())
+
+
 def experts() -> Group:
     """Return the personal models of the hospitals that let each other have them."""
     return Group(
@@ -206,8 +212,7 @@ def experts() -> Group:
         lambda server: Gallery(server.mixers["personal"], server.mixers["global"], server.sharing),
         travels="down",
         personal=True,
-        shows_others="FedSM's super model is made of the hospitals' personal models, which sealing keeps at home; use "
-        "ditto, apfl or another personal method, or set transport.sealing=none",
+        at_home=own_expert,
     )
 
 
