@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from medsilo.check.leaks import describe, leaks
 from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.course.promises import OPEN, SEALING
 from medsilo.federation import inprocess
 from medsilo.federation.inprocess import StudyResult
 from medsilo.plan import Plan
@@ -156,3 +158,24 @@ def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> Non
         own = tmp_path / "study" / "sites" / site
         assert (own / "best.safetensors").exists()
         assert (own / "sealing-1.json").stat().st_mode & 0o077 == 0
+
+
+def test_docs_and_leak_reports_say_against_whom_it_protects(root: Path) -> None:
+    page = " ".join((root / "docs" / "privacy.md").read_text("utf-8").split())
+    for text in (*SEALING.values(), OPEN):
+        assert text in page
+    for mode, text in SEALING.items():
+        assert text in describe(plan_of("fedavg", mode), {}, SETTINGS)
+    told = "\n".join(describe(plan_of("adafed", "pairwise"), {}, SETTINGS))
+    assert "In clear, as the plan says (transport.sealing_clear): statistics." in told
+    assert "No personal model goes to another hospital" in "\n".join(
+        describe(plan_of("fedsm", "pairwise"), {}, SETTINGS)
+    )
+
+
+def test_the_leak_report_counts_sealed_bytes() -> None:
+    clear, pairwise, rows = (
+        leaks(plan_of(*each))[-1].bytes for each in (("adafed", "none"), ("adafed", "group"), ("adafed", "pairwise"))
+    )
+    assert 1.9 * clear < pairwise < 2.1 * clear
+    assert 5.8 * clear < rows < 6.2 * clear  # one for each of three hospitals

@@ -14,6 +14,7 @@ from medsilo.course.phase import Stretch
 from medsilo.course.promises import OPEN, SEALING
 from medsilo.federation.evaluation import MOST
 from medsilo.federation.protection import planned_answers
+from medsilo.federation.sealed.what import sealed_layout
 from medsilo.learning.training import Training
 from medsilo.plan import Plan
 from medsilo.site.book import PARTS
@@ -43,8 +44,9 @@ def leaks(plan: Plan) -> list[Leak]:
     modules = _layout(plan)
     found = []
     for stretch in plan.course.stretches():
+        sealed = sealed_layout(plan, stretch.phase, modules)
         for group, tensors in views(stretch.phase.sent, modules).items():
-            size = sum(plan.transport.packed(tensor).nbytes for tensor in tensors.values())
+            size = sum(plan.transport.packed(tensor).nbytes for tensor in sealed.get(group, tensors).values())
             found.append(Leak(stretch.first, stretch.last, stretch.phase.name, group, tuple(tensors), size))
     return found
 

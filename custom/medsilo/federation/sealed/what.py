@@ -169,3 +169,13 @@ def needs_common_key(terms: Terms, plan: Plan) -> bool:
     if terms.mode == "group":
         return True
     return any(isinstance(form, Pulled) for phase in plan.course.phases for form in plan.sealed_forms(phase).values())
+
+
+def sealed_layout(plan: Plan, phase: Phase, layout: Modules) -> dict[str, dict[str, Tensor]]:
+    """Return what travels in place of the groups that sites seal in a phase; where no sites are named, as with as many
+    as the plan needs."""
+    if not plan.transport.sealed:
+        return {}
+    sites = plan.participation.sites or [f"{place:03}" for place in range(plan.participation.required)]
+    blocks = Blocks(plan, terms_of(plan, "", sites), 1)
+    return {name: own.expected() for name, own in blocks.of(phase, layout, {}).items()}
