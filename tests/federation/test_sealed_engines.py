@@ -17,8 +17,8 @@ CLEAR = ["transport.sealing_clear=[statistics]"]
     [
         ("fedavg", "pairwise", None),
         pytest.param("adafed", "group", 1, marks=pytest.mark.slow),
-        pytest.param("adafed", "pairwise", 1, marks=pytest.mark.slow),
-        pytest.param("fedavg", "group", 1, marks=pytest.mark.slow),
+        pytest.param("adafed", "pairwise", None, marks=pytest.mark.slow),
+        pytest.param("fedsm", "pairwise", None, marks=pytest.mark.slow),
     ],
 )
 def test_sealed_simulator_equals_the_loop(method: str, mode: str, threads: int | None, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, make_plan
 SETTINGS = SiteSettings(device="cpu", smallest_average=1)
 # Training turns a difference in the last digit into one in the third, in clear as well (a rectifier that just opens);
 # with short steps what is left is that of the mixing.
+SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 STEADY = ["training.learning_rate=0.001", "training.momentum=0.0"]
 IMAGES = ["task.name=synthetic-histology", "task.size=32", "task.patients=5", "task.patches=4", "training.batch_size=8"]
 STATISTICS = ["transport.sealing_clear=[statistics]"]
@@ -36,7 +37,8 @@ READ_AT_SITES = [*MEANS, *PERSONAL, "moon", "harmofl", *ADAFED]
 
 def plan_of(method: str, mode: str, *changes: str) -> Plan:
     own = [change for change in OWN.get(method, []) if mode != "none" or not change.startswith("transport")]
-    return make_plan(method, *own, *STEADY, f"transport.sealing={mode}", *changes)
+    small = [] if IMAGES[0] in own else SMALL
+    return make_plan(method, *small, *own, *STEADY, f"transport.sealing={mode}", *changes)
 
 
 def run(method: str, mode: str, *changes: str, folder: Path | None = None) -> StudyResult:
