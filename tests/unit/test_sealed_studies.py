@@ -52,7 +52,7 @@ def furthest(one: StudyResult, other: StudyResult) -> float:
         theirs = other.models[site].state_dict()
         for name, tensor in model.state_dict().items():
             if tensor.numel():
-                size = max(1.0, float(tensor.abs().max()))
+                size = max(1.0, float(tensor.double().abs().max()))
                 worst = max(worst, float((tensor.double() - theirs[name].double()).abs().max()) / size)
     return worst
 
