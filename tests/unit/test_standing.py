@@ -197,10 +197,10 @@ def flipped(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
 
 
 def test_a_site_that_sends_the_other_way_is_named_and_no_other(tmp_path: Path):
-    study = Study(make_plan("fedavg", *ALIKE), tmp_path / "run", flipped)
+    study = Study(make_plan("fedavg", *ALIKE, "task.persons=15"), tmp_path / "run", flipped)
     study.run()
     first, last = study.rounds[0].sites, study.rounds[-1].sites
-    assert first[B].updates["model"].cosine < -0.5 < 0.5 < first[B].updates["model"].agreement
+    assert first[B].updates["model"].cosine < -0.3 < 0.3 < first[B].updates["model"].agreement
     assert sum(own.share for own in last.values()) == pytest.approx(1, abs=1e-3)
     assert [own.share for own in last.values()] == pytest.approx(
         [own.samples / sum(one.samples for one in last.values()) for own in last.values()], abs=1e-3
