@@ -14,7 +14,24 @@ POINTS = 3.0  # of the score, that the best defence may lose
 MOST_SEEDS = 9
 PATCHED = 10.0  # points, by which the patch may succeed more often than in the undisturbed federation
 # Where the goal may be missed, and why; what misses it and does not stand here makes the command exit with 1.
-NAMED: dict[str, str] = {}
+WAY = (
+    "a bound on the length leaves the way as it is, and a median or a mean of the nearest gives a wrong way of usual "
+    "length some weight; where a rule with its own cost is best, that cost comes on top"
+)
+NAMED: dict[str, str] = {
+    "label flip": "its updates are trained like any other and no longer; only their direction differs, as that of a "
+    "hospital with other patients does. Its share of a fifth is what bounds the harm",
+    "backdoor": "scores stay, and the patch works: it is learned where honest updates leave room, by updates of usual "
+    "length and direction, and no rule here looks for it",
+    "backdoor, replacing the model": "its update is cut to the usual length or left out while it is long; what comes "
+    "through is the backdoor above",
+    "a little is enough": "it is made to stay within the spread of honest updates, where every rule takes it for one",
+    "inner product, ε = 0.5": WAY,
+    "inner product, large ε": WAY,
+    "sign flip": WAY,
+    "sign flip x10": WAY,
+    "expert and selector": "personal models are mixed as FedSM says, and no rule takes the place of that",
+}
 
 
 def percent(share: float) -> str:
@@ -315,14 +332,16 @@ GOAL = """\
 The best defence, one for all attacks, is to keep the honest hospitals' mean test score within {points:.0f} points of
 what the same hospitals have in the undisturbed federation (all five honest, plain mean), and the backdoor's patch from
 succeeding {patched:.0f} points more often than there. Best is the defence under which most attacks are held; it is
-chosen on the same studies, so what it keeps is a little flattered. With two or three seeds and some 200 test images a
-seed, a point or two is chance."""
+chosen on the same studies, so what it keeps is a little flattered. With at most three seeds of some 200 test images
+each, three points are within chance: look at the tables below for what is large. Beside each miss stands what the same
+defence loses at the same hospitals without an attacker. AdaFed takes no mean over hospitals, so that no rule can take
+its place; it is as the column "plain mean" shows it."""
 
 SCORES = """\
 Mean test score in % of the honest hospitals over the seeds. For backdoors, after the semicolon: how many in a hundred
 of their test images of the other class the patch makes their models call the target class. "ended": the study ended
-before the test, as a rule because the shared model was no longer finite at honest hospitals. "refused": the plan
-refuses this defence for this method. Guessing has 50 in classification."""
+before the test, because the shared model had come so far that honest hospitals' answers were out of range or not
+finite. "refused": the plan refuses this defence for this method. Guessing has 50 in classification."""
 
 COSTS = """\
 Points of the test score against the plain mean, all five hospitals honest, same seeds. Time and memory: a round of the
