@@ -1,9 +1,10 @@
 """docs/results/attacks.md, made of the cells that are done."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from benchmarks.attacks.attackers import ATTACKS
 from benchmarks.attacks.cells import DEFENCES, HONEST, PLAIN, SITES, Block, Cell, Result, Setting, cells, kept
@@ -36,6 +37,10 @@ NAMED: dict[str, str] = {
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+def _signed(points: float) -> str:
+    return f"{round(points, 1) + 0.0:+.1f}"  # no -0.0
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,17 @@ def attacks_table() -> list[str]:
     )
 
 
+def settings_table(done: Done) -> list[str]:
+    """Return the numbers of the studies."""
+    settings = {cell.setting.title: cell.setting for cell in done.cells}
+    rows = [(one.title, _numbers(one.task), _numbers(one.network), _numbers(one.training)) for one in settings.values()]
+    return rows_of(("study", "task", "network", "training"), rows)
+
+
+def _numbers(section: Mapping[str, Any]) -> str:
+    return ", ".join(str(value) if key == "name" else f"{key} {value}" for key, value in section.items())
+
+
 def scores_table(done: Done, setting: Setting, method: str, bad: int) -> list[str]:
     """Return attacks by defences for one method and number of bad hospitals."""
     found = done.where(lambda cell: (cell.setting, cell.method, cell.bad) == (setting, method, bad))
@@ -211,7 +227,7 @@ def costs_table(done: Done, measured: Sequence[Cost]) -> list[str]:
 
 
 def _points(one: Compared) -> str:
-    return "refused" if one.refused else "ended" if one.ended else f"{-one.loss:+.1f}"
+    return "refused" if one.refused else "ended" if one.ended else _signed(-one.loss)
 
 
 # ---------------------------------------------------------------------------------------------------- the goal
@@ -249,7 +265,7 @@ def goal_table(done: Done) -> tuple[list[str], list[Compared]]:
 def _why(one: Compared) -> str:
     if one.ended:
         return f"{one.ended} of {len(one.results)} studies ended"
-    points = f"{-one.loss:+.1f} points, {-one.cost:+.1f} without an attacker"
+    points = f"{_signed(-one.loss)} points, {_signed(-one.cost)} without an attacker"
     return f"{points}, patch {one.patched_gain:+.0f}" if "backdoor" in one.cell.attack else points
 
 
@@ -278,6 +294,9 @@ def document(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple
     done = Done(blocks, folder)
     goal, missed = goal_table(done)
     unnamed = sorted({f"{one.cell.attack} on {one.cell.method}" for one in missed if one.cell.attack not in NAMED})
+    reasons = [f"- **{name}**: {why}" for name, why in NAMED.items() if any(one.cell.attack == name for one in missed)]
+    if unnamed:
+        reasons.append(f"- **{', '.join(unnamed)}**: no reason is known; more seeds will tell whether it is chance")
     seconds = sum(result.seconds for result in done.results.values())
     packages = {result.package for result in done.results.values()}
     left = len(done.all) - len(done.cells)
@@ -289,6 +308,9 @@ def document(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple
         "",
         *INTRODUCTION.format(state=state, points=POINTS, patched=PATCHED).splitlines(),
         "",
+        "## The studies",
+        "",
+        *settings_table(done),
         "## The attacks",
         "",
         *attacks_table(),
@@ -297,7 +319,7 @@ def document(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple
         *GOAL.format(points=POINTS, patched=PATCHED).splitlines(),
         "",
         *goal,
-        *(f"- **{name}**: {why}" for name, why in NAMED.items() if any(one.cell.attack == name for one in missed)),
+        *reasons,
         "",
         "## Scores of the honest hospitals",
         "",
@@ -324,9 +346,11 @@ method's default numbers. Written by
 
     python -m benchmarks.attacks --write
 
-{state}. Real participants answer the real coordinator in one process; what a bad hospital sends goes through the same
-acceptance as everything else. Which hospital is bad changes with the seed. No number of a method, a defence or an
-attack was chosen by looking at these tables."""
+{state}.
+
+Real participants answer the real coordinator in one process; what a bad hospital sends goes through the same acceptance
+as everything else. Which hospital is bad changes with the seed. No number of a method, a defence or an attack was
+chosen by looking at these tables."""
 
 GOAL = """\
 The best defence, one for all attacks, is to keep the honest hospitals' mean test score within {points:.0f} points of
@@ -344,8 +368,8 @@ before the test, because the shared model had come so far that honest hospitals'
 finite. "refused": the plan refuses this defence for this method. Guessing has 50 in classification."""
 
 COSTS = """\
-Points of the test score against the plain mean, all five hospitals honest, same seeds. Time and memory: a round of the
-server's mixer with five U-Nets of 2.6 million weights, against the plain mean in the same run."""
+Points of the test score against the plain mean, all five hospitals honest, same seeds. Time (of the processor) and
+memory: a round of the server's mixer with five U-Nets of 2.6 million weights, against the plain mean in the same run."""
 
 STANDS_OUT = """\
 Of whom the summary says that they stand out ([robust.md](../robust.md)), under the plain mean: it is seen even when no
