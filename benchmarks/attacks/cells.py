@@ -194,8 +194,8 @@ WIDE = (
     Block(PROSTATE, ("fedavg", "fedsm"), EVERY_ATTACK, EVERY_DEFENCE, (0, 1, 2), 3),
 )
 SMALLEST = (
-    Block(TINY, ("fedavg",), ("sign flip x10", "scaling x100"), (PLAIN, "median"), (0, 1), 1),
-    Block(TINY, ("adafed",), ("sign flip x10",), (PLAIN, "median"), (0, 1), 1),
+    Block(TINY, ("fedavg",), ("sign flip x10",), (PLAIN, "median"), (0, 1), 1),
+    Block(TINY, ("adafed",), (), (PLAIN, "median"), (0,), 1),
 )
 
 
@@ -261,5 +261,8 @@ def measured(cell: Cell) -> Result:
 
 def _seen(line: Round) -> dict[str, Any]:
     """Return of a round what the record says of the sites' updates."""
-    sites = {site: {"updates": own["updates"], "share": own["share"]} for site, own in line.as_json()["sites"].items()}
-    return {"round": line.round, "sites": sites}
+    told = line.as_json()["sites"]
+    return {
+        "round": line.round,
+        "sites": {site: {key: own[key] for key in ("updates", "share") if key in own} for site, own in told.items()},
+    }

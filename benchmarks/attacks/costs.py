@@ -1,8 +1,8 @@
 """What a defence costs the server: a round of its mixer under each, against the plain mean in the same run.
 
-Five hospitals send the model of a U-Net; every measurement runs in a process of its own. Time: of the processor, from
-the first contribution to the result, the fastest of several rounds. Memory: the peak above what the process held before, with
-contributions made one at a time and handed over. Needs Linux (it forks, and reads the peak from /proc).
+Five hospitals send the model of a U-Net; every measurement runs in a process of its own. Time: the processor's, from
+the first contribution to the result, the fastest of several rounds. Memory: the peak above what the process held
+before, with contributions made one at a time and handed over. Needs Linux (it forks, and reads the peak from /proc).
 """
 
 import json

@@ -368,8 +368,9 @@ before the test, because the shared model had come so far that honest hospitals'
 finite. "refused": the plan refuses this defence for this method. Guessing has 50 in classification."""
 
 COSTS = """\
-Points of the test score against the plain mean, all five hospitals honest, same seeds. Time (of the processor) and
-memory: a round of the server's mixer with five U-Nets of 2.6 million weights, against the plain mean in the same run."""
+Points of the test score against the plain mean, all five hospitals honest, same seeds. Time (the processor's) and
+memory: a round of the server's mixer with five U-Nets of 2.6 million weights, against the plain mean in the same
+run."""
 
 STANDS_OUT = """\
 Of whom the summary says that they stand out ([robust.md](../robust.md)), under the plain mean: it is seen even when no
