@@ -54,6 +54,7 @@ def kept_costs(folder: Path, tiny: bool) -> list[Cost]:
 
 def costs(features: tuple[int, ...], repeats: int) -> list[Cost]:
     """Measure every defence against the plain mean."""
+    UNet(features=SMALL).build(1, 2)  # imports MONAI, once and not in every process
     found = {
         name: (in_a_fork(seconds_of, name, features, repeats), in_a_fork(bytes_of, name, features)) for name in DEFENCES
     }
