@@ -350,7 +350,9 @@ method's default numbers. Written by
 
 Real participants answer the real coordinator in one process; what a bad hospital sends goes through the same acceptance
 as everything else. Which hospital is bad changes with the seed. No number of a method, a defence or an attack was
-chosen by looking at these tables."""
+chosen by looking at these tables; those of training were chosen on undisturbed studies alone. The amplitude attack was
+changed once, because its first form did no harm to an undefended study; Multi-Krum was added to the methods beside
+FedAvg when it had done well there."""
 
 GOAL = """\
 The best defence, one for all attacks, is to keep the honest hospitals' mean test score within {points:.0f} points of
