@@ -214,7 +214,7 @@ def test_statistics_are_as_large_as_the_server_accepts(
 
 
 def test_the_largest_count_that_is_believed() -> None:
-    """It decides how much the liar counts: 1e9 cases are believed, one more is not."""
+    """It decides how much the liar counts: ten million cases are believed, one more is not."""
 
     class Liar(Random):
         def forged(self, turn: Turn, group: str, honest: Any, given: Any) -> Any:
