@@ -19,6 +19,7 @@ WAY = (
     "a bound on the length leaves the way as it is, and a median or a mean of the nearest gives a wrong way of usual "
     "length some weight; where a rule with its own cost is best, that cost comes on top"
 )
+PERSONAL = "personal models are mixed as FedSM says, and no rule takes the place of that"
 NAMED: dict[str, str] = {
     "label flip": "its updates are trained like any other and no longer; only their direction differs, as that of a "
     "hospital with other patients does. Its share of a fifth is what bounds the harm",
@@ -31,7 +32,8 @@ NAMED: dict[str, str] = {
     "inner product, large ε": WAY,
     "sign flip": WAY,
     "sign flip x10": WAY,
-    "expert and selector": "personal models are mixed as FedSM says, and no rule takes the place of that",
+    "scaling x100": PERSONAL,
+    "expert and selector": PERSONAL,
 }
 
 
