@@ -2,10 +2,11 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,3 +100,13 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     with mounted(tmp_path / "disk", "1m") as folder:
         yield folder
+
+
+def slow_but(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """Return the cases of a parameter; those that neither are in `fast` nor begin with a value of it are slow."""
+
+    def of(case: Any) -> Any:
+        values = case if isinstance(case, tuple) else (case,)
+        return case if case in fast or values[0] in fast else pytest.param(*values, marks=pytest.mark.slow)
+
+    return [of(case) for case in cases]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.attacks.cells import SMALLEST, TABLE, WIDE, cells, result_of
+from benchmarks.attacks.cells import SMALLEST, TABLE, WIDE, cells, kept, result_of
 from benchmarks.attacks.table import document
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,15 +48,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_cells(blocks: tuple, folder: Path, minutes: float | None) -> int:
     """Run what is not done yet; returns how many cells are left."""
-    every, started = list(cells(blocks)), time.monotonic()
+    every, started, left = list(cells(blocks)), time.monotonic(), 0
     for number, cell in enumerate(every, 1):
-        if minutes is not None and time.monotonic() - started >= 60 * minutes:
-            return len(every) - number + 1
+        over = minutes is not None and time.monotonic() - started >= 60 * minutes
+        if over and not kept(cell, folder):
+            left += 1
+            continue
         result = result_of(cell, folder)
         score = "–" if result.score is None else f"{100 * result.score:.1f}"
         what = f"{cell.setting.title}, {cell.method}, {cell.attack}, {cell.bad} bad, {cell.defence}, seed {cell.seed}"
         print(f"{number}/{len(every)} {what}: {score}", file=sys.stderr, flush=True)
-    return 0
+    return left
 
 
 if __name__ == "__main__":

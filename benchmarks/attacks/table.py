@@ -1,9 +1,10 @@
 """docs/results/attacks.md, made of the cells that are done."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from benchmarks.attacks.attackers import ATTACKS
 from benchmarks.attacks.cells import DEFENCES, HONEST, PLAIN, SITES, Block, Cell, Result, Setting, cells, kept
@@ -14,11 +15,34 @@ POINTS = 3.0  # of the score, that the best defence may lose
 MOST_SEEDS = 9
 PATCHED = 10.0  # points, by which the patch may succeed more often than in the undisturbed federation
 # Where the goal may be missed, and why; what misses it and does not stand here makes the command exit with 1.
-NAMED: dict[str, str] = {}
+WAY = (
+    "a bound on the length leaves the way as it is, and a median or a mean of the nearest gives a wrong way of usual "
+    "length some weight; where a rule with its own cost is best, that cost comes on top"
+)
+PERSONAL = "personal models are mixed as FedSM says, and no rule takes the place of that"
+NAMED: dict[str, str] = {
+    "label flip": "its updates are trained like any other and no longer; only their direction differs, as that of a "
+    "hospital with other patients does. Its share of a fifth is what bounds the harm",
+    "backdoor": "scores stay, and the patch works: it is learned where honest updates leave room, by updates of usual "
+    "length and direction, and no rule here looks for it",
+    "backdoor, replacing the model": "its update is cut to the usual length or left out while it is long; what comes "
+    "through is the backdoor above",
+    "a little is enough": "it is made to stay within the spread of honest updates, where every rule takes it for one",
+    "inner product, ε = 0.5": WAY,
+    "inner product, large ε": WAY,
+    "sign flip": WAY,
+    "sign flip x10": WAY,
+    "scaling x100": PERSONAL,
+    "expert and selector": PERSONAL,
+}
 
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+def _signed(points: float) -> str:
+    return f"{round(points, 1) + 0.0:+.1f}"  # no -0.0
 
 
 @dataclass(frozen=True)
@@ -156,6 +180,17 @@ def attacks_table() -> list[str]:
     )
 
 
+def settings_table(done: Done) -> list[str]:
+    """Return the numbers of the studies."""
+    settings = {cell.setting.title: cell.setting for cell in done.cells}
+    rows = [(one.title, _numbers(one.task), _numbers(one.network), _numbers(one.training)) for one in settings.values()]
+    return rows_of(("study", "task", "network", "training"), rows)
+
+
+def _numbers(section: Mapping[str, Any]) -> str:
+    return ", ".join(str(value) if key == "name" else f"{key} {value}" for key, value in section.items())
+
+
 def scores_table(done: Done, setting: Setting, method: str, bad: int) -> list[str]:
     """Return attacks by defences for one method and number of bad hospitals."""
     found = done.where(lambda cell: (cell.setting, cell.method, cell.bad) == (setting, method, bad))
@@ -194,7 +229,7 @@ def costs_table(done: Done, measured: Sequence[Cost]) -> list[str]:
 
 
 def _points(one: Compared) -> str:
-    return "refused" if one.refused else "ended" if one.ended else f"{-one.loss:+.1f}"
+    return "refused" if one.refused else "ended" if one.ended else _signed(-one.loss)
 
 
 # ---------------------------------------------------------------------------------------------------- the goal
@@ -232,7 +267,7 @@ def goal_table(done: Done) -> tuple[list[str], list[Compared]]:
 def _why(one: Compared) -> str:
     if one.ended:
         return f"{one.ended} of {len(one.results)} studies ended"
-    points = f"{-one.loss:+.1f} points, {-one.cost:+.1f} without an attacker"
+    points = f"{_signed(-one.loss)} points, {_signed(-one.cost)} without an attacker"
     return f"{points}, patch {one.patched_gain:+.0f}" if "backdoor" in one.cell.attack else points
 
 
@@ -261,6 +296,9 @@ def document(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple
     done = Done(blocks, folder)
     goal, missed = goal_table(done)
     unnamed = sorted({f"{one.cell.attack} on {one.cell.method}" for one in missed if one.cell.attack not in NAMED})
+    reasons = [f"- **{name}**: {why}" for name, why in NAMED.items() if any(one.cell.attack == name for one in missed)]
+    if unnamed:
+        reasons.append(f"- **{', '.join(unnamed)}**: no reason is known; more seeds will tell whether it is chance")
     seconds = sum(result.seconds for result in done.results.values())
     packages = {result.package for result in done.results.values()}
     left = len(done.all) - len(done.cells)
@@ -272,6 +310,9 @@ def document(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple
         "",
         *INTRODUCTION.format(state=state, points=POINTS, patched=PATCHED).splitlines(),
         "",
+        "## The studies",
+        "",
+        *settings_table(done),
         "## The attacks",
         "",
         *attacks_table(),
@@ -280,7 +321,7 @@ def document(blocks: Sequence[Block], folder: Path, tiny: bool = False) -> tuple
         *GOAL.format(points=POINTS, patched=PATCHED).splitlines(),
         "",
         *goal,
-        *(f"- **{name}**: {why}" for name, why in NAMED.items() if any(one.cell.attack == name for one in missed)),
+        *reasons,
         "",
         "## Scores of the honest hospitals",
         "",
@@ -307,26 +348,33 @@ method's default numbers. Written by
 
     python -m benchmarks.attacks --write
 
-{state}. Real participants answer the real coordinator in one process; what a bad hospital sends goes through the same
-acceptance as everything else. Which hospital is bad changes with the seed. No number of a method, a defence or an
-attack was chosen by looking at these tables."""
+{state}.
+
+Real participants answer the real coordinator in one process; what a bad hospital sends goes through the same acceptance
+as everything else. Which hospital is bad changes with the seed. No number of a method, a defence or an attack was
+chosen by looking at these tables; those of training were chosen on undisturbed studies alone. The amplitude attack was
+changed once, because its first form did no harm to an undefended study; Multi-Krum was added to the methods beside
+FedAvg when it had done well there."""
 
 GOAL = """\
 The best defence, one for all attacks, is to keep the honest hospitals' mean test score within {points:.0f} points of
 what the same hospitals have in the undisturbed federation (all five honest, plain mean), and the backdoor's patch from
 succeeding {patched:.0f} points more often than there. Best is the defence under which most attacks are held; it is
-chosen on the same studies, so what it keeps is a little flattered. With two or three seeds and some 200 test images a
-seed, a point or two is chance."""
+chosen on the same studies, so what it keeps is a little flattered. With at most three seeds of some 200 test images
+each, three points are within chance: look at the tables below for what is large. Beside each miss stands what the same
+defence loses at the same hospitals without an attacker. AdaFed takes no mean over hospitals, so that no rule can take
+its place; it is as the column "plain mean" shows it."""
 
 SCORES = """\
 Mean test score in % of the honest hospitals over the seeds. For backdoors, after the semicolon: how many in a hundred
 of their test images of the other class the patch makes their models call the target class. "ended": the study ended
-before the test, as a rule because the shared model was no longer finite at honest hospitals. "refused": the plan
-refuses this defence for this method. Guessing has 50 in classification."""
+before the test, because the shared model had come so far that honest hospitals' answers were out of range or not
+finite. "refused": the plan refuses this defence for this method. Guessing has 50 in classification."""
 
 COSTS = """\
-Points of the test score against the plain mean, all five hospitals honest, same seeds. Time and memory: a round of the
-server's mixer with five U-Nets of 2.6 million weights, against the plain mean in the same run."""
+Points of the test score against the plain mean, all five hospitals honest, same seeds. Time (the processor's) and
+memory: a round of the server's mixer with five U-Nets of 2.6 million weights, against the plain mean in the same
+run."""
 
 STANDS_OUT = """\
 Of whom the summary says that they stand out ([robust.md](../robust.md)), under the plain mean: it is seen even when no

@@ -14,7 +14,7 @@ import pytest
 
 from medsilo.flare.jobs import write_job
 from medsilo.runs.record import Record
-from tests.conftest import make_plan
+from tests.conftest import make_plan, slow_but
 from tests.secure.consortium import wait_until
 
 LONG = "training.rounds=2000"
@@ -70,7 +70,7 @@ def killed(process: subprocess.Popen, sign: signal.Signals, folder: Path, most: 
     return (folder / "said.txt").read_text()
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sign", slow_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGKILL]))
 @pytest.mark.parametrize("moment", ["before the sites are there", pytest.param("in a round", marks=pytest.mark.slow)])
 def test_the_simulator_ends_with_its_command(sign: signal.Signals, moment: str, tmp_path: Path) -> None:
     write_job(tmp_path / "job", make_plan("fedavg", LONG))
@@ -86,7 +86,7 @@ def test_the_simulator_ends_with_its_command(sign: signal.Signals, moment: str, 
         assert process.returncode == 130 and "what was finished is kept" in said and "Traceback" not in said
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sign", slow_but([signal.SIGKILL], [signal.SIGTERM, signal.SIGKILL]))
 @pytest.mark.parametrize("engine", ["inprocess", pytest.param("simulator", marks=pytest.mark.slow)])
 def test_the_runs_of_a_comparison_end_with_it(sign: signal.Signals, engine: str, tmp_path: Path) -> None:
     arguments = ["--task", "synthetic-activity", "--methods", "local,fedavg", "--seeds", "0", "--set", LONG]

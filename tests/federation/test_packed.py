@@ -31,6 +31,7 @@ def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[
     return python, environment
 
 
+@pytest.mark.slow
 def test_bare_simulator_runs_a_packed_job(foreign_python: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     python, environment = foreign_python
     plan = make_plan("fedbn")

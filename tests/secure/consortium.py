@@ -91,7 +91,7 @@ class Consortium:
         """Wait until all are connected."""
         session = self.session()
         try:
-            wait_until(lambda: len(session.get_system_info().client_info) == len(self.hospitals), 60, "hospitals")
+            wait_until(lambda: len(session.get_system_info().client_info) == len(self.hospitals), 120, "hospitals")
         finally:
             session.close()
 
@@ -158,7 +158,7 @@ class Consortium:
 
     def session(self) -> Session:
         """The lead's session with the server, as soon as it answers."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while True:
             try:
                 return new_secure_session(LEAD, str(self.kit(LEAD)), timeout=5.0)

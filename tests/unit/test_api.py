@@ -146,6 +146,7 @@ def test_a_run_without_a_folder_goes_when_its_result_goes() -> None:
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_both_engines_give_the_same_numbers(small: medsilo.Run, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(medsilo.__file__).parents[1]))
     other = medsilo.run(small.plan, engine="simulator", folder=tmp_path / "run", device="cpu")

@@ -5,15 +5,21 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import slow_but
 from tests.digests import CASES, FILE, left_by, this_processor
 
 KNOWN: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
-IN_EVERY_RUN = [case for case in CASES if "synthetic-prostate" not in case]
+IN_EVERY_RUN = [
+    *(f"{method}, synthetic-histology" for method in ("fedavg", "scaffold", "ditto", "harmofl", "adafed", "fedsm")),
+    "fedsm, ditto",
+    "fedbn, both halves",
+    "adafed, refreshed",
+    "fedavg, bfloat16",
+    "harmofl, unseen",
+]
 
 
-@pytest.mark.parametrize(
-    "case", [case if case in IN_EVERY_RUN else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize("case", slow_but(IN_EVERY_RUN, CASES))
 def test_the_same_numbers_as_before(case: str) -> None:
     found, known = left_by(case), KNOWN["cases"][case]
     assert found["sizes"] == pytest.approx(known["sizes"], rel=0.02)

@@ -297,7 +297,7 @@ def test_impossible_moments_are_refused(tmp_path: Path) -> None:
         return [(site, reply)]
 
     study = Study(planned(*GO_ON, MOMENTS), tmp_path / "run", script)
-    assert "moments/second_0 is below 0" in study.run().sites[C].missed[1]
+    assert "only 0 to 1e+12 is possible there" in study.run().sites[C].missed[1]
 
 
 # ---------------------------------------------------------------------------------------------------- the super model

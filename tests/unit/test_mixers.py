@@ -632,9 +632,13 @@ print((most_held() - before) / PARCEL)
 @pytest.mark.parametrize(
     ("kind", "sites", "parcels"),
     [
-        ("WeightedMean", 40, 1 + 1 + 1),  # the last mean, the mean so far, the parcel that arrives
-        ("FedAdam", 40, 1 + 1 + 1),  # the optimizer's two vectors lie on the disk
-        ("SoftPull", 8, 8 + 1 + 1),  # every site's model, the parcel that arrives, its copy
+        pytest.param(
+            "WeightedMean", 40, 1 + 1 + 1, marks=pytest.mark.slow
+        ),  # the last mean, the mean so far, the parcel that arrives
+        pytest.param("FedAdam", 40, 1 + 1 + 1, marks=pytest.mark.slow),  # the optimizer's two vectors lie on the disk
+        pytest.param(
+            "SoftPull", 8, 8 + 1 + 1, marks=pytest.mark.slow
+        ),  # every site's model, the parcel that arrives, its copy
         ("SimilarityMix", 8, 8 + 1 + 1),
         ("Identity", 8, 8 + 1),
     ],

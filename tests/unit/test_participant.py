@@ -27,11 +27,12 @@ from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
-from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan, mounted
+from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan, mounted, slow_but
 
 A = SITES[0]
 CPU = SiteSettings(device="cpu")
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
+KINDS = ["fedavg", "apfl", "scaffold"]  # one of each kind
 EVERY = [
     *[(method, []) for method in [*PLAIN, *PERSONAL]],
     ("apfl", ["algorithm.adaptive=true"]),
@@ -46,7 +47,7 @@ EVERY = [
     ("scaffold", []),
     ("moon", []),
 ]
-every_method = pytest.mark.parametrize(("method", "changes"), EVERY, ids=lambda part: str(part)[:40])
+every_method = pytest.mark.parametrize(("method", "changes"), slow_but(KINDS, EVERY), ids=lambda part: str(part)[:40])
 
 
 def planned(method: str, changes: list[str], rounds: int = 4) -> Plan:
@@ -488,7 +489,7 @@ def stop_and_resume(plan: Plan, folder: Path, *stops: int) -> None:
     assert inprocess.run(plan, folder=folder, resume=True).summary.status == "finished"
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(["scaffold", "harmofl", "adafed", "fedsm"], METHODS))
 def test_a_study_that_stopped_in_its_first_round_goes_on(
     method: str, tmp_path: Path, whole: Callable[[Plan], Path]
 ) -> None:

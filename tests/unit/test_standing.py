@@ -144,6 +144,14 @@ def test_who_points_away_is_named_in_calm_words():
     assert heavy.startswith("b makes up 98% of the mean, by the number of cases that it gives")
 
 
+def test_two_who_share_the_mean_are_both_named():
+    """Neither makes up most of it; each does beside what is usual."""
+    shares = {"a": 0.5, "b": 0.5, "c": 1e-6, "d": 2e-6, "e": 1e-6}
+    sites = {name: SiteRound(share=share) for name, share in shares.items()}
+    rounds = [Round(round=number, asked=list(shares), answered=list(shares), sites=sites) for number in (1, 2, 3)]
+    assert sorted(standing_out(rounds)) == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     "rounds",
     [

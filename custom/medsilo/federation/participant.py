@@ -24,7 +24,7 @@ from medsilo.course.group import views
 from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase
 from medsilo.course.workbench import Workbench
-from medsilo.federation.accepting import same_layout
+from medsilo.federation.accepting import check_ranges, same_layout
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
 from medsilo.federation.protection import Protection
@@ -135,6 +135,7 @@ class Participant:
         train_loss = self._train(number, phase, stop)
         metrics["train_loss"] = _number(train_loss)
         self.state.refuse_divergence(number)
+        self._refuse_impossible(number, phase)
         if self.sealed:
             self.sealed.check(asked, phase, self.state.modules)
         self.state.done = number
@@ -148,6 +149,16 @@ class Participant:
         if self.sealed:
             told["sealing"], given = self.sealed.seal(asked, phase, given, samples)
         return {"samples": samples, **told}, given
+
+    def _refuse_impossible(self, number: int, phase: Phase) -> None:
+        """Raise Refused for numbers that the server would refuse, while the reason is still known."""
+        if not phase.trains:
+            return
+        for own in phase.sent:
+            try:
+                check_ranges(own.name, own.of(self.state.modules), own.ranges(self.state.modules, self.plan.task))
+            except Refused as error:
+                raise Refused(f"training diverged in round {number}: {error}; lower the learning rate") from error
 
     def _deliver(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         """Take over and validate the outcome of the last round."""

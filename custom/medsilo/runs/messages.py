@@ -17,7 +17,7 @@ from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.runs.schema import LARGEST
 
-MOST_CASES = 1_000_000_000
+MOST_CASES = 10_000_000  # of one site
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
 Task = Literal["join", "agree", "offer", "round", "confirm", "unmask", "deliver", "test"]

@@ -6,7 +6,8 @@ A round counts when the site's update
   as there are few pairs where hospitals are few. Where the others don't agree, as with very different hospitals,
   nobody can be told apart by direction;
 - is long: its norm is more than LONG times the median of the others';
-- weighs much: the site makes up more than HEAVY of a mean over three sites or more.
+- weighs much: of three sites or more, it makes up more than HEAVY of the mean, or more than MUCH times as much as the
+  median of the others.
 
 A site stands out when at least FEWEST rounds, and more than OFTEN of those that it is part of, count.
 """
@@ -16,7 +17,7 @@ from statistics import median
 
 from medsilo.runs.schema import Round
 
-AWAY, AGREE, DOUBT, LONG, HEAVY = -0.2, 0.1, 0.2, 10.0, 0.75
+AWAY, AGREE, DOUBT, LONG, HEAVY, MUCH = -0.2, 0.1, 0.2, 10.0, 0.75, 100.0
 FEWEST, OFTEN = 3, 0.5
 ASK = "ask what differs there before you trust this model"
 # What one round says of a site in one of its groups: a number where it counts, else None.
@@ -68,8 +69,11 @@ def _long(line: Round, site: str, group: str) -> float | None:
 
 
 def _heavy(line: Round, site: str, group: str) -> float | None:
-    share = line.sites[site].share
-    return share if share is not None and share > HEAVY and len(line.sites) > 2 else None
+    shares = {name: told.share for name, told in line.sites.items() if told.share is not None}
+    others = [share for name, share in shares.items() if name != site]
+    if site not in shares or len(others) < 2:
+        return None
+    return shares[site] if shares[site] > min(HEAVY, MUCH * median(others)) else None
 
 
 def _pointing_away(cosines: Sequence[float], rounds: int) -> str:
