@@ -70,7 +70,8 @@ def killed(process: subprocess.Popen, sign: signal.Signals, folder: Path, most: 
     return (folder / "said.txt").read_text()
 
 
-@pytest.mark.parametrize("sign", slow_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGKILL]))
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before the sites are there", pytest.param("in a round", marks=pytest.mark.slow)])
 def test_the_simulator_ends_with_its_command(sign: signal.Signals, moment: str, tmp_path: Path) -> None:
     write_job(tmp_path / "job", make_plan("fedavg", LONG))

@@ -16,6 +16,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
@@ -106,6 +107,7 @@ class Cells:
     def stop(self) -> None:
         for cell in (self.site, self.job, self.server):
             cell.core_cell.stop()
+            CoreCell.ALL_CELLS.pop(cell.get_fqcn(), None)  # else other tests' sessions would find this server
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,8 @@ def book(tmp_path: Path) -> Book:
 
 
 def run(folder: Path, data: Path, *changes: str, **settings: object) -> Summary:
-    own = make_settings({"device": "cpu", "data": data, **settings}, "x")
+    source = {"folder": str(data), "split": 1}  # who is in which part is drawn otherwise
+    own = make_settings({"device": "cpu", "data": source, **settings}, "x")
     return inprocess.run(parse_plan(STUDY, changes), folder=folder, settings=own).summary
 
 

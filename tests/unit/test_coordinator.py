@@ -207,7 +207,7 @@ FALSE = {
     "no package": (change_facts(package=None), "install the same package at both"),
     "no samples": (samples(0), "its samples: 0 is out of range; it must be at least 1"),
     "negative samples": (samples(-5), "its samples: -5 is out of range; it must be at least 1"),
-    "too many samples": (samples(10**12), "its samples: 1000000000000 is out of range; it must be at most 1000000000"),
+    "too many samples": (samples(10**12), "its samples: 1000000000000 is out of range; it must be at most 10000000"),
     "half a sample": (samples(1.5), "its samples: 1.5 is not a whole number"),
     "true samples": (samples(True), "its samples: True is not a whole number"),
     "samples in words": (samples("30"), "its samples: '30' is not a whole number"),

@@ -25,7 +25,7 @@ from medsilo.plan import Plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
-from tests.conftest import SITES, make_plan, slow_but
+from tests.conftest import SITES, make_plan
 from tests.unit.test_participant import SMALL, Server, assert_same_run
 from tests.unit.trainers import Fragile, Hungry, Troubled
 
@@ -89,7 +89,8 @@ def test_a_killed_trainer_costs_its_round_and_the_numbers_are_the_same(tmp_path:
     assert_same_run(folder, tmp_path / "plain")
 
 
-@pytest.mark.parametrize("rule", slow_but(["stop"], ["wait", "stop"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["wait", "stop"])
 def test_a_killed_trainer_is_asked_again_and_costs_nothing(rule: str, tmp_path: Path, isolated_site: Sites) -> None:
     plan = make_plan("fedbn", *SMALL, f"participation.when_missing={rule}", "training.rounds=3", sites=[A, B])
     sites = {A: isolated_site(plan), B: isolated_site(plan, B, kind=Fragile)}
