@@ -160,6 +160,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.slow
 def test_a_missing_import_ends_in_seconds_with_the_cause(tmp_path: Path) -> None:
     job = plan_job(tmp_path, make_plan())
     (job / CUSTOM).mkdir()

@@ -15,7 +15,7 @@ CLEAR = ["transport.sealing_clear=[statistics]"]
 @pytest.mark.parametrize(
     "method, mode, threads",
     [
-        ("fedavg", "pairwise", None),
+        pytest.param("fedavg", "pairwise", None, marks=pytest.mark.slow),
         pytest.param("adafed", "group", 1, marks=pytest.mark.slow),
         pytest.param("adafed", "pairwise", None, marks=pytest.mark.slow),
         pytest.param("fedsm", "pairwise", None, marks=pytest.mark.slow),

@@ -14,8 +14,8 @@ from tests.unit.test_tracking import curves_of
 
 CPU = SiteSettings(device="cpu")
 # A few methods that need most are tried at every change, one of each kind with the slow tests, all before a release.
-FIRST = ["adafed", "fedsm-extra"]
-KINDS = ["fedavg", "scaffold", "harmofl", "fedbn", "moon", "apfl", "pfedme", "f-adafed"]
+FIRST = ["fedsm-extra"]
+KINDS = ["adafed", "fedavg", "scaffold", "harmofl", "fedbn", "moon", "apfl", "pfedme", "f-adafed"]
 MARKS = {method: pytest.mark.slow if method in KINDS else pytest.mark.long for method in METHODS}
 BY_KIND = [method if method in FIRST else pytest.param(method, marks=MARKS[method]) for method in METHODS]
 FROM_DISK = ["adafed", "fedsm-extra"]

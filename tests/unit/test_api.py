@@ -235,6 +235,7 @@ def test_the_pages_code_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> No
     assert known["page"].is_file() and isinstance(known["model"], torch.nn.Module)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
     notebook = nbformat.read(root / "docs/notebook.ipynb", as_version=4)
     nbformat.validate(notebook)

@@ -45,6 +45,7 @@ def test_made_up_sites_go_through_a_whole_study(sync: str, bench: Bench) -> None
 
 
 @linux
+@pytest.mark.slow
 def test_what_fedsm_costs_a_site(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     fedsm = bench("fedsm")
     monkeypatch.setattr(fedsm, "PAPER", {**fedsm.PAPER, "features": [4, 8]})
@@ -69,6 +70,7 @@ def test_what_adafed_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
     assert 0 <= used <= bound + adafed.SLACK
 
 
+@pytest.mark.slow
 def test_what_harmofl_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     harmofl = bench("harmofl")
     for name, value in {"BATCHES": ((2, 3, 12, 12),), "REPEATS": 1, "STEPS": 1}.items():
