@@ -13,8 +13,8 @@ import pytest
 
 from medsilo.federation import inprocess
 from medsilo.plan import parse_plan
-from tests.conftest import slow_but
 
+pytestmark = pytest.mark.slow
 SEEDS = [0, 1, 2]
 CHANCE = 1 / 6
 THREE, SIX = 3, 6
@@ -52,12 +52,12 @@ def accuracy(design: str, method: str, seed: int) -> float:
     return mean(scores(design, method, seed).values())
 
 
-every_seed = pytest.mark.parametrize("seed", slow_but([], SEEDS))
+every_seed = pytest.mark.parametrize("seed", SEEDS)
 
 
 # ---------------------------------------------------------------------------------------------------- alike
 @every_seed
-@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedprox", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
 def test_where_sites_are_alike_averaging_is_as_good_as_pooling(method: str, seed: int) -> None:
     """Measured: at most 0.3 points below Central, which has all the data in one place; every site at 99 or more."""
     assert accuracy("alike", method, seed) > accuracy("alike", "central", seed) - 0.02
