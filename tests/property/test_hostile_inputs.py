@@ -28,15 +28,19 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, load_yaml, save_tensors
 from medsilo.core.memory import most_held
 from medsilo.core.text import LONGEST
+from medsilo.course.group import views
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
+from medsilo.federation.accepting import Acceptance
+from medsilo.federation.participant import Participant
 from medsilo.plan import load_plan, parse_plan
+from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings, read_settings
 from medsilo.tasks.published.public_files import read_labels
 from medsilo.tasks.scans import read_scan
 from medsilo.tasks.volumes import Volume, read_mask, write_volume
-from tests.conftest import make_plan
+from tests.conftest import SITES, make_plan
 from tests.unit.test_predict import make_super_model
 
 INPUTS = int(os.environ.get("HOSTILE_INPUTS", "2000"))
@@ -235,6 +239,44 @@ def test_consortia(place: Path, data: st.DataObject) -> None:
 def test_any_text_as_yaml(text: str) -> None:
     with one_line_at_most():
         load_yaml(text)
+
+
+# ---------------------------------------------------------------------------------------------------- messages
+Spoken = list[tuple[Parcel, Parcel]]  # what was asked, and the honest answer
+PLAN = make_plan("fedavg", "training.rounds=1")
+
+
+@pytest.fixture(scope="module")
+def spoken(place: Path) -> Spoken:
+    site = Participant(PLAN, SITES[0], SITES, SiteSettings(device="cpu"), place / "study/sites" / SITES[0])
+    given = views(PLAN.course.phases[0].given, PLAN.build_networks())
+    asked = [
+        Request(task=task, round=number, study="study", plan=PLAN.hash, sites=tuple(SITES), package=PLAN.code)
+        for task, number in (("join", 0), ("round", 1), ("deliver", 1), ("test", 1))
+    ]
+    sent = [one.parcel(given if one.task in ("round", "deliver") else {}) for one in asked]
+    return [(one, site.answer(one)) for one in sent]
+
+
+@hostile(0.2)
+@given(st.data())
+def test_answers_of_a_site(spoken: Spoken, data: st.DataObject) -> None:
+    asked, answer = data.draw(st.sampled_from(spoken))
+    told = {"facts": answer.facts, "metrics": answer.metrics, "samples": {"": answer.samples}}
+    part = data.draw(st.sampled_from(sorted(told)))
+    told[part] = data.draw(changed(told[part]).filter(lambda value: isinstance(value, dict)))
+    parcel = Parcel(answer.groups, told["facts"], told["samples"].get("", 0), told["metrics"])
+    acceptance = Acceptance(PLAN, "study", SITES, SITES)
+    with one_line_at_most():
+        acceptance.accept(SITES[0], parcel, (asked.facts["task"], asked.facts["round"]), ())
+
+
+@hostile(0.1)
+@given(st.data())
+def test_what_a_server_asks(spoken: Spoken, data: st.DataObject) -> None:
+    asked, _ = data.draw(st.sampled_from(spoken))
+    with one_line_at_most():
+        Request.read(data.draw(changed(asked.facts)))
 
 
 # ---------------------------------------------------------------------------------------------------- images
