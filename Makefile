@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # Tests run in three processes, one thread each: half of a federation's time is waiting.
 PARALLEL := -n 3 --dist loadgroup
 test test-slow test-long: export OMP_NUM_THREADS = 1
+# They start hundreds of processes, which share what one of them compiled.
+test test-slow test-long: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo jobs test test-slow test-long bench screenshots docs-tables clean
 

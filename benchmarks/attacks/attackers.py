@@ -42,7 +42,7 @@ class Turn:
 
 
 class Attack:
-    """What bad hospitals do; made anew for every study, so that it may remember the rounds before."""
+    """An attack by some hospitals; made anew for every study, so that it may remember the rounds before."""
 
     name: ClassVar[str]
     does: ClassVar[str]  # for the table of attacks

@@ -1,4 +1,4 @@
-"""Which studies are run, and what is kept of each: one JSON file per cell, so that a run can go on where it ended."""
+"""Choose the studies to run; keep the result of each in a JSON file, so that a run can go on where it ended."""
 
 import hashlib
 import json
@@ -138,7 +138,7 @@ def _values(setting: Setting) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Result:
-    """What is kept of a cell."""
+    """The result of a cell, as it is kept."""
 
     score: float | None = None  # mean test score of the honest hospitals
     sites: Mapping[str, float] | None = None  # of each

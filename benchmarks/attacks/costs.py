@@ -1,4 +1,4 @@
-"""What a defence costs the server: a round of its mixer under each, against the plain mean in the same run.
+"""Measure the cost of a defence at the server: a round of its mixer under each, against the plain mean in the same run.
 
 Five hospitals send the model of a U-Net; every measurement runs in a process of its own. Time: the processor's, from
 the first contribution to the result, the fastest of several rounds. Memory: the peak above what the process held
@@ -33,7 +33,7 @@ LARGE, SMALL = (32, 64, 128, 256, 512), (4, 8)  # features of the U-Net
 
 @dataclass(frozen=True)
 class Cost:
-    """Times and memory of the plain mean."""
+    """Seconds and bytes of a defence, as multiples of the plain mean's."""
 
     defence: str
     seconds: float

@@ -31,7 +31,7 @@ CPU = SiteSettings(device="cpu")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a study for the honest hospitals."""
+    """The result of a study for its honest hospitals."""
 
     score: float | None  # mean test score; None: the study ended before the test
     sites: dict[str, float]  # test score by honest hospital

@@ -1,4 +1,4 @@
-"""docs/results/attacks.md, made of the cells that are done."""
+"""Write docs/results/attacks.md from the cells that are done."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from medsilo.core.errors import PlanError, YamlError
 from medsilo.core.files import dump_yaml, is_safe_name, load_yaml
 from medsilo.core.package import package_facts
-from medsilo.core.section import SHOWN, Section, checked, in_words
+from medsilo.core.section import SHOWN, Section, added, checked, in_words
 from medsilo.core.text import plain
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.group import Group, views
@@ -167,42 +167,36 @@ class TransportSettings(Section):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
     )
-    sealing: Sealing = Field(
+    sealing: Sealing = added(
         "none",
-        exclude_if=lambda value: value == "none",
         description="whether hospitals send what the server cannot read ([privacy.md](privacy.md)). `pairwise`: it "
         "learns sums only. `group`: it learns nothing, as long as no hospital helps it",
     )
-    sealing_threshold: int | None = Field(
+    sealing_threshold: int | None = added(
         None,
         ge=2,
         le=256,
-        exclude_if=lambda value: value is None,
         description="of `pairwise`: how many hospitals have to stay until a round is opened, and one more than may "
         "help the server without learning more; `null`: half of them and one",
     )
-    sealing_confirm: bool = Field(
+    sealing_confirm: bool = added(
         True,
-        exclude_if=lambda value: value is True,
         description="of `pairwise`: hospitals first sign whose numbers are added, against a server that lies",
     )
-    sealing_bits: Literal[32, 64] = Field(
+    sealing_bits: Literal[32, 64] = added(
         64,
-        exclude_if=lambda value: value == 64,
         description="bits of a sealed number: 64, twice the bytes, or 32, with fewer digits",
     )
-    sealing_bound: float | None = Field(
+    sealing_bound: float | None = added(
         None,
         gt=0,
         le=1e12,
-        exclude_if=lambda value: value is None,
         description="the largest number that is sealed, whatever its sign; a hospital with a larger one is refused. "
         "`null`: 65536 with 64 bits, 64 with 32",
     )
-    sealing_clear: tuple[str, ...] = Field(
+    sealing_clear: tuple[str, ...] = added(
         (),
         max_length=16,
-        exclude_if=lambda value: not value,
         description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, as "
         "AdaFed's `statistics`",
     )
@@ -327,7 +321,7 @@ class Plan(Section):
     network: Annotated[SerializeAsAny[Network], _made_by(NETWORKS)] = Field(None)  # type: ignore[assignment]  # by default the task's own
     training: Training = Training()
     participation: Participation
-    mixing: Mixing = Field(Mixing(), exclude_if=lambda mixing: mixing == Mixing())
+    mixing: Mixing = added(Mixing())
     transport: TransportSettings = TransportSettings()
     tracking: Tracking = Tracking()
     seed: int = Field(0, ge=0, lt=2**32, description="decides everything random")
@@ -336,9 +330,8 @@ class Plan(Section):
         description="what the plan's numbers follow; it is stated in every output. A plan that contradicts its "
         "protocol is refused (HarmoFL, FedSM)",
     )
-    packages: dict[str, OutsidePackage] = Field(
+    packages: dict[str, OutsidePackage] = added(
         {},
-        exclude_if=lambda packages: not packages,
         description="installed packages that bring the method, task or network, where these are not medsilo's own; "
         "filled in by itself: version and hash of each ([extend.md](extend.md))",
     )

@@ -67,12 +67,15 @@ class Memory:
 def study(
     consortium: Consortium, folder: Path, name: str, rounds: int, lies: Mapping[str, str]
 ) -> tuple[Summary, Memory, Path]:
-    """Run a study with lies, fetch it; its summary, the memory at the server, and what was fetched."""
+    """Run a study in which the third hospital lies, and fetch it.
+
+    Return its summary, the memory at the server, and what was fetched.
+    """
     (folder / LIES).write_text(json.dumps(lies))
     write_job(folder / name, make_plan("fedavg", f"training.rounds={rounds}", *GO_ON), study=name)
     record = Record(consortium.kit(SERVER) / "medsilo" / name)
     kit = consortium.kit(LEAD)
-    with Memory(consortium, record) as memory:
+    with dishonest(consortium, folder), Memory(consortium, record) as memory:
         job = lead.submit(folder / name, kit, print)
         assert ended(kit, job) == "FINISHED:COMPLETED"
     assert cli.main(["fetch", job, "--kit", str(kit), "--out", str(folder / "runs")]) == 0
@@ -91,8 +94,7 @@ def test_no_answer_of_one_hospital_ends_or_fills_a_study(consortium: Consortium,
         "deliver": "accuracy 7.5",
         "test": "no test cases",
     }
-    with dishonest(consortium, tmp_path):
-        summary, memory, fetched = study(consortium, tmp_path, "lies", 8, lies)
+    summary, memory, fetched = study(consortium, tmp_path, "lies", 8, lies)
     assert summary.status == "finished" and summary.rounds.done == 8
     assert [summary.sites[site].contributed for site in SITES] == [8, 8, 3]
     told = {
@@ -126,8 +128,7 @@ def test_other_lies(consortium: Consortium, tmp_path: Path) -> None:
         "deliver": "long text",
         "test": "huge test",
     }
-    with dishonest(consortium, tmp_path):
-        summary, _, fetched = study(consortium, tmp_path, "other-lies", 2, lies)
+    summary, _, fetched = study(consortium, tmp_path, "other-lies", 2, lies)
     assert summary.status == "finished"
     assert [summary.sites[site].contributed for site in SITES] == [2, 2, 0]
     assert set(summary.sites[LIAR].missed_ends) == {"join", "deliver", "test"}

@@ -105,9 +105,14 @@ def test_resume_says_in_one_line_what_is_damaged(
 ) -> None:
     shutil.copytree(stopped, tmp_path / "run")
     FOR_RESUME[name](tmp_path / "run")
-    assert main(["resume", str(tmp_path / "run"), "--device", "cpu"]) == 1
+    assert_refused(["resume", str(tmp_path / "run"), "--device", "cpu"], capsys)
+
+
+def assert_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A command ends with one line of ours."""
+    assert main(command) == 1
     told = capsys.readouterr().err
-    assert told.startswith("medsilo: ") and told.count("\n") == 1 and "Traceback" not in told
+    assert told.startswith("medsilo: ") and told.count("\n") == 1
 
 
 def test_a_whole_run_is_resumed(stopped: Path, tmp_path: Path) -> None:
@@ -133,9 +138,7 @@ def test_report_says_in_one_line_what_is_damaged(
 ) -> None:
     shutil.copytree(finished, tmp_path / "run")
     FOR_REPORT[name](tmp_path / "run")
-    assert main(["report", str(tmp_path / "run")]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("medsilo: ") and told.count("\n") == 1
+    assert_refused(["report", str(tmp_path / "run")], capsys)
 
 
 def test_a_report_shows_no_control_characters_and_stays_small(finished: Path, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from medsilo.check.result import Cell, Finding, Table, size
+from medsilo.check.result import Cell, Finding, Table
 from medsilo.core.coarse import Resolution
+from medsilo.core.text import size_text
 from medsilo.federation.evaluation import MOST
 from medsilo.federation.limits import asked_of, learning_per_answer
 from medsilo.federation.protection import SHARES, planned_answers, with_own_split
@@ -47,7 +48,7 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: Book | None, survey
         told = f"learning rate × steps is {learning:.3g} for each answer with scores, next to nothing"
         yield Finding(where, "stops", told, "ask the lead for a plan that trains (limits.least_learning)")
     if not over:
-        memory = f"{size(settings.most_memory)} of memory for training" if settings.isolation else "any memory"
+        memory = f"{size_text(settings.most_memory)} of memory for training" if settings.isolation else "any memory"
         yield Finding(where, "ok", f"the plan stays within this site's own limits; {memory}")
     if not settings.protects(plan.task.synthetic):
         return

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from medsilo.check.result import Finding, Table, duration, size
+from medsilo.check.result import Finding, Table, duration
+from medsilo.core.text import size_text
 from medsilo.learning.loop import Compute, steps_in
 from medsilo.plan import Plan
 
@@ -59,8 +60,9 @@ def rehearsal_findings(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, 
     """The memory against what was free, the time against what the plan grants."""
     most = max(tried, key=lambda one: one.peak)
     told = (
-        f"{size(most.peak)} at most: networks {size(most.weights)}, gradients {size(most.gradients)}, optimizer "
-        f"{size(most.optimizer)}, activations and batch {size(most.activations)}; {size(there)} were free"
+        f"{size_text(most.peak)} at most: networks {size_text(most.weights)}, gradients {size_text(most.gradients)}, "
+        f"optimizer {size_text(most.optimizer)}, activations and batch {size_text(most.activations)}; "
+        f"{size_text(there)} were free"
     )
     if most.peak > TIGHT * there:
         yield Finding("memory", "stops" if most.peak > there else "note", told, REMEDY)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from medsilo.check.result import Finding, size
+from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import ROOT, package_facts
+from medsilo.core.text import size_text
 from medsilo.plan import Plan
 from medsilo.site.settings import SiteSettings
 
@@ -99,7 +100,7 @@ def check_disk(output: Path, plan: Plan | None, free: Callable[[Path], int]) -> 
             "disk", "stops", told, "correct 'output' in medsilo.yaml, or the folder's rights", (str(output),)
         )
     there, needed = free(output), kept(plan) if plan else 0
-    told = f"{size(there)} free" + (f", a run keeps at most {size(needed)}" if plan else "")
+    told = f"{size_text(there)} free" + (f", a run keeps at most {size_text(needed)}" if plan else "")
     if there < needed:
         return Finding("disk", "stops", told, "free space, or set 'output' in medsilo.yaml to a larger disk")
     if there < needed + ROOM:
@@ -129,7 +130,7 @@ def check_memory(plan: Plan, free: int) -> Finding | None:
     weights, slots = weights_of(plan)
     if 2 * weights + slots <= free:
         return None
-    told = f"networks, gradients and optimizers take {size(2 * weights + slots)}, {size(free)} are free"
+    told = f"networks, gradients and optimizers take {size_text(2 * weights + slots)}, {size_text(free)} are free"
     return Finding("memory", "stops", told, "end other programs, or use a machine with more memory")
 
 

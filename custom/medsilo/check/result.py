@@ -134,15 +134,6 @@ def shown(cell: Cell) -> str:
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
-def size(count: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
-
-
 def duration(seconds: float) -> str:
     """Seconds as people read them."""
     if seconds < 90:

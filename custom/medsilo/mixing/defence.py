@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
 from medsilo.mixing.layout import BLOCK, Layout, Tensors
-from medsilo.mixing.rules import RobustRule, capped
+from medsilo.mixing.rules import Coordinatewise, Reweighting, RobustRule, capped
 from medsilo.mixing.waiting import MEMORY, Read, WaitingRoom, reading, way
 
 WIDEST, NARROWEST = 16 << 10, 4 << 10  # columns that are read at once of every site; the more sites, the fewer
@@ -124,9 +125,12 @@ class Defence:
     def _combine(self, part: DefendedPart, origin: Tensors | None) -> dict[str, Tensor]:
         rule, layout = self.shield.rule, part.layout
         updates = PartUpdates(part, self.weights(), origin)
-        shares = rule.shares(updates) if rule else updates.weights
-        if shares is not None and not self.shares:
-            self.shares = dict(zip(updates.sites, shares.tolist(), strict=True))
+        if isinstance(rule, Coordinatewise):
+            across = rule.across
+        else:
+            shares = rule.shares(updates) if isinstance(rule, Reweighting) else updates.weights
+            self.shares = self.shares or dict(zip(updates.sites, shares.tolist(), strict=True))
+            across = partial(_weighted, shares)
         rooms = [section.room() for section in layout.sections]
         ends = [torch.view_as_real(room).flatten() if room.is_complex() else room for room in rooms]
         begin = place = 0
@@ -134,16 +138,17 @@ class Defence:
             while begin == len(ends[place]):
                 begin, place = 0, place + 1
             end = begin + columns.shape[1]
-            if shares is not None:
-                ends[place][begin:end] = (columns * shares[:, None]).sum(0)
-            elif rule is not None:
-                ends[place][begin:end] = rule.across(columns)
+            ends[place][begin:end] = across(columns)
             begin = end
         return {
             name: vector
             for section, room in zip(layout.sections, rooms, strict=True)
             for name, vector in zip(section.names, room.split(section.sizes), strict=True)
         }
+
+
+def _weighted(shares: Tensor, columns: Tensor) -> Tensor:
+    return (columns * shares[:, None]).sum(0)
 
 
 def _update(read: Read, origin: Tensors | None) -> Read:

@@ -7,6 +7,7 @@ differ, and the larger would hide the smaller.
 None of them helps against sites that are the majority.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, Protocol
 
@@ -31,8 +32,8 @@ class Updates(Protocol):
         """Yield all sites' numbers, some columns at a time: [sites, columns] in double precision, may be changed."""
 
 
-class RobustRule(Section):
-    """How the sites' updates become one."""
+class RobustRule(Section, ABC):
+    """A rule by which the sites' updates become one: `Reweighting` or `Coordinatewise`."""
 
     # Whether every site counts by the weights of the method (cases), if the plan bounds a site's share of them.
     weighs: ClassVar[bool] = False
@@ -45,16 +46,24 @@ class RobustRule(Section):
         """The sites that it needs in every round."""
         return 3
 
-    def shares(self, updates: Updates) -> Tensor | None:
-        """Return how much every update counts, [sites]; None where it isn't the same for all its numbers."""
-        return None
 
+class Reweighting(RobustRule):
+    """A weighted sum of whole updates."""
+
+    @abstractmethod
+    def shares(self, updates: Updates) -> Tensor:
+        """Return how much every update counts, [sites]."""
+
+
+class Coordinatewise(RobustRule):
+    """A rule for every number by itself."""
+
+    @abstractmethod
     def across(self, columns: Tensor) -> Tensor:
-        """Return the combined numbers, [columns], of [sites, columns]; for rules that give no shares."""
-        raise NotImplementedError
+        """Return the combined numbers, [columns], of [sites, columns]."""
 
 
-class NormBound(RobustRule):
+class NormBound(Reweighting):
     """Sun et al., Can You Really Backdoor Federated Learning?, 2019: d = Σ p_i d_i min(1, B / ‖d_i‖).
 
     B is a multiple of the (lower) median norm of the round's updates, so nobody has to know a good bound beforehand.
@@ -72,7 +81,7 @@ class NormBound(RobustRule):
         return updates.weights * _at_most(bound, updates.norms)
 
 
-class Median(RobustRule):
+class Median(Coordinatewise):
     """Yin et al., Byzantine-Robust Distributed Learning, 2018, Def. 1: the median of every number by itself.
 
     With an even number of sites, the mean of the two in the middle.
@@ -85,7 +94,7 @@ class Median(RobustRule):
         return _in_order(columns)[(count - 1) // 2 : count // 2 + 1].mean(0)
 
 
-class TrimmedMean(RobustRule):
+class TrimmedMean(Coordinatewise):
     """Yin et al. 2018, Def. 2: of every number by itself, the mean without the largest and the smallest ones."""
 
     name: Literal["trimmed-mean"] = "trimmed-mean"
@@ -99,7 +108,7 @@ class TrimmedMean(RobustRule):
         return _in_order(columns)[self.bad : len(columns) - self.bad].mean(0)
 
 
-class GeometricMedian(RobustRule):
+class GeometricMedian(Reweighting):
     """Pillutla et al., Robust Aggregation for Federated Learning (RFA), 2022: d minimises Σ p_i ‖d - d_i‖.
 
     By the smoothed Weiszfeld algorithm (Alg. 2): β_i = p_i / max(ν, ‖d - d_i‖), d ← Σ β_i d_i / Σ β_i. Every d on the
@@ -129,7 +138,7 @@ class GeometricMedian(RobustRule):
         return shares * near
 
 
-class MultiKrum(RobustRule):
+class MultiKrum(Reweighting):
     """Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, 2017.
 
     An update's score is the sum of its squared distances to the n - f - 2 updates nearest to it; the mean of those with

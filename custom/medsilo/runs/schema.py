@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainValidator, model_validator
 
+from medsilo.core.section import added
 from medsilo.core.text import plain
 
 SCHEMA: Literal[1] = 1
@@ -80,14 +81,12 @@ class SiteRound(Part):
     memory: Count | None = Field(None, description="bytes that the site's process held at most")
     bytes_up: Count = Field(0, description="bytes of the tensors that the site sent")
     bytes_down: Count = Field(0, description="bytes of the tensors that the site got")
-    updates: dict[str, SentUpdate] = Field(
+    updates: dict[str, SentUpdate] = added(
         {},
-        exclude_if=lambda updates: not updates,
         description="group of tensors → `norm` and `cosine` of the site's update, see below",
     )
-    share: Share | None = Field(
+    share: Share | None = added(
         None,
-        exclude_if=lambda share: share is None,
         description="how much the site counted in the round's mean; `null` where that is not one number, as in medians",
     )
 
@@ -305,9 +304,8 @@ class Summary(Part):
         description="`figures` over the test cases of all sites together; their counts are added first. A site that "
         "withholds its classes is part of `accuracy` and not of `balanced_accuracy`",
     )
-    stands_out: dict[str, list[Text]] = Field(
+    stands_out: dict[str, list[Text]] = added(
         {},
-        exclude_if=lambda lines: not lines,
         description="site → what stands out in its updates, in words ([robust.md](robust.md)); nothing is left out",
     )
     details: Details = Field(Details(), description="what the method found out or rests on, see below")
