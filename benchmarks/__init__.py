@@ -1,0 +1,1 @@
+"""Measurements that print ratios against a stated reference in the same run."""
