@@ -457,7 +457,10 @@ def test_too_few_images_end_the_run_in_one_line(tmp_path: Path) -> None:
         ("algorithm.server_lr=0", "more than 0.0"),
         ("algorithm.amplitude.start=first", "'batch'"),
         ("algorithm.amplitudes=true", "amplitude"),
-        ("algorithm.amplitude=true", "algorithm.amplitude: True is no section; write 'algorithm.amplitude:' with its"),
+        (
+            "algorithm.amplitude=true",
+            "algorithm.amplitude: True is not a section; write 'algorithm.amplitude:' with its",
+        ),
         ("algorithm.amplitude.alpha=1", "unknown key with value 1; remove it or use one of: decay, band, start"),
         ("protocol=paper", "algorithm.amplitude.start: 'batch', but protocol 'paper' of harmofl has 'zero'"),
         ("protocol=released-code", "algorithm.amplitude.band: None, but protocol 'released-code' of harmofl has 0.0"),

@@ -1,11 +1,12 @@
 """What every part of a plan, or of a site's settings, is: a fixed, checked set of named values."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import MedsiloError
@@ -91,8 +92,11 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
     if kind == "missing":
         return f"{key}: is missing; add it"
     if kind in ("union_tag_not_found", "name_missing", "model_type", "model_attributes_type", "dict_type"):
-        first = ", 'name:' first" if key in chosen else ""
-        return f"{key}: {given} is no section; write '{key}:' with its keys below{first}"
+        named = key in chosen or _has_name(section.model_fields.get(key.rpartition(".")[2]))
+        if named and isinstance(detail["input"], str):
+            return f"{key}: {given} is not a section; set {key}.name={detail['input']}"
+        first = ", 'name:' first" if named else ""
+        return f"{key}: {given} is not a section; write '{key}:' with its keys below{first}"
     if kind == "union_tag_invalid":
         key, given = f"{key}.name", repr(context["tag"])
     if kind == "name_not_known":
@@ -106,6 +110,18 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
     if kind == "value_error":
         return f"{key}: {context['error']}"
     return f"{key}: {given} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _has_name(field: FieldInfo | None) -> bool:
+    """Return whether a field's value is one of several sections, told apart by their names."""
+    return any("name" in kind.model_fields for kind in _sections_in(field.annotation)) if field else False
+
+
+def _sections_in(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections_in(part)
 
 
 def _meant(given: str, known: Sequence[str], root: type[Section] | None = None) -> str:
@@ -123,7 +139,6 @@ def _place(location: tuple[int | str, ...], root: type[Section], chosen: Chosen)
     """The dotted key of an error, and the section that the key stands in."""
     section, within = chosen.get(location[0]) or root, location[:-1]
     for part in within[1:] if location[0] in chosen else within:
-        field = section.model_fields.get(str(part))
-        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
-        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), section)
+        if field := section.model_fields.get(str(part)):
+            section = next(_sections_in(field.annotation), section)
     return ".".join(map(str, location)), section
