@@ -154,12 +154,12 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """Which method is better, and how surely, in one sentence or two."""
+        """Return which method is better, and how surely, in one sentence or two."""
         return self.verdict.headline
 
     @property
     def failures(self) -> list[str]:
-        """What failed, one line for each run."""
+        """Return what failed, one line for each run."""
         return self.verdict.about.failures
 
     @property
@@ -295,7 +295,7 @@ def _settings(origin: str, data: Place | Mapping[str, Any] | None, device: str) 
 
 
 def _place(folder: Place | None, name: str) -> tuple[Path, TemporaryDirectory | None]:
-    """Where to write, and what removes it."""
+    """Return where to write, and what removes it."""
     if folder is not None:
         return Path(folder), None
     kept = TemporaryDirectory(prefix="medsilo-")

@@ -1,4 +1,4 @@
-"""How soon and at what price in bytes: validation scores against rounds and against all that was sent."""
+"""Draw how fast methods converge: validation scores against rounds and against all that was sent."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""What all figures have in common. Drawn without a window, so that they look alike on every machine."""
+"""Set up what all figures share. They are drawn without a window, so that they look alike on every machine."""
 
 import io
 from pathlib import Path

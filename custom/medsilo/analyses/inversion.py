@@ -1,4 +1,4 @@
-"""What a curious server could see (HarmoFL, Fig. 7; Geiping et al. 2020): images from what leaves a site.
+"""Show what a curious server could see (HarmoFL, Fig. 7; Geiping et al. 2020): images from what leaves a site.
 
 The server looks for an image that would have given what it received, and prefers smooth ones. Two things are tried: the
 amplitudes of HarmoFL's round 1, of one image (which never leaves alone) and averaged as they leave; and the gradient of

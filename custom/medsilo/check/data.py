@@ -12,7 +12,7 @@ SEVERITY: dict[str, Severity] = {"stops": "stops", "left out": "note", "note": "
 
 
 def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
-    """What the survey found, problem by problem, and how the classes stand to each other."""
+    """Yield what the survey found, problem by problem, and how the classes stand to each other."""
     where = "data"
     for problem in survey.problems:
         what, _, remedy = problem.what.partition("; ")

@@ -23,7 +23,7 @@ AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
 
 @dataclass(frozen=True)
 class Kit:
-    """What the kit's startup folder says."""
+    """The facts in a kit's startup folder."""
 
     folder: Path  # startup/
     serves: bool  # the server's own kit

@@ -40,7 +40,7 @@ class _Rehearsing(Participant):
         return time.monotonic() - started
 
     def enters(self, phase: Phase) -> None:
-        """What the server sends at first, so that everything has the form it will have."""
+        """Receive what the server sends at first, so that everything has the form it will have."""
         self._receive(views(phase.given, self.plan.build_networks()), phase)
 
     def holds(self) -> tuple[int, int, int]:

@@ -40,7 +40,7 @@ Rehearse = Callable[[Plan, str, Sequence[str], SiteSettings, SiteData, Path], li
 
 @dataclass(frozen=True)
 class Visit:
-    """Who is checked for what. The functions ask the machine; a test may answer in its place."""
+    """The site to check, and for what. The functions ask the machine; a test may answer in its place."""
 
     site: str
     plan: Plan | None = None  # the job's
@@ -119,7 +119,7 @@ def _settings(visit: Visit, report: Report) -> SiteSettings:
 
 
 def _policy(visit: Visit, plan: Plan, cases: int | None) -> Iterator[Finding]:
-    """What the plan and the hospital's own files say about this site."""
+    """Yield what the plan and the hospital's own files say about this site."""
     named = plan.participation.everyone
     if named and visit.site not in named:
         told = f"the job names {', '.join(named)}, not {visit.site}"
@@ -181,7 +181,7 @@ def _named(error: MedsiloError) -> tuple[str, ...]:
 
 @contextmanager
 def _guarded(where: str, report: Report) -> Iterator[None]:
-    """What fails inside is a finding in our own words: other libraries' messages name files."""
+    """Turn what fails inside into a finding in our own words: other libraries' messages name files."""
     try:
         yield
     except MedsiloError as error:

@@ -1,4 +1,4 @@
-"""What a terminal shows while something runs, drawn by rich. Imported only where a person watches."""
+"""Show on a terminal how something runs, with rich. Imported only where a person watches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Where a command's words go: lines for people, one JSON document for programs, tables and live rounds on a terminal.
+"""Write what a command says: lines for people, one JSON document for programs, tables and live rounds on a terminal.
 
 rich is imported only where a person watches: --help and pipes do without it.
 """
@@ -28,7 +28,7 @@ Command = Callable[..., int]
 
 
 class Screen:
-    """What one command shows. With `as_json`, stdout has JSON only."""
+    """The output of one command. With `as_json`, stdout has JSON only."""
 
     def __init__(self, as_json: bool = False, in_lines: bool = False) -> None:
         self.as_json = as_json

@@ -1,4 +1,4 @@
-"""How the command line answers wrong use: one line with the remedy. Usage is printed by --help only."""
+"""Answer wrong use of the command line with one line and the remedy. Usage is printed by --help only."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches

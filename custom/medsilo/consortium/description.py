@@ -42,7 +42,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Server(Section):
-    """Where all meet. Hospitals and people connect to it; it connects to nobody."""
+    """The server, where all meet. Hospitals and people connect to it; it connects to nobody."""
 
     host: Host
     port: Port = 8002

@@ -1,4 +1,4 @@
-"""What the consortium's lead does from afar, over NVFlare's own client API: submit, status, watch, resume, fetch ..."""
+"""Do the lead's work from afar, over NVFlare's own client API: submit, status, watch, resume, fetch ..."""
 
 import io
 import json
@@ -220,7 +220,7 @@ class JobState:
 
 @dataclass(frozen=True)
 class State:
-    """Who is there and what runs; of one job alone, that job."""
+    """The parties that are there and the jobs that run; of one job alone, that job."""
 
     jobs: tuple[JobState, ...]
     up_since: str | None = None
@@ -264,14 +264,14 @@ def _job_state(job: dict[str, Any], info: SystemInfo, obstacles: tuple[str, ...]
 
 
 def _is_lost(job: dict[str, Any], info: SystemInfo) -> bool:
-    """Whether the server has forgotten a job, which NVFlare 2.9 then leaves RUNNING for ever."""
+    """Return whether the server has forgotten a job, which NVFlare 2.9 then leaves RUNNING for ever."""
     runs = job["job_id"] in {running.job_id for running in info.job_info}
     older = job["submit_time"] < info.server_info.start_time
     return job["status"] in ("RUNNING", "DISPATCHED") and older and not runs
 
 
 def _obstacles(job: dict[str, Any]) -> list[str]:
-    """Why a job waits or could not start, as NVFlare's scheduler and the hospitals said."""
+    """Return why a job waits or could not start, as NVFlare's scheduler and the hospitals said."""
     if job["status"] == "SUBMITTED":
         return [plain(said.partition(": ")[2]) for said in job.get("schedule_history", [])[-1:]]  # without the time
     return [plain(said) for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
@@ -299,7 +299,7 @@ def watch(job_id: str, kit: Path, on_round: OnRound, say: Say) -> str:
 
 @dataclass
 class _Watching:
-    """What a person who watches a job was told."""
+    """The last that a person who watches a job was told."""
 
     job_id: str
     on_round: OnRound
@@ -391,7 +391,7 @@ def _ended(session: Session, job_id: str) -> Progress | None:
 
 @dataclass(frozen=True)
 class _Left:
-    """What a job that is over left, as far as there is any."""
+    """The results that a job left when it was over, as far as there are any."""
 
     summary: Summary | None
     rounds: Sequence[Round]

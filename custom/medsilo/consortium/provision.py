@@ -93,7 +93,7 @@ def write_requests(consortium: Consortium, policies: Path, folder: Path) -> None
 
 
 def _check_kept_promises(path: Path, project: dict[str, Any]) -> None:
-    """What certificates and kits that are out say can't change any more."""
+    """Refuse to change what certificates and kits that are out say."""
     if not path.exists():
         return
     try:

@@ -19,7 +19,7 @@ def step_of_at_least(width: float) -> float:
 
 @dataclass(frozen=True)
 class Resolution:
-    """How finely numbers over one group of patients are told."""
+    """The finest steps in which numbers over one group of patients are told."""
 
     weight: float = 0.0  # the greatest share of the cases that one patient has
     patients: int = 0  # who together can move a told mean by a whole step at most; 0: means are told exactly
@@ -37,7 +37,7 @@ class Resolution:
 
     @property
     def exact(self) -> bool:
-        """Whether all is told as it is."""
+        """Return whether all is told as it is."""
         return not self.patients and self.unit == 1
 
     def step(self, low: float, high: float) -> float:

@@ -64,7 +64,7 @@ def _is_editable(found: Distribution) -> bool:
 
 
 def _is_content(path: PurePath) -> bool:
-    """Whether a file is the package's own: no bytecode, no script outside, nothing that the installer wrote."""
+    """Return whether a file is the package's own: no bytecode, no script outside, nothing that the installer wrote."""
     written = path.parts[0].endswith(METADATA) or path.parts[0] == ".."
     return not written and path.suffix != ".pyc" and "__pycache__" not in path.parts
 

@@ -40,7 +40,7 @@ class Refused(MedsiloError):
 
 
 class Died(Refused):
-    """What was to answer died over it: another one is there, and may answer when it is asked again."""
+    """The process that was to answer died over it: another one is there, and may answer when it is asked again."""
 
 
 class ParticipationError(MedsiloError):

@@ -1,4 +1,4 @@
-"""Which medsilo this is: version and hash, so that all sites of a study can be held to the same code."""
+"""Tell which medsilo this is: version and hash, so that all sites of a study can be held to the same code."""
 
 import hashlib
 from functools import cache

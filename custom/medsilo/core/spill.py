@@ -37,7 +37,7 @@ class Spill:
         ) from error
 
     def append(self, tensor: Tensor) -> int:
-        """Where the tensor begins. When the disk is full, what it had is still there."""
+        """Return where the tensor begins. When the disk is full, what it had is still there."""
         begin = self.end
         rest = bytes_of(tensor)
         try:

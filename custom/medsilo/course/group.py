@@ -95,12 +95,12 @@ class Group:
 
     @property
     def goes_up(self) -> bool:
-        """Whether sites send it."""
+        """Return whether sites send it."""
         return self.travels != "down"
 
     @property
     def goes_down(self) -> bool:
-        """Whether sites are given it."""
+        """Return whether sites are given it."""
         return self.travels != "up"
 
 

@@ -1,4 +1,4 @@
-"""What a study ends with. The engine knows this interface only; a method says which outcome is its own."""
+"""The end of a study. The engine knows this interface only; a method says which outcome is its own."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ Part = Literal["validation", "test"]
 
 @dataclass(frozen=True)
 class SiteEnd:
-    """What an outcome finds at a site."""
+    """A site, as an outcome finds it."""
 
     plan: Any  # the study's; plans stand above this room
     site: str
@@ -41,7 +41,7 @@ class SiteEnd:
 
 @dataclass(frozen=True)
 class ServerEnd:
-    """What an outcome finds at the server."""
+    """The server, as an outcome finds it."""
 
     plan: Any
     layout: Modules  # the networks without values
@@ -51,14 +51,14 @@ class ServerEnd:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What the server makes of an outcome: facts for the summary's details, and what sites are told before the test."""
+    """The server's conclusion: facts for the summary's details, and what sites are told before the test."""
 
     details: Facts
     told: Facts
 
 
 class Outcome(ABC):
-    """How a study ends: what is delivered, which model is scored, and what the server concludes.
+    """The end of a study: what is delivered, which model is scored, and what the server concludes.
 
     `personal`: sites end with models of their own, and each chooses its best by itself. `common`: the network that all
     share and that the lead gets. `for_others`: whether hospitals that did not train can use the outcome.
@@ -70,7 +70,7 @@ class Outcome(ABC):
 
     @property
     def scores_besides(self) -> int:
-        """How many scores over the validation cases are told with the delivery, beside the model's own."""
+        """Return how many scores over the validation cases are told with the delivery, beside the model's own."""
         return 0
 
     def delivery(self, last: Phase) -> Phase:

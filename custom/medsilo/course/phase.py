@@ -88,5 +88,5 @@ class Course:
         return self.phases[-1]
 
     def used_as_scored(self, rounds: int) -> bool:
-        """Whether the model after so many rounds is used as it was scored: before the last phase it isn't yet."""
+        """Return whether the model after so many rounds is used as it was scored; not before the last phase."""
         return self.phase_of(rounds + 1).name == self.last.name

@@ -1,4 +1,4 @@
-"""How the groups of a phase are sealed, as their mixers declare it."""
+"""Tell how the groups of a phase are sealed, as their mixers declare it."""
 
 from medsilo.core.errors import MedsiloError
 from medsilo.course.group import Group

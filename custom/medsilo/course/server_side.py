@@ -1,4 +1,4 @@
-"""What a method finds at the server."""
+"""The server's side, as a method finds it."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where a super model comes from."""
+"""The origin of a super model."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ Spacing = tuple[tuple[float, float], ...]  # least and greatest, millimetres alo
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a super model comes from: enough to build its networks again, and to say how gamma was chosen."""
+    """The origin of a super model: enough to build its networks again, and to say how gamma was chosen."""
 
     plan: Plan
     selector: Network  # the selector's network, a section as the plan has them

@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Prediction:
-    """What was found in one image. `found` goes into the tables."""
+    """One image's answer. `found` goes into the tables."""
 
     labels: np.ndarray | None  # the mask, on the grid of the scan's values; None for a classification
     found: dict[str, Any]
@@ -81,7 +81,7 @@ def _sizes(labels: np.ndarray, spacing: Sequence[float], classes: int) -> dict[s
 
 
 def _far(source: Source, scan: Scan) -> list[str]:
-    """What is unlike the training images, one line each."""
+    """Return what is unlike the training images, one line each."""
     return [
         f"spacing along {axis} is {own:.3g} mm, far from training ({low:g} to {high:g} mm)"
         for axis, own, (low, high) in zip("xyz", scan.spacing, source.spacing or (), strict=False)
@@ -165,7 +165,7 @@ def _within(folder: Path) -> Iterator[Path]:
 
 
 def _is_series(folder: Path) -> bool:
-    """Whether files of a folder say that they are DICOM; a damaged one is found when the series is read."""
+    """Return whether files of a folder say that they are DICOM; a damaged one is found when the series is read."""
     return folder.is_dir() and any(path.is_file() and is_dicom(path) for path in sorted(folder.iterdir()))
 
 

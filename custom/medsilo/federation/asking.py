@@ -19,7 +19,7 @@ Receive = Callable[[str, Parcel], None]
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a site gave nothing in a round."""
+    """The reason why a site gave nothing in a round."""
 
     kind: Literal["refused", "lost"]
     reason: str
@@ -27,7 +27,7 @@ class Missing:
 
     @property
     def text(self) -> str:
-        """How it is absent, and why."""
+        """Return how it is absent, and why."""
         return f"{self.kind}: {self.reason}"
 
     @classmethod
@@ -51,7 +51,7 @@ class Messenger(Protocol):
 
 @dataclass
 class Exchange:
-    """What came of asking all sites once."""
+    """The replies to asking all sites once."""
 
     asked: list[str] = field(default_factory=list)
     replies: dict[str, SiteAnswer] = field(default_factory=dict)  # without tensors: those are in the mixers

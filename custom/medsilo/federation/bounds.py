@@ -1,4 +1,4 @@
-"""How large a message of a study may be: known from the plan before anything arrives."""
+"""Bound how large a message of a study may be: known from the plan before anything arrives."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ PER_TENSOR = 32  # values that a tensor's name, type and reference are
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one message may have at most."""
+    """The most that one message may have."""
 
     size: int = SLACK  # bytes
     values: int = BESIDE

@@ -1,4 +1,4 @@
-"""What shows of every site's updates in a round: how far they go, and where they point beside the others'."""
+"""Record what shows of every site's updates in a round: how far they go, and where they point beside the others'."""
 
 from collections.abc import Callable, Collection, Mapping
 

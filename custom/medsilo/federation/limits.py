@@ -44,7 +44,7 @@ def check_limits(plan: Plan, settings: SiteSettings, parameters: int, train: int
 
 @dataclass(frozen=True)
 class Demand:
-    """What a plan asks of a hospital, against the most that it gives."""
+    """One thing that a plan asks of a hospital, against the most that it gives."""
 
     key: str  # of limits
     asked: float
@@ -87,7 +87,7 @@ def check_disk(folder: Path, limits: Limits) -> None:
 
 
 class Clock:
-    """How long a site works: for one answer, and for a study over all its processes."""
+    """The time that a site works: for one answer, and for a study over all its processes."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.file, self.limits = folder / WORKED, limits

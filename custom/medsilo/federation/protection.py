@@ -1,4 +1,4 @@
-"""What stands between a hospital's patients and a lead who asks much: a split of its own, and counted answers."""
+"""Protect a hospital's patients from a lead who asks much: a split of its own, and counted answers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What may leave a site about an error: our own words, or the kind of error and the place in our code."""
+"""Say what may leave a site about an error: our own words, or the kind of error and the place in our code."""
 
 import errno
 import traceback
@@ -23,7 +23,7 @@ def public_reason(error: Exception) -> str:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out, on a GPU or beside it; torch says so on the CPU in its text only."""
+    """Return whether memory ran out, on a GPU or beside it; torch says so on the CPU in its text only."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     told = isinstance(error, RuntimeError) and "allocate memory" in str(error)

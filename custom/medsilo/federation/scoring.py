@@ -27,7 +27,7 @@ def write_measures(folder: Path, measures: Measures, patients: Sequence[str]) ->
 
 
 def read_measures(folder: Path) -> tuple[Measures, list[int]]:
-    """What `write_measures` wrote, and the patient's number of every case."""
+    """Return what `write_measures` wrote, and the patient's number of every case."""
     with (folder / CASES).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     names = [name for name in rows[0] if name not in (CASE, PATIENT)]

@@ -1,4 +1,4 @@
-"""What the server holds: the mixers of the phase, the best model so far, and checkpoints of both."""
+"""The server's state: the mixers of the phase, the best model so far, and checkpoints of both."""
 
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

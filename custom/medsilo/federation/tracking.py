@@ -1,4 +1,4 @@
-"""What tracking programs are shown: the numbers that sites tell the server, by name and round, and nothing else."""
+"""Show tracking programs the numbers that sites tell the server, by name and round, and nothing else."""
 
 import shutil
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ class PointStream:
         yield of_round(line)
 
     def of_end(self, summary: Summary) -> Iterator[Points]:
-        """What is known at the end."""
+        """Yield what is known at the end."""
         yield from self._before(summary.rounds.done + 1)
         yield of_end(summary)
 

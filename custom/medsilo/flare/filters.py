@@ -24,7 +24,7 @@ from medsilo.flare.wire import META
 
 
 class _AnswerFilter(Filter):
-    """What all have in common: refusals pass, an answer is one of medsilo's, what is done stands in the audit log."""
+    """The base of all filters: refusals pass, an answer is one of medsilo's, what is done stands in the audit log."""
 
     def __init__(self, groups: Sequence[str]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _TensorFilter(_AnswerFilter):
 
     @abstractmethod
     def change(self, tensor: Tensor) -> Tensor:
-        """What leaves instead of a tensor of floating point numbers."""
+        """Return what leaves instead of a tensor of floating point numbers."""
 
 
 class OnlyTheseGroups(_AnswerFilter):

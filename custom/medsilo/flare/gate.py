@@ -1,5 +1,6 @@
-"""What NVFlare's cell lets in while a study runs: no message larger than the plan's own layout needs, and none that
-ends the process that reads it.
+"""Limit what NVFlare's cell lets in while a study runs.
+
+No message may be larger than the plan's own layout needs, and none may end the process that reads it.
 
 NVFlare 2.9 takes whatever size is announced, fetches tensors while it decodes, and ends the server's job process when
 an answer can't be decoded. So sizes are looked at when they are announced, before anything is held, and an answer is
@@ -227,5 +228,5 @@ def _unread(reason: str, origin: str) -> Shareable:
 
 
 def is_unread(answer: Shareable) -> bool:
-    """Whether this stands for an answer that can't be read."""
+    """Return whether this stands for an answer that can't be read."""
     return answer.get_header(UNREAD) is True

@@ -1,4 +1,4 @@
-"""What NVFlare's server forgets when it is started anew: a component of its `local/resources.json`."""
+"""Clean up what NVFlare's server forgets when it is started anew: a component of its `local/resources.json`."""
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent

@@ -83,7 +83,7 @@ def plan_of(job: Path, changes: Iterable[str] = (), plan: Path | None = None, al
 
 
 def stated(job: Path) -> tuple[dict[str, Any], str | None]:
-    """What a job's meta.json says of medsilo (version and hash), and the privacy scope that it asks for."""
+    """Return what a job's meta.json says of medsilo (version and hash), and the privacy scope that it asks for."""
     meta = _meta(job)
     return meta.get("custom_props", {}).get("medsilo", {}), meta.get("scope")
 

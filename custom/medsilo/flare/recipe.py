@@ -99,7 +99,7 @@ class _Job(FedJob):
 
 
 class _JobConfig(FedJobConfig):
-    """What FedJob exports, simulates and submits."""
+    """The job that FedJob exports, simulates and submits."""
 
     def __init__(self, plan: Plan, folder: Path | None, with_code: bool) -> None:
         super().__init__(plan.algorithm.name, plan.participation.required)

@@ -101,7 +101,7 @@ class _Question:
         self.news.clear()
 
     def is_over(self) -> bool:
-        """Whether nothing more is to be waited for: each site has answered or can't any more, or the time is up."""
+        """Return whether waiting is over: each site has answered or can't any more, or the time is up."""
         ended = {site for site, task in self.tasks.items() if task.completion_status is not None}
         return len(ended | self.answered) == len(self.tasks) or monotonic() > self.deadline
 

@@ -1,4 +1,4 @@
-"""Where things lie in NVFlare's workspace: the job's plan, the site's settings, the place for results."""
+"""Find things in NVFlare's workspace: the job's plan, the site's settings, the place for results."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def kit_of(fl_ctx: FLContext) -> KitFiles | None:
 
 
 def output_folder(fl_ctx: FLContext, settings: SiteSettings) -> Path:
-    """Where this party keeps its studies; outside NVFlare's run folder, which goes when a job ends."""
+    """Return where this party keeps its studies; outside NVFlare's run folder, which goes when a job ends."""
     return settings.output or Path(_workspace(fl_ctx).get_root_dir()) / "medsilo"
 
 

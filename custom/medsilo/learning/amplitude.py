@@ -106,7 +106,7 @@ class AmplitudeNorm(nn.Module):
         return f"{self.shape}, decay={self.decay}, band={self.band}, start={self.start!r}"
 
     def _together(self, images: Tensor) -> int:
-        """How many images are transformed at once: on a CPU so many that their spectra stay in its cache."""
+        """Return how many images are transformed at once: on a CPU so many that their spectra stay in its cache."""
         return max(1, len(images) if images.device.type != "cpu" else CACHED // math.prod(self.shape))
 
     def _transform(self, images: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class AmplitudeNorm(nn.Module):
 
 
 def _low_frequencies(size: Sequence[int], reach: int | None) -> list[tuple]:
-    """Where |f| ≤ reach lies in a spectrum [..., *size] in rfftn layout: slices that don't overlap."""
+    """Return where |f| ≤ reach lies in a spectrum [..., *size] in rfftn layout: slices that don't overlap."""
     if reach is None:
         return [(...,)]
 
@@ -158,7 +158,7 @@ def _low_frequencies(size: Sequence[int], reach: int | None) -> list[tuple]:
 
 
 def images_averaged(images: int, batch_size: int, epochs: int, decay: float, start: str) -> int:
-    """How many images the amplitude of a site averages: 1 / Σ w², w being each image's share in it.
+    """Return how many images the amplitude of a site averages: 1 / Σ w², w being each image's share in it.
 
     Late batches count for more in a running average, so these are fewer than the images it has seen.
     """

@@ -1,4 +1,4 @@
-"""What a network's layers see of a site's data: exact mean and variance of their inputs (AdaFed, Eq. 3)."""
+"""Measure what a network's layers see of a site's data: exact mean and variance of their inputs (AdaFed, Eq. 3)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -83,7 +83,7 @@ def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]
 
 
 def input_channels(layer: nn.Module) -> int:
-    """How many channels a measured layer's input has."""
+    """Return how many channels a measured layer's input has."""
     for name in ("num_features", "in_features", "in_channels"):
         if hasattr(layer, name):
             return int(getattr(layer, name))
@@ -149,7 +149,7 @@ def with_noise(statistics: Statistics, scale: float, generator: torch.Generator)
 
 
 class Measured(nn.Module):
-    """Where a site's statistics lie until they are sent; `samples` is 0 until they were measured.
+    """A place for a site's statistics until they are sent; `samples` is 0 until they were measured.
 
     In double precision, so that transport.precision doesn't round them: W lives on small differences.
     """

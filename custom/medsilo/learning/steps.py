@@ -1,4 +1,4 @@
-"""What one mini-batch does to the weights. A step is given the optimizer and a closure that computes gradients."""
+"""Change the weights by one mini-batch. A step is given the optimizer and a closure that computes gradients."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""How a site trains: the numbers of the plan's `training` section and the optimizer that follows from them."""
+"""Describe how a site trains: the numbers of the plan's `training` section and the optimizer that follows from them."""
 
 from collections.abc import Iterable
 from typing import Literal, Self

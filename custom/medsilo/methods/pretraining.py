@@ -26,7 +26,7 @@ REMEDY = (
 
 
 class Pretraining(Section):
-    """Where f comes from. Its optimizer and batch size are those of the plan's training."""
+    """The origin of f. Its optimizer and batch size are those of the plan's training."""
 
     source: Literal["share", "file"] = Field(
         "share",

@@ -1,4 +1,4 @@
-"""What the methods have in common whose server makes a step of its own with the trained weights."""
+"""The base of methods whose server makes a step of its own with the trained weights."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What methods with two networks at a site have in common: one that all sites train, and the site's own."""
+"""The base of methods with two networks at a site: one that all sites train, and the site's own."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class SharedAndOwn(Averaging):
 
     @abstractmethod
     def learning(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:
-        """What the site's networks learn from each batch of a round, while the block lasts."""
+        """Return what the site's networks learn from each batch of a round, while the block lasts."""
 
     def work(self, bench: Workbench) -> float:
         """Train both networks in one pass over the data."""

@@ -1,4 +1,4 @@
-"""How the tensors of one group lie one after another, so that mathematics runs over a few long vectors."""
+"""Lay the tensors of one group one after another, so that mathematics runs over a few long vectors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ class TypeSection:
 
 
 class Layout:
-    """What a group consists of: names, shapes and types, and the sections that are averaged."""
+    """The make-up of a group: names, shapes and types, and the sections that are averaged."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.names = list(tensors)

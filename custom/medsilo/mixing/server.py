@@ -122,7 +122,7 @@ class ServerOptimizer(WeightedMean):
     @property
     @abstractmethod
     def first(self) -> tuple[float, ...]:
-        """What the vectors hold before the first step, one number for each."""
+        """Return what the vectors hold before the first step, one number for each."""
 
     @abstractmethod
     def update(self, d: Tensor, *memory: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ class Scaffold(UniformMean):
         return Summed(weighted=False, steps=True)
 
     def _merge(self) -> None:
-        """How many answer shows only now: the mean becomes the way to it where some did not."""
+        """Merge what came. How many answered shows only now: the mean becomes the way to it where some did not."""
         assert self._layout is not None
         models = self._origin is None  # and not the ways to them
         self.rate = self.participation

@@ -1,4 +1,4 @@
-"""Who learns from whom: distances between the sites' statistics and the mixing weights W (AdaFed, Eqs. 5 to 8)."""
+"""Work out who learns from whom: distances between the sites' statistics and weights W (AdaFed, Eqs. 5 to 8)."""
 
 from collections.abc import Sequence
 

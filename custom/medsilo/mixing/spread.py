@@ -70,7 +70,7 @@ class StoredSpread:
 
 
 class Totals:
-    """How much every element weighs so far, in single precision at least: as much memory as one parcel."""
+    """The weight of every element so far, in single precision at least: as much memory as one parcel."""
 
     def __init__(self, layout: Layout) -> None:
         self._vectors = [

@@ -1,4 +1,4 @@
-"""How far each site's update goes and where it points, without keeping any model: exact norms and small sketches.
+"""Measure how far each site's update goes and where it points, by exact norms and small sketches; no model is kept.
 
 A count sketch (Charikar et al. 2002; Weinberger et al. 2009) adds up a vector's numbers in WIDTH buckets, each with a
 random sign that depends on its place alone. The cosine of two sketches is that of the vectors on average, with a
@@ -79,7 +79,7 @@ class Sketcher:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where one update points beside the others of a round; None where too few of them show it.
+    """The direction of one update beside the others of a round; None where too few of them show it.
 
     cosine: against the mean of the others, each of which counts as if its norm were one, so that neither a long update
     nor many cases make one site the measure of all. agreement: the mean cosine of two of the others.

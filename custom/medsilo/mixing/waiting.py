@@ -1,4 +1,4 @@
-"""Where a contribution waits until its turn: a little in memory, the rest in a nameless file."""
+"""Let a contribution wait until its turn: a little in memory, the rest in a nameless file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +69,7 @@ class WaitingRoom:
         self._begins[site] = begin
 
     def reader(self, site: str) -> Read:
-        """What reads the site's contribution, block by block."""
+        """Return what reads the site's contribution, block by block."""
         if site in self._held:
             return reading(self._held[site][0])
         spill, begin = self._spill, self._begins[site]

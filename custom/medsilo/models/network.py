@@ -1,4 +1,4 @@
-"""What a network of the plan is."""
+"""The base of the plan's networks."""
 
 from abc import abstractmethod
 from typing import Annotated, Any, Literal

@@ -33,7 +33,7 @@ class Series:
     places: Sequence[float] | None = None
 
     def place(self, n: int) -> float:
-        """Where the n-th value lies on the x axis."""
+        """Return where the n-th value lies on the x axis."""
         return n if self.places is None else self.places[n]
 
 
@@ -101,7 +101,7 @@ def describe(series: Sequence[Series], unit: str = "rounds") -> str:
 
 @dataclass(frozen=True)
 class _Plot:
-    """Where a value lies on the drawing."""
+    """A scale: finds the place of a value on the drawing."""
 
     low: float
     high: float

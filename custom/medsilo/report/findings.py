@@ -1,4 +1,4 @@
-"""What the runs say, in sentences and small tables, and what they do not say. No drawing, no HTML."""
+"""Say what the runs show, in sentences and small tables, and what they do not show. No drawing, no HTML."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one site paid in one round, on average over the rounds in which sites contributed."""
+    """The price that one site paid in one round, on average over the rounds in which sites contributed."""
 
     label: str
     total_seconds: float | None
@@ -73,7 +73,7 @@ def is_reference(run: RunResult) -> bool:
 
 
 def answer(runs: Sequence[RunResult]) -> Answer:
-    """Which method scores highest on average, said no louder than one run each allows."""
+    """Return which method scores highest on average, said no louder than one run each allows."""
     differences = incomparable(runs)
     if differences:
         return Answer(f"These runs are listed but not ranked, because they differ in {' and '.join(differences)}.")
@@ -87,7 +87,7 @@ def answer(runs: Sequence[RunResult]) -> Answer:
 
 
 def incomparable(runs: Sequence[RunResult]) -> list[str]:
-    """What differs between runs so that their scores must not be ranked."""
+    """Return what differs between runs so that their scores must not be ranked."""
     views = {
         "task": lambda run: run.summary.task,
         "metric": lambda run: run.summary.metric,
@@ -143,7 +143,7 @@ def gains(runs: Sequence[RunResult]) -> list[Gain]:
 
 
 def costs(runs: Sequence[RunResult]) -> list[Cost]:
-    """What each run cost, in the runs' order."""
+    """Return what each run cost, in the runs' order."""
     return [
         Cost(
             run.label,
@@ -163,7 +163,7 @@ def cost_baseline(runs: Sequence[RunResult]) -> Cost | None:
 
 
 def limits(runs: Sequence[RunResult]) -> list[str]:
-    """What no reader may conclude from this page."""
+    """Return what no reader may conclude from this page."""
     found = []
     if any(run.summary.synthetic for run in runs):
         found.append(SYNTHETIC)

@@ -248,7 +248,7 @@ def _grouped(absences: Sequence[Absence]) -> list[dict[str, str]]:
 
 
 def _agreed(run: RunResult) -> str:
-    """What the plan says about taking part."""
+    """Return what the plan says about taking part."""
     agreed = run.summary.agreed
     if agreed.minimum is None:
         return ""

@@ -1,5 +1,6 @@
-"""What methods found beside their scores: whom AdaFed's sites learn from, whose model FedSM chose, what HarmoFL does to
-the images; and what was found in them. A panel is about one run, or about the seeds of a study's row."""
+"""Show what methods found beside their scores.
+
+Whom AdaFed's sites learn from, whose model FedSM chose, what HarmoFL does to the images, and what was found in them. A panel is about one run, or about the seeds of a study's row."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ MOST_OVERLAYS = 12_000_000  # characters that the overlays of one page may take
 
 @dataclass(frozen=True)
 class Subject:
-    """What a panel is about: one run, or a study's row with the runs of those of its seeds that finished."""
+    """The subject of a panel: one run, or a study's row with the runs of those of its seeds that finished."""
 
     label: str
     runs: Sequence[RunResult]
@@ -45,7 +46,7 @@ def having(subjects: Sequence[Subject], fact: Callable[[RunResult], Any]) -> Ite
 
 
 def similarity(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """Who learns from whom, where the method weighs sites: W, its mean over seeds."""
+    """Return who learns from whom, where the method weighs sites: W, its mean over seeds."""
     panels = []
     for place, subject in enumerate(having(subjects, lambda run: run.summary.details.similarity)):
         found = [one for run in subject.runs if (one := run.summary.details.similarity)]

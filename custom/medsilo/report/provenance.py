@@ -1,4 +1,4 @@
-"""Where the numbers of a page come from."""
+"""Say where the numbers of a page come from."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -86,7 +86,7 @@ class RunResult:
         return self.summary.score(site) if site in self.summary.sites else None
 
     def withholds(self, site: str) -> bool:
-        """Whether the site does not tell the score: it has too few test cases."""
+        """Return whether the site does not tell the score: it has too few test cases."""
         return self.summary.metric in self.site(site).withheld
 
     def test_cases(self, site: str) -> int | None:
@@ -179,7 +179,7 @@ def all_sites(runs: Sequence[RunResult]) -> list[str]:
 
 
 def same(runs: Sequence[RunResult], view: Callable[[RunResult], Any]) -> Any:
-    """What all runs agree on, or None."""
+    """Return what all runs agree on, or None."""
     values = {view(run) for run in runs}
     return values.pop() if len(values) == 1 else None
 

@@ -1,4 +1,4 @@
-"""What all pages share: one self-contained HTML file that opens without a network, sorts, and prints."""
+"""The frame of all pages: one self-contained HTML file that opens without a network, sorts, and prints."""
 
 import base64
 import hashlib

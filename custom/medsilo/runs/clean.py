@@ -1,4 +1,4 @@
-"""What may go from folders of runs: states for going on with studies that have ended, and what was half-written."""
+"""Find what may go from folders of runs: states of studies that have ended, and what was half-written."""
 
 import os
 import time
@@ -70,7 +70,7 @@ def _why(here: Path, name: str) -> str:
 
 
 def _has_ended(site: Path) -> bool:
-    """Whether a site's part of a study is over: by the study's summary, or at a hospital by the test, which is last."""
+    """Return whether a site's part of a study is over: by its summary, or at a hospital by the test, which is last."""
     run = site.parents[1]
     if (run / paths.SUMMARY).exists() or (run / paths.PLAN).exists():
         return _is_finished(run)

@@ -57,7 +57,7 @@ class Best(BaseModel):
 
 
 class CheckpointFacts(BaseModel):
-    """What every checkpoint says beside its tensors; the mixers' part is checked by those who take it over."""
+    """The facts of a checkpoint beside its tensors; the mixers' part is checked by those who take it over."""
 
     plan: str
     sites: list[str]
@@ -233,7 +233,7 @@ class Record:
             raise MedsiloError(f"{self.folder.name} is finished; there is nothing to resume")
 
     def can_go_on(self) -> bool:
-        """Whether the study has not ended, and there is something to go on from."""
+        """Return whether the study has not ended, and there is something to go on from."""
         return not self.finished() and any(self.checkpoints.glob(paths.ROUND_FILES))
 
     def finished(self) -> Summary | None:

@@ -1,4 +1,4 @@
-"""Which sites stand out in a record's rounds, in words. It is for people to ask; nothing is left out because of it.
+"""Say in words which sites stand out in a record's rounds. It is for people to ask; nothing is left out because of it.
 
 A round counts when the site's update
 

@@ -26,7 +26,7 @@ CARRIER = {32: torch.int32, 64: torch.int64}  # as which words travel
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How numbers become integers.
+    """A coding of numbers as integers.
 
     bits: of the integers.
     bound: no number that a site sends may be larger, whatever its sign.

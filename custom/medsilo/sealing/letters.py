@@ -1,6 +1,6 @@
-"""What server and sites send each other about sealing: typed, of bounded size, refused in one line where it is wrong.
+"""The letters that server and sites send each other about sealing.
 
-In JSON bytes are hexadecimal digits.
+They are typed and of bounded size, and one that is wrong is refused in one line. In JSON bytes are hexadecimal digits.
 """
 
 from typing import Annotated, Any, Self
@@ -103,14 +103,14 @@ class Offered(Letter):
 
 
 class Offer(Letter):
-    """What a site offers for a round, with shares of its two secrets in a box for each other hospital."""
+    """A site's offer for a round, with shares of its two secrets in a box for each other hospital."""
 
     offered: Offered
     boxes: Annotated[dict[SiteName, Box], BySite]
 
 
 class Deal(Letter):
-    """Who takes part in a round, and the boxes for one site, as the server relays them."""
+    """The sites that take part in a round, and the boxes for one of them, as the server relays them."""
 
     round: RoundNumber
     offers: Annotated[tuple[Offered, ...], Field(max_length=MOST_SITES, strict=False)]
@@ -156,7 +156,7 @@ class SumClaim(Letter):
 
 # ------------------------------------------------------------ a group's round
 class Stamp(Letter):
-    """What makes the masks of an upload its own: drawn anew for each."""
+    """The stamp that makes the masks of an upload its own: drawn anew for each."""
 
     round: RoundNumber
     nonce: Bytes16

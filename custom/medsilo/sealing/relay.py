@@ -67,7 +67,7 @@ class Gathering:
 
 
 class _Uploads:
-    """What the sites of a round sealed, checked for its form."""
+    """The sealed numbers of a round's sites, checked for their form."""
 
     def __init__(self, terms: Terms, number: int, blocks: Sequence[SealedBlock]) -> None:
         check_blocks(terms, blocks)
@@ -230,7 +230,7 @@ class MaskedSums:
 
     @property
     def can_open(self) -> bool:
-        """Whether enough sites have revealed their shares; more help only where shares are wrong."""
+        """Return whether enough sites have revealed their shares; more help only where shares are wrong."""
         return len(self._reveals) >= self.terms.threshold
 
     def open(self) -> tuple[SumClaim, Tensors]:

@@ -1,4 +1,4 @@
-"""What all parties of a sealed study know: who takes part, how sums are sealed, and what is added."""
+"""The terms that all parties of a sealed study know: who takes part, how sums are sealed, and what is added."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SERVER, HOSPITALS = "@server", "@hospitals"  # who reads a sum; else the name of
 
 @dataclass(frozen=True)
 class Terms:
-    """What a study agreed on, the same at the server and at every site.
+    """The agreement of a study, the same at the server and at every site.
 
     study, plan: its name and its plan's hash.
     sites: the hospitals, in sorted order. A hospital's place in it is its place in every agreement.
@@ -56,21 +56,25 @@ class Terms:
 
     @property
     def least(self) -> int:
-        """How many hospitals must take part in a sum."""
+        """Return how many hospitals must take part in a sum."""
         return max(self.threshold, LEAST)
 
     @property
     def safe_against(self) -> tuple[int, int | None]:
-        """How many hospitals may help the server, if it follows the protocol and if it lies, and together they learn
-        the sums only; None where a server that lies may learn more by itself."""
+        """Return how many hospitals may help the server, if it follows the protocol and if it lies.
+
+        Together they learn the sums only. None where a server that lies may learn more by itself.
+        """
         if self.mode == "group":
             return 0, 0
         return self.threshold - 1, 2 * self.threshold - len(self.sites) - 1 if self.confirm else None
 
     @property
     def safe_with_rows(self) -> int:
-        """How many hospitals may put their rows together where each gets a mixture of its own: with half of them, they
-        have as many equations as there are other models."""
+        """Return how many hospitals may put their rows together where each gets its own mixture.
+
+        With half of them, they have as many equations as there are other models.
+        """
         return min(self.safe_against[0], (len(self.sites) - 1) // 2)
 
     def place(self, site: str) -> int:

@@ -1,4 +1,4 @@
-"""What a hospital remembers for itself: its key, which patients' scores have left, and how many answers went to whom.
+"""The memory of a hospital: its key, which patients' scores have left, and how many answers went to whom.
 
 One folder per site, of this account alone. Its files are only ever added to, under a lock that all processes of this
 hospital share. An answer is noted, on the disk, before it leaves: a process that dies in between has counted one answer
@@ -33,7 +33,7 @@ Marks = frozenset[str]  # of the patients of one part, each with the number of i
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks for what: a lead's study of a data set. A lead without a name is one like any other."""
+    """The asker: a lead's study of a data set. A lead without a name is one like any other."""
 
     lead: str
     data: str
@@ -42,7 +42,7 @@ class Asker:
 
 @dataclass
 class Count:
-    """What is known of one study's answers, by part."""
+    """The known answers of one study, by part."""
 
     answered: Counter[str] = field(default_factory=Counter)
     planned: Counter[str] = field(default_factory=Counter)  # when it was let in
@@ -75,7 +75,7 @@ class Book:
 
     @property
     def has_key(self) -> bool:
-        """Whether a study was answered from here before."""
+        """Return whether a study was answered from here before."""
         return (self.folder / KEY).exists()
 
     def number(self, purpose: str) -> int:
@@ -186,7 +186,7 @@ class Book:
         return place
 
     def runs(self, study: str) -> bool:
-        """Whether some process holds this study's place."""
+        """Return whether some process holds this study's place."""
         path = self.folder / RUNNING / study
         if not path.exists():
             return False
@@ -250,7 +250,7 @@ def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
 
 
 def _differ(one: Marks, other: Marks) -> int:
-    """How many patients make the difference: those who stand in one of two groups, or in both with other cases."""
+    """Return how many patients make the difference: who stand in one of two groups, or in both with other cases."""
     return max(len(one - other), len(other - one))
 
 

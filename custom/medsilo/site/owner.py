@@ -1,4 +1,4 @@
-"""What holds where one person owns all sites, as in the simulator and in process."""
+"""Settings for where one person owns all sites, as in the simulator and in process."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the hospital's own files in `local/` allow and hold back, whatever a job says. NVFlare enforces them."""
+"""Read what the hospital's own files in `local/` allow and hold back, whatever a job says. NVFlare enforces them."""
 
 import json
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Policy:
     gpus: int = 0  # that NVFlare must find on this machine; it does not start with fewer
 
     def lets_out(self, group: str, cases: int | None = None) -> bool:
-        """Whether an answer with this group of tensors leaves, learned from so many training cases if that is known."""
+        """Return whether an answer with this group of tensors, learned from so many training cases if known, leaves."""
         listed = all(group in given["groups"] for path, given in self.filters if path == ONLY_THESE)
         least = [given["least"] for path, given in self.filters if path == ENOUGH and group in given["groups"]]
         return listed and (cases is None or cases >= max(least, default=0))

@@ -47,7 +47,7 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, d
 
 
 def run_settings(run_folder: Path) -> SiteSettings:
-    """What the run's sites computed with: those of the simulator, which keeps them, or the defaults."""
+    """Return what the run's sites computed with: those of the simulator, which keeps them, or the defaults."""
     return read_settings(run_folder / paths.NVFLARE / "local")
 
 

@@ -15,7 +15,7 @@ MOST = 1_000_000  # elements
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file says of itself that it is DICOM."""
+    """Return whether a file says of itself that it is DICOM."""
     with path.open("rb") as file:
         return file.read(PREAMBLE + 4)[PREAMBLE:] == MAGIC
 

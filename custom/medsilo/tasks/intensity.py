@@ -1,4 +1,4 @@
-"""How the values of images become numbers for a network: the same at all sites, by MONAI."""
+"""Turn the values of images into numbers for a network: the same at all sites, by MONAI."""
 
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,4 +1,4 @@
-"""Which cases a hospital's folder holds: told by patterns of file names, or by a table. No image is opened here."""
+"""List the cases that a hospital's folder holds: by patterns of file names, or by a table. No image is opened here."""
 
 import csv
 import re

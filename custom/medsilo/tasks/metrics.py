@@ -1,4 +1,4 @@
-"""What is measured on test cases. Measures of single cases stay at the site; counts leave it and add up over sites."""
+"""Measure test cases. Measures of single cases stay at the site; counts leave it and add up over sites."""
 
 from collections.abc import Iterable, Sequence
 
@@ -37,7 +37,7 @@ def by_patient(values: Tensor, patients: Sequence[str]) -> Tensor:
 
 
 def confusion(labels: Tensor, found: Tensor, classes: int) -> list[float]:
-    """How often each class (rows) was found to be each class (columns), row by row."""
+    """Return how often each class (rows) was found to be each class (columns), row by row."""
     return torch.bincount(labels * classes + found, minlength=classes**2).double().tolist()
 
 

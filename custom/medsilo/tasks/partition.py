@@ -1,4 +1,4 @@
-"""How a pool of samples is dealt to sites so that their labels differ."""
+"""Deal a pool of samples to sites so that their labels differ."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ DRAWS = 20
 
 
 class Partition(Section):
-    """How one folder is dealt to simulated sites. A patient's cases go to one site, whole.
+    """The dealing of one folder to simulated sites. A patient's cases go to one site, whole.
 
     iid: at random, as evenly as can be. dirichlet: by the patients' classes, in shares drawn from Dirichlet(alpha).
     column: the table's `site` column says whose a case is.

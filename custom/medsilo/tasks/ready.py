@@ -30,7 +30,7 @@ NAMES = ("inputs", "targets")  # of the tensors in a file
 
 @dataclass(frozen=True)
 class Facts:
-    """What a survey wants to know of one entry's files."""
+    """The facts of one entry's files that a survey wants."""
 
     cases: int
     digest: str
@@ -51,13 +51,13 @@ class PreparedEntry:
 
 
 class Memory:
-    """What a site may keep in memory. Those that come first take their share first."""
+    """The memory that a site may fill. Those that come first take their share first."""
 
     def __init__(self, source: DataSource) -> None:
         self.left = source.cache_memory << 20 if source.cache == "memory" else 0  # bytes
 
     def takes(self, *tensors: Tensor) -> bool:
-        """Whether these have a place, which is theirs then."""
+        """Return whether these have a place, which is theirs then."""
         size = sum(tensor.nbytes for tensor in tensors)
         keeps = size <= self.left
         self.left -= size if keeps else 0
@@ -66,7 +66,7 @@ class Memory:
 
 @dataclass
 class Cache:
-    """Where a site keeps what is ready."""
+    """The place where a site keeps what is ready."""
 
     source: DataSource
     make: Callable[[Entry], PreparedEntry]

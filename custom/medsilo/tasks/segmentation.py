@@ -31,7 +31,7 @@ class Segmentation(Task):
 
     @property
     def tolerance(self) -> float:
-        """How far a surface may lie from the right one and still count in surface Dice, in millimetres or pixels."""
+        """Return how far a surface may be off and still count in surface Dice, in millimetres or pixels."""
         return 2.0
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Segmentation(Task):
         return (0.0, FAR) if name.startswith(SURFACE[0]) else super().told_range(name)
 
     def masks(self, labels: Tensor) -> Tensor:
-        """Where each structure is, [batch, structures, *grid]."""
+        """Return where each structure is, [batch, structures, *grid]."""
         return torch.stack([torch.isin(labels, labels.new_tensor(part)) for part in self.structures.values()], 1)
 
     def _dice(self, output: Tensor, target: Tensor) -> Tensor:

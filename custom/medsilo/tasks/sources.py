@@ -1,4 +1,4 @@
-"""What a site says of its own data: where they lie, and how its files and labels are to be read."""
+"""A site's word on its own data: where they lie, and how its files and labels are to be read."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,7 +22,7 @@ OwnShares = Annotated[Shares, BeforeValidator(_as_tuple)]
 
 
 class Columns(Section):
-    """What the columns of a site's table are called."""
+    """The names of the columns of a site's table."""
 
     image: Names | str = "image"  # several for several channels, in the plan's order
     label: str = "label"
@@ -51,7 +51,7 @@ class DataSource(Section):
 
     @property
     def is_described(self) -> bool:
-        """Whether more is said than where the folder is and what is kept of it."""
+        """Return whether more is said than where the folder is and what is kept of it."""
         return self != DataSource(**{key: getattr(self, key) for key in ("folder", "cache", "cache_memory")})
 
     def once(self) -> Self:

@@ -1,4 +1,4 @@
-"""Who is trained on and who is tested: patients (or other groups) go whole to training, validation or test."""
+"""Choose who is trained on and who is tested: patients (or other groups) go whole to training, validation or test."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -44,7 +44,7 @@ def parts_by_draw(groups: Sequence[str], shares: Shares, seed: int) -> np.ndarra
 
 
 def split_seed(seed: int, *site: str) -> int:
-    """What a split is drawn from."""
+    """Return what a split is drawn from."""
     return seed_for(seed, *site, "split")
 
 

@@ -1,4 +1,4 @@
-"""What is found when a site's data are read: counts and ranges, and nothing that names a patient or a file."""
+"""The survey of a site's data: counts and ranges, and nothing that names a patient or a file."""
 
 import hashlib
 from collections import Counter
@@ -55,7 +55,7 @@ class Survey:
 
     @property
     def usable(self) -> bool:
-        """Whether training would begin with these data."""
+        """Return whether training would begin with these data."""
         return not any(problem.severity == "stops" for problem in self.problems)
 
     def facts(self) -> dict[str, Any]:
@@ -86,12 +86,12 @@ def ranges_of(several: Iterable[Sequence[float]]) -> tuple[Range, ...] | None:
 
 
 def digest(values: Tensor) -> str:
-    """What only equal images have in common."""
+    """Return what only equal images have in common."""
     return hashlib.sha256(repr(tuple(values.shape)).encode() + values.contiguous().numpy().tobytes()).hexdigest()
 
 
 def repeated(digests: Iterable[str]) -> int:
-    """How many are there again."""
+    """Return how many are there again."""
     return sum(count - 1 for count in Counter(digests).values())
 
 

@@ -1,4 +1,4 @@
-"""What a task is: data, network, loss and metric of one medical question. It knows nothing of federations."""
+"""The base of tasks: data, network, loss and metric of one medical question. It knows nothing of federations."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -88,12 +88,12 @@ class Task(Section):
 
     @property
     def mixes_patients(self) -> bool:
-        """Whether a patient's cases may be in several parts: a site is a person, or the plan asks for such a split."""
+        """Return whether a patient's cases may be in several parts: a site is a person, or the plan asks for it."""
         return getattr(self, "split", None) == "paper"
 
     @property
     def deals(self) -> bool:
-        """Whether the plan deals one folder of a site's own to simulated sites."""
+        """Return whether the plan deals one folder of a site's own to simulated sites."""
         return False
 
     @abstractmethod
@@ -123,7 +123,7 @@ class Task(Section):
         return data
 
     def survey(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> Survey:
-        """What is found when the data are read as training reads them; it raises nothing that data can cause."""
+        """Return what is found when the data are read as training reads them; it raises nothing that data can cause."""
         try:
             data = self.read(site, sites, seed, source and source.once())
         except DataError as error:
@@ -131,7 +131,7 @@ class Task(Section):
         return surveyed({part: getattr(data, part) for part in PARTS}, self.mixes_patients)
 
     def inputs_of(self, values: np.ndarray) -> Tensor:
-        """What the network reads of one image file, [cases, *shape]: for training and prediction alike.
+        """Return what the network reads of one image file, [cases, *shape]: for training and prediction alike.
 
         values: a volume [channels, D, H, W] or a flat image [channels, H, W], as tasks.scans reads them.
         """
@@ -146,8 +146,10 @@ class Task(Section):
         raise DataError(f"task {self.name} finds no masks")
 
     def monai_transforms(self) -> list[dict[str, Any]] | None:
-        """What `inputs_of` does to a volume in a MONAI bundle's words: invertible, the image's key is "image", slices
-        last. None where MONAI has no such transforms."""
+        """Return what `inputs_of` does to a volume in a MONAI bundle's words.
+
+        They can be inverted; the image's key is "image", slices come last. None where MONAI has no such transforms.
+        """
         return None
 
     @property
@@ -166,7 +168,7 @@ class Task(Section):
     augments: ClassVar[bool] = False  # whether `augmented` changes anything
 
     def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        """What training makes of one case: an augmented image, a patch of a volume; drawn from the seed alone."""
+        """Return what training makes of one case: an augmented image, a patch of a volume; drawn from the seed."""
         return case
 
     crops: ClassVar[bool] = False  # whether cases have sizes of their own, and networks learn from pieces of them
@@ -187,11 +189,11 @@ class Task(Section):
 
     # ------------------------------------------------------------------ the test
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """What is kept of every test case at its site, [batch] each; the metric is among it."""
+        """Return what is kept of every test case at its site, [batch] each; the metric is among it."""
         return {self.metric: self.case_scores(output, target)}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        """What a site tells of its test cases: counts that add up, none over fewer cases than `least` (but 0)."""
+        """Return what a site tells of its test cases: counts that add up, none over fewer cases than `least`."""
         counts = means(measures, least)
         if self.metric in counts:
             counts |= means({self.metric + BY_PATIENT: by_patient(measures[self.metric], patients)}, 0)
@@ -199,7 +201,7 @@ class Task(Section):
 
     @property
     def classifies(self) -> bool:
-        """Whether every case has one class."""
+        """Return whether every case has one class."""
         return CONFUSION in self.layout
 
     def class_counts(self, data: Dataset) -> list[int] | None:
@@ -221,7 +223,7 @@ class Task(Section):
         return self.range_of(name)
 
     def figures(self, counts: Counts) -> Figures:
-        """What is reported, from one site's counts or from those of several added up."""
+        """Return what is reported, from one site's counts or from those of several added up."""
         pairs = {name: counts[name] for name, length in self.layout.items() if length == 2 and name in counts}
         return {name: total / number if number else None for name, (total, number) in pairs.items()}
 
@@ -243,7 +245,7 @@ def labels_of(data: Dataset) -> Tensor | None:
 
 
 def surveyed(parts: dict[str, Dataset], mixes_patients: bool = False) -> Survey:
-    """What can be told of any data set: by looking at every case once."""
+    """Return what can be told of any data set: by looking at every case once."""
     found, digests, shapes, lows, highs, broken = {}, [], [], [], [], 0
     unreadable: dict[str, list[str]] = {}  # why -> files
     values: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Who a site is in a sealed study: the certificate and key of its kit."""
+"""Tell who a site is in a sealed study: the certificate and key of its kit."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from medsilo.sealing.signing import Certified, Signer, Unsigned
 
 @dataclass(frozen=True)
 class KitFiles:
-    """Where the certificate, the private key and the root certificate lie at a site."""
+    """The files of the certificate, the private key and the root certificate at a site."""
 
     certificate: str
     key: str

@@ -1,4 +1,4 @@
-"""What the server keeps of rounds whose result it cannot read, to give it to the sites that can."""
+"""Keep at the server the rounds whose result it cannot read, to give it to the sites that can."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

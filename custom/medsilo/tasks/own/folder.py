@@ -41,7 +41,7 @@ GREATEST = 65_535  # value of a mask
 
 
 class FolderTask(Task):
-    """What sites must agree on to learn from folders of their own. Where the files lie is each site's own affair.
+    """The agreement of sites that learn from folders of their own. Where the files lie is each site's own affair.
 
     Numbers along axes are given as x, y (and z). Images are resized to `size`; or they keep a size of their own. Then a
     segmentation's training takes pieces of `size`, and it is evaluated on whole images, through windows of that size; a
@@ -109,12 +109,12 @@ class FolderTask(Task):
 
     @property
     def segments(self) -> bool:
-        """Whether structures are found; else images are classified."""
+        """Return whether structures are found; else images are classified."""
         return self.kind == "segmentation"
 
     @property
     def alike(self) -> bool:
-        """Whether all images are resized to `size`."""
+        """Return whether all images are resized to `size`."""
         return True
 
     @property
@@ -274,7 +274,7 @@ class FolderTask(Task):
         return {part: [entry for entry in listing.entries if place[entry.patient] == part] for part in PARTS}
 
     def _chosen(self, facts: Facts) -> list[int]:
-        """Which of an entry's cases are used."""
+        """Return which of an entry's cases are used."""
         return list(range(facts.cases))
 
     def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
@@ -335,7 +335,7 @@ class FolderTask(Task):
         return PreparedEntry(inputs, targets, facts)
 
     def _inputs(self, values: np.ndarray, spacing: Sequence[float]) -> Tensor:
-        """What the network reads of an image [C, (D,) H, W]: [cases, C, *grid]."""
+        """Return what the network reads of an image [C, (D,) H, W]: [cases, C, *grid]."""
         if len(values) != self.channels:
             hint = "; remove the alpha channel" if len(values) == self.channels + 1 and values.dtype == np.uint8 else ""
             raise DataError(f"images have {len(values)} channels where the plan reads {self.channels}{hint}")
@@ -365,7 +365,7 @@ class FolderTask(Task):
         return image[None]
 
     def _grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
-        """How many places the network's grid has along each axis."""
+        """Return how many places the network's grid has along each axis."""
         return self.size[::-1] if self.alike else self._own_grid(grid, spacing)
 
     def _own_grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
@@ -427,7 +427,7 @@ def _scan_of(path: Path) -> Scan:
 
 
 def _held(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]]) -> list[HeldEntry]:
-    """What can be read of these; what can't is noted."""
+    """Return what can be read of these; what can't is noted."""
     held = []
     for entry in entries:
         try:
@@ -479,7 +479,7 @@ def _refuse_another_place(one: Scan, other: Scan, what: str) -> None:
 
 @cache
 def _family(task: FolderTask) -> Task:
-    """What measures this kind of task."""
+    """Return what measures this kind of task."""
     if task.segments:
         return StructureJudge(names=task.labels, axes=task.axes, lengths=task.voxel, criterion=task.criterion)
     return ClassJudge(names=task.labels, axes=task.axes)

@@ -55,7 +55,7 @@ class ClassJudge(_Judge, Classification):
 
     @property
     def classes(self) -> int:  # type: ignore[override]
-        """How many there are."""
+        """Return how many there are."""
         return len(self.names)
 
     def default_network(self) -> Network:

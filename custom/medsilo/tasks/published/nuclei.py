@@ -187,7 +187,7 @@ def read_tile(folder: Path, name: str) -> tuple[np.ndarray, Tensor]:
 
 
 def patient_of(name: str) -> str:
-    """Who or what must not be in two parts: the patient of a TCGA name, else the source image of a tile."""
+    """Return who or what must not be in two parts: the patient of a TCGA name, else the source image of a tile."""
     return name[:BARCODE] if name.startswith("TCGA-") else name.rsplit("_", 1)[0]
 
 
@@ -220,7 +220,7 @@ def published_in(place: Path) -> list[Path]:
 
 
 def nuclei_in(image: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Which pixels of a published image [3, *shape] are nuclei: 0 or 1, [H, W]."""
+    """Return which pixels of a published image [3, *shape] are nuclei: 0 or 1, [H, W]."""
     masked = _instances(image)
     if masked is not None:
         mask = (read_labels(masked) > 0).astype(np.uint8)

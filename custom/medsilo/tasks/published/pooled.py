@@ -13,7 +13,7 @@ from medsilo.tasks.splits import Shares, Split, parts_by_draw, split_seed
 
 
 class PooledTask(Classification):
-    """How a pool is dealt: by Dirichlet, evenly, or not at all where the folder is the site's own.
+    """The dealing of a pool: by Dirichlet, evenly, or not at all where the folder is the site's own.
 
     Sites take turns in sorted order, and all hold the same folder and the same plan, so that nobody has to tell
     another who has what. The pool is dealt to all sites first and split after that: the part of a patient is the same

@@ -67,7 +67,7 @@ class Prostate(Segmentation):
 
     @property
     def largest_input(self) -> float:  # type: ignore[override]
-        """What the brightest voxel becomes."""
+        """Return what the brightest voxel becomes."""
         return self.brightest
 
     @property

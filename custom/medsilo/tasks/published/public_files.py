@@ -1,4 +1,4 @@
-"""What the tasks of public data sets share: finding the site's folder, reading pictures and tables."""
+"""Find the site's folder of a public data set; read pictures and tables."""
 
 import csv
 from collections.abc import Callable, Hashable, Sequence
@@ -88,7 +88,7 @@ def read_labels(path: Path) -> np.ndarray:
 
 
 def _values(path: Path, what: str, mode: str | None = None) -> np.ndarray:
-    """What SimpleITK can't: TIFF of any name and compression, palettes as they are."""
+    """Return what SimpleITK can't: TIFF of any name and compression, palettes as they are."""
     from PIL import Image
 
     try:

@@ -42,7 +42,7 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Motions:
-    """What the activities are, the same for all sites: tempo [classes], posture [classes, C], waves [classes, C, H]."""
+    """The activities, the same for all sites: tempo [classes], posture [classes, C], waves [classes, C, H]."""
 
     tempo: np.ndarray
     posture: np.ndarray

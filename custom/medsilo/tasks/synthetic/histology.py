@@ -29,7 +29,7 @@ SPACING = 16  # pixels between the places at which a cell may lie
 
 @dataclass(frozen=True)
 class Appearance:
-    """How a site's slides look. Optical densities per colour channel, light from -1 (dark edge) to 1 along an angle."""
+    """The look of a site's slides. Optical density per channel, light from -1 (dark edge) to 1 along an angle."""
 
     nucleus_stain: tuple[float, float, float]
     tissue_stain: tuple[float, float, float]

@@ -1,4 +1,4 @@
-"""What the synthetic hospitals have in common: seeds, splits by patient, and random fields.
+"""The common ground of the synthetic hospitals: seeds, splits by patient, and random fields.
 
 Everything here is numpy without BLAS, so that the numbers do not depend on how many threads there are.
 """
@@ -22,7 +22,7 @@ def numbers_for(seed: int, *purpose: str | int) -> np.random.Generator:
 
 
 def position_of(site: str, sites: Sequence[str], most: int | None = None) -> int:
-    """Where the site stands among the study's sites in sorted order; at most `most` sites are allowed."""
+    """Return where the site stands among the study's sites in sorted order; at most `most` sites are allowed."""
     if site not in sites:
         raise PlanError(f"participation.sites: '{site}' is not among them; add it or start another site")
     if most is not None and len(sites) > most:

@@ -32,7 +32,7 @@ DARK_ORGANS = (0, 4)  # the sites of low similarity whose organ is the dark elli
 
 @dataclass(frozen=True)
 class Scanner:
-    """How a site's volumes look and are stored, and how many patients it has compared with the smallest site."""
+    """The look of a site's volumes, how they are stored, and its patients as a multiple of the smallest site's."""
 
     patients: float
     brightness: float
@@ -156,7 +156,7 @@ def dice_and_cross_entropy() -> nn.Module:
 
 
 def ellipsoids(centres: np.ndarray, radii: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    """Whether a voxel lies inside; centres and radii: [patients, 3] as (z, y, x); returns [patients, *shape]."""
+    """Return whether a voxel lies inside; centres and radii: [patients, 3] as (z, y, x); returns [patients, *shape]."""
     z, y, x = (
         ((np.arange(length) - centres[:, axis, None]) / radii[:, axis, None]) ** 2 for axis, length in enumerate(shape)
     )
