@@ -1,6 +1,8 @@
 """Show what methods found beside their scores.
 
-Whom AdaFed's sites learn from, whose model FedSM chose, what HarmoFL does to the images, and what was found in them. A panel is about one run, or about the seeds of a study's row."""
+Whom AdaFed's sites learn from, whose model FedSM chose, what HarmoFL does to the images, and what was found in them. A
+panel is about one run, or about the seeds of a study's row.
+"""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
