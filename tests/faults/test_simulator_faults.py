@@ -120,6 +120,7 @@ def test_a_site_that_hangs_costs_its_time_and_no_more(tmp_path: Path) -> None:
     assert line.seconds < 40
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
     plan = make_plan("fedbn", "training.rounds=6")
     inprocess.run(plan, folder=tmp_path / "loop")

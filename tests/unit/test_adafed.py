@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases, SiteData
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, make_plan, slow_but
 from tests.unit.test_algorithms import initial, load_data, merge_by_hand, plan_sgd, train_by_hand, with_state
 
 CPU = SiteSettings(device="cpu")
@@ -314,8 +315,9 @@ def test_batch_norm_stays_or_is_mixed_or_is_averaged(share: str, tmp_path: Path)
 
 
 # ------------------------------------------------------------------------------------------------ resuming
-@pytest.mark.parametrize("method", VARIANTS)
-@pytest.mark.parametrize("stop_in", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("method", "stop_in"), slow_but([("adafed", 1), ("f-adafed", 2), ("d-adafed", 3)], product(VARIANTS, [1, 2, 3, 4]))
+)
 def test_a_study_that_stops_anywhere_goes_on_with_the_same_numbers(method: str, stop_in: int, tmp_path: Path) -> None:
     """Inside the measure phase (round 1; round 2 of f-AdaFed), in the first weighted round, and later."""
     plan = quick(method, "training.rounds=4", "algorithm.absent=last")

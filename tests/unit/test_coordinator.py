@@ -30,7 +30,7 @@ from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, Summary
 from medsilo.site.settings import SiteSettings
 from medsilo.study.progress import round_lines
 from medsilo.tasks.task import SiteData
-from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, make_plan
+from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, make_plan, slow_but
 
 A, B, C = SITES
 CPU = SiteSettings(device="cpu")
@@ -565,7 +565,7 @@ def test_the_order_of_arrival_does_not_matter(method: str, tmp_path: Path) -> No
         assert first.summary.sites[A].validation == study.summary.sites[A].validation
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(["fedavg", "apfl", "scaffold", "harmofl", "adafed", "fedsm"], METHODS))
 def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> None:
     """Neither by name nor by content, in no parcel and in no checkpoint of the server."""
     kept: dict[str, list[tuple[str, Tensor]]] = {site: [] for site in SITES}

@@ -32,7 +32,7 @@ from tests.conftest import METHODS, PERSONAL, PLAIN, SITES, make_plan, mounted, 
 A = SITES[0]
 CPU = SiteSettings(device="cpu")
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
-KINDS = ["fedavg", "apfl", "scaffold"]  # one of each kind
+KINDS = [("fedavg", []), ("apfl", ["algorithm.adaptive=true"]), ("scaffold", [])]  # one of each kind
 EVERY = [
     *[(method, []) for method in [*PLAIN, *PERSONAL]],
     ("apfl", ["algorithm.adaptive=true"]),

@@ -12,7 +12,7 @@ from medsilo.core.files import load_yaml
 from medsilo.learning.training import Training
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import NETWORKS, TASKS
-from tests.conftest import METHODS, SITES, make_plan
+from tests.conftest import METHODS, SITES, make_plan, slow_but
 
 GOOD = """
 algorithm: {name: fedprox, mu: 0.1}
@@ -335,7 +335,7 @@ def test_another_network_drops_the_former_ones_numbers() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- resolved
-@pytest.mark.parametrize("method", [*METHODS, "central"])
+@pytest.mark.parametrize("method", slow_but(["fedavg", "harmofl", "fedsm"], [*METHODS, "central"]))
 @pytest.mark.parametrize("task", TASKS)
 def test_the_resolved_plan_is_the_plan(method: str, task: str, tmp_path: Path) -> None:
     if method == "harmofl" and task == "activity-windows":
