@@ -26,7 +26,7 @@ from medsilo.course.workbench import Blueprint
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.mixing.defence import Shield
-from medsilo.mixing.forms import Form, Summed, Unsealable
+from medsilo.mixing.forms import Form, Summed, Told, Unsealable
 from medsilo.mixing.rules import Robust
 from medsilo.models.network import Network
 from medsilo.registry import ANY, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
@@ -197,8 +197,8 @@ class TransportSettings(Section):
     sealing_clear: tuple[str, ...] = added(
         (),
         max_length=16,
-        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, as "
-        "AdaFed's `statistics`",
+        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, and "
+        "AdaFed's `statistics`, which hospitals tell each other otherwise",
     )
 
     @property
@@ -260,7 +260,7 @@ class TransportSettings(Section):
     def check_form(self, method: str, group: str, form: Form) -> None:
         """Raise a PlanError where a group that sites send can't be sealed so."""
         if group in self.sealing_clear:
-            if not isinstance(form, Unsealable):
+            if not isinstance(form, Unsealable | Told):
                 raise PlanError(f"transport.sealing_clear: {group} of {method} can be sealed; take it out")
             return
         if isinstance(form, Unsealable):

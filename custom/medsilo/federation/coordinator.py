@@ -251,15 +251,10 @@ class Coordinator:
 
         def outgoing(site: str) -> Parcel:
             groups: Groups = {} if task == "join" or empty else self.state.payload(site, phase)
-            request = Request(
-                task=task,
-                round=number,
-                study=self.study,
-                plan=self.plan.hash,
-                sites=tuple(self.everyone),
-                timeout=self.plan.participation.timeout,
+            request = self._request(
+                task,
+                number,
                 selected=selected,
-                package=self.plan.code,
                 train_cases=smallest,
                 last=max((line.round for line in self.rounds if site in line.answered), default=0),
                 outcome=self._outcome_for(site, task),
@@ -284,6 +279,19 @@ class Coordinator:
         exchange.missing = {**away, **exchange.missing}
         return exchange
 
+    def _request(self, task: Task, number: int, **own: Any) -> Request:
+        """Return a request with what every one tells."""
+        return Request(
+            task=task,
+            round=number,
+            study=self.study,
+            plan=self.plan.hash,
+            sites=tuple(self.everyone),
+            timeout=self.plan.participation.timeout,
+            package=self.plan.code,
+            **own,
+        )
+
     def _take(self, site: str, groups: Groups, answer: Trained, phase: Phase) -> None:
         if self.sealed is None:
             self.state.take(site, groups, answer.samples, phase)
@@ -307,22 +315,13 @@ class Coordinator:
         sites: Sequence[str],
         letters: Callable[[str], Letters],
         take: Callable[[str, Letters], None],
+        groups: Groups | None = None,
     ) -> Exchange:
-        """Ask sites for letters of a sealed study."""
+        """Ask sites for letters of a sealed study. groups: what all are sent beside."""
         exchange = Exchange(list(sites))
 
         def outgoing(site: str) -> Parcel:
-            request = Request(
-                task=task,
-                round=number,
-                study=self.study,
-                plan=self.plan.hash,
-                sites=tuple(self.everyone),
-                timeout=self.plan.participation.timeout,
-                package=self.plan.code,
-                sealing=letters(site),
-            )
-            return request.parcel({})
+            return self._request(task, number, sealing=letters(site)).parcel(groups or {})
 
         def receive(site: str, reply: Parcel) -> None:
             answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)

@@ -120,7 +120,7 @@ class Participant:
     def _answer_letters(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         if self.sealed is None:
             raise Refused("the server seals what this plan lets leave in clear")
-        return {"sealing": self.sealed.answer(asked)}, {}
+        return {"sealing": self.sealed.answer(asked, groups)}, {}
 
     def _round(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         """Take over what was merged, validate it, train, and give back what this phase sends."""

@@ -20,7 +20,7 @@ from medsilo.runs.schema import LARGEST
 MOST_CASES = 10_000_000  # of one site
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
-Task = Literal["join", "agree", "offer", "round", "confirm", "unmask", "deliver", "test"]
+Task = Literal["join", "agree", "offer", "round", "confirm", "unmask", "compare", "deliver", "test"]
 End = Literal["join", "deliver", "test"]
 PARTS = ("train", "validation", "test")
 
@@ -181,7 +181,7 @@ class Joined(SiteAnswer):
 class Lettered(SiteAnswer):
     """A site's letters in a sealed study, beside its rounds."""
 
-    task: Literal["agree", "offer", "confirm", "unmask"]
+    task: Literal["agree", "offer", "confirm", "unmask", "compare"]
     sealing: dict[str, Any]
 
 
@@ -235,7 +235,7 @@ class Tested(SiteAnswer):
         return self
 
 
-LETTERED = ("agree", "offer", "confirm", "unmask")
+LETTERED = ("agree", "offer", "confirm", "unmask", "compare")
 ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "join": Joined,
     "round": Trained,

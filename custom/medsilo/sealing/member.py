@@ -105,6 +105,11 @@ class Member:
         return self._kept.to_bytes()
 
     # ------------------------------------------------------------------ a study begins
+    @property
+    def has_met(self) -> bool:
+        """Whether this site has got the keys of the others."""
+        return self._kept.assembly is not None
+
     def introduction(self) -> Introduction:
         """Return this site's fresh keys, signed."""
         channel, signing = self._public_keys()
@@ -271,9 +276,13 @@ class Member:
     def offer(self, number: int) -> Offer:
         """Return fresh keys for a round, and shares of their secrets for each other site.
 
-        It takes the place of an earlier offer, which can then be sealed with no more.
+        It takes the place of an earlier offer, which can then be sealed with no more. Asked again before the round has
+        begun, because the answer was lost, it is the same.
         """
         self._check_mode("pairwise")
+        turn = self._kept.turn
+        if turn and turn.own.round == number and turn.context is None:
+            return Offer(offered=turn.own, boxes=turn.boxes)
         terms, channels, mask, seed = self.terms, self._linked, token_bytes(KEY), token_bytes(KEY)
         public, commitment = public_of(mask), commitment_of(seed)
         signature = channels.sign(offered(channels.all.digest, number, self.site, public, commitment))
@@ -286,7 +295,7 @@ class Member:
             for site, both in shares.items()
             if site != self.site
         }
-        self._keep(turn=Turn(own=own, mask=mask, seed=seed, shares={self.site: shares[self.site]}))
+        self._keep(turn=Turn(own=own, mask=mask, seed=seed, shares={self.site: shares[self.site]}, boxes=boxes))
         return Offer(offered=own, boxes=boxes)
 
     def seal(
@@ -314,6 +323,11 @@ class Member:
             sealed[block.name] = as_tensor(words)
         self._keep(turn=turn.model_copy(update={"context": context}))
         return sealed
+
+    def has_sealed(self, deal: Deal) -> bool:
+        """Return whether this site has sealed what it sends in this very round, with these offers."""
+        turn = self._kept.turn
+        return turn is not None and turn.context is not None and turn.offers == deal.offers
 
     def _begun(self, deal: Deal) -> Turn:
         """Return this site's turn in the round that the server deals, with the shares of the others."""

@@ -1,11 +1,12 @@
 """The server's side of a sealed study: it passes letters on, and adds up what it cannot read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from medsilo.core.errors import ParticipationError
+from medsilo.core.errors import ParticipationError, Refused
 from medsilo.core.tensors import Groups, Modules
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_numbers
@@ -14,6 +15,7 @@ from medsilo.federation.sealed.store import SealedResult, SealedStore
 from medsilo.federation.sealed.what import (
     WORDS,
     Blocks,
+    Comparison,
     Held,
     KeyAgreement,
     Matrix,
@@ -23,8 +25,8 @@ from medsilo.federation.sealed.what import (
     terms_of,
     words_for,
 )
-from medsilo.mixing.forms import Rows, Summed
-from medsilo.mixing.mixers import Mixer, SimilarityMix, WeightedMean
+from medsilo.mixing.forms import Rows, Summed, Told
+from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, WeightedMean
 from medsilo.plan import Plan
 from medsilo.runs.messages import Task
 from medsilo.sealing.letters import (
@@ -41,9 +43,22 @@ from medsilo.sealing.signing import Certified, Unsigned
 from medsilo.sealing.terms import SERVER, Terms
 
 Letters = dict[str, Any]
-# Ask these sites, each with its letters; the last function takes a site's answer and raises Refused.
-Ask = Callable[[Task, int, Sequence[str], Callable[[str], Letters], Callable[[str, Letters], None]], Exchange]
 Enough = Callable[[Exchange, str], None]  # raises ParticipationError where too few have answered
+
+
+class Ask(Protocol):
+    """Asks these sites, each with its letters; `take` is given a site's answer and raises Refused."""
+
+    def __call__(
+        self,
+        task: Task,
+        number: int,
+        sites: Sequence[str],
+        letters: Callable[[str], Letters],
+        take: Callable[[str, Letters], None],
+        groups: Groups | None = None,
+    ) -> Exchange:
+        """Return what came of it. groups: what all are sent beside."""
 
 
 class SealedServer:
@@ -125,6 +140,7 @@ class SealedServer:
     def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
         self.groups = dict(groups)
         self._open: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in groups}  # whole numbers, by site
+        self._boxes: dict[str, dict[str, Tensor]] = {name: {} for name in groups}  # what sites tell each other
         self._samples: dict[str, int] = {}
         self._rows: dict[str, Matrix] = {}
 
@@ -138,9 +154,9 @@ class SealedServer:
         among = self._among(rows)
         self._begin(self.blocks.of(phase, self.layout, among))
         self._rows, self._deals, self._round = among, {}, None
-        if not self.groups:
-            return {}
         blocks = [block for own in self.groups.values() for block in own.blocks.values()]
+        if not blocks:
+            return {}
         if self.terms.mode == "group":
             self._round = MaskedMixtures(self.terms, number, blocks)
             return {}
@@ -192,6 +208,8 @@ class SealedServer:
             self._round.add(site, words)
         for name, own in self.groups.items():
             self._open[name][site] = {key: groups[name][key] for key in own.beside}
+            if isinstance(own.form, Told):
+                self._boxes[name][site] = groups[name][WORDS]
         self._samples[site] = samples
 
     # ------------------------------------------------------------------ a round ends
@@ -201,6 +219,27 @@ class SealedServer:
             self._mix(self._round, number)
         elif self._round is not None:
             self._add(self._round, number)
+        for own in self.groups.values():
+            if isinstance(own.form, Told):
+                self._compare(own, number)
+
+    def _compare(self, own: SealedGroup, number: int) -> None:
+        """Let the sites compare what they told each other; take the weights on which all agree."""
+        mixer, boxes = self.mixers[own.name], self._boxes[own.name]
+        assert isinstance(mixer, Compared)
+        told = {**self._told(), "among": mixer.sites}
+        found: dict[str, Comparison] = {}
+
+        def compared(site: str, letters: Letters) -> None:
+            comparison = Comparison.read(site, letters.get("comparison"))
+            comparison.check(site)
+            if comparison.round != number or list(comparison.sites) != mixer.sites:
+                raise Refused(f"{site}: its weights are of other sites or of another round than {number}")
+            found[site] = comparison
+
+        exchange = self._ask("compare", number, sorted(boxes), lambda site: told, compared, {own.name: boxes})
+        self._enough(exchange, f"weights that follow from round {number}")
+        mixer.take_weights(torch.tensor(agreed(found).weights, dtype=torch.float64))
 
     def _add(self, sums: MaskedSums, number: int) -> None:
         survivors = sums.survivors()
@@ -242,7 +281,7 @@ class SealedServer:
         common = self._mixed(mixtures, number, {}, alike)
         for name, own in self.groups.items():
             given = self.sites if isinstance(own.form, Summed) else sites
-            if isinstance(own.form, Rows):
+            if isinstance(own.form, Rows | Told):
                 continue
             for site in given:
                 self.store.keep(name, site, common[name])
@@ -260,9 +299,10 @@ class SealedServer:
         self, mixtures: MaskedMixtures, number: int, rows: Mapping[str, tuple[int, ...]], alike: tuple[int, ...]
     ) -> dict[str, SealedResult]:
         """Return every group's mixture by these rows, and of the others the sum."""
-        claim, mixed = mixtures.mix({name: rows.get(name, alike) for name in self.groups})
+        added = {name: own for name, own in self.groups.items() if own.blocks}
+        claim, mixed = mixtures.mix({name: rows.get(name, alike) for name in added})
         found = {}
-        for name, own in self.groups.items():
+        for name, own in added.items():
             weights = self._weights(own, mixtures.sites)
             told = claim.model_copy(update={"rows": {name: claim.rows[name]}})
             held = self._held(number, sum(weights.values()), told.facts())
@@ -290,3 +330,15 @@ class SealedServer:
         mixer = self.mixers[own.name]
         assert isinstance(mixer, WeightedMean)
         mixer.take_mean(tensors, {site: float(w) for site, w in self._weights(own, sites).items()})
+
+
+def agreed(found: Mapping[str, Comparison]) -> Comparison:
+    """Return what all sites have computed; raises ParticipationError, naming them, where some have computed else."""
+    alike = {site: [other for other in sorted(found) if own.is_like(found[other])] for site, own in found.items()}
+    most = max((alike[site] for site in sorted(alike)), key=len)
+    if others := sorted(set(found) - set(most)):
+        raise ParticipationError(
+            f"sealing: {', '.join(others)} made other weights of what the hospitals told each other than "
+            f"{', '.join(most)}; look for a changed package or machine there"
+        )
+    return found[most[0]]

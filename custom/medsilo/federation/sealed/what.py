@@ -2,22 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
+from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
-from medsilo.mixing.forms import Form, Pulled, Rows, Summed
+from medsilo.mixing.forms import Form, Pulled, Rows, Summed, Told
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
+from medsilo.sealing.channels import BOXED
 from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat, integer_weights
 from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
 from medsilo.sealing.terms import HOSPITALS, SERVER, SealedBlock, Terms
 
 WORDS = "@sealed"  # under which a group's sealed numbers travel, beside its whole numbers
+ALIKE = 1e-9  # weights that two machines compute differ by less
 ROW_TOTAL = {64: 1 << 24, 32: 1 << 10}  # what the integer weights of a row add up to
 
 Row = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_length=256, strict=False)]
@@ -53,10 +58,37 @@ class Current(Letter):
     agreement: Annotated[int, Field(ge=1, le=1_000_000)]
 
 
+class Among(Letter):
+    """All sites of the study that train, in order, those that have not agreed on keys included."""
+
+    among: Names
+
+
 class Published(Letter):
     """The rows of weights of a round, by group and site, told before anything of it is sealed."""
 
     rows: Annotated[dict[SiteName, Annotated[dict[SiteName, Row], Field(max_length=256)]], Field(max_length=16)]
+
+
+class Comparison(Letter):
+    """The weights that a hospital made of what all told each other in a round: a row for each of these sites."""
+
+    round: RoundNumber
+    sites: Names
+    weights: Annotated[tuple[Row, ...], Field(max_length=256, strict=False)]
+
+    def check(self, sender: str) -> None:
+        """Raise Refused unless these are weights of its sites."""
+        count = len(self.sites)
+        if len(self.weights) != count or any(len(row) != count or abs(fsum(row) - 1) > ALIKE for row in self.weights):
+            raise Refused(f"{sender}: its weights are not a row for each site that adds up to 1")
+
+    def is_like(self, other: "Comparison") -> bool:
+        """Return whether two hospitals have computed the same, but for what machines make different in rounding."""
+        if (self.round, self.sites) != (other.round, other.sites):
+            return False
+        mine, theirs = (torch.tensor(own.weights, dtype=torch.float64) for own in (self, other))
+        return bool((mine - theirs).abs().max() <= ALIKE)
 
 
 @dataclass(frozen=True)
@@ -86,6 +118,9 @@ class SealedGroup:
 
     def expected(self) -> dict[str, Tensor]:
         """Return the layout of what a site sends."""
+        if isinstance(self.form, Told):
+            content = sum(tensor.nbytes for tensor in self.like.values())
+            return {WORDS: torch.empty(content + BOXED, dtype=torch.uint8, device="meta")}
         words = {
             name: next(iter(self.like.values())).new_empty(
                 block.flat.words, dtype=CARRIER[block.fixed.bits], device="meta"
@@ -117,6 +152,8 @@ class Blocks:
     def _group(
         self, group: Group, form: Form, layout: Modules, tensors: dict[str, Tensor], rows: Matrix
     ) -> SealedGroup:
+        if isinstance(form, Told):
+            return SealedGroup(group, form, dict(tensors), {})
         flat = Flat.of({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()})
         fixed = FixedPoint(self.plan.transport.sealing_bits, self._bound(group, layout), self._weights(form))
         pairwise = self.terms.mode == "pairwise"
@@ -168,7 +205,8 @@ def needs_common_key(terms: Terms, plan: Plan) -> bool:
     """Return whether hospitals need a key that all of them have."""
     if terms.mode == "group":
         return True
-    return any(isinstance(form, Pulled) for phase in plan.course.phases for form in plan.sealed_forms(phase).values())
+    forms = (form for phase in plan.course.phases for form in plan.sealed_forms(phase).values())
+    return any(isinstance(form, Pulled | Told) for form in forms)
 
 
 def sealed_layout(plan: Plan, phase: Phase, layout: Modules) -> dict[str, dict[str, Tensor]]:
