@@ -10,7 +10,6 @@ from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase
-from medsilo.course.promises import sealing_facts
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
 from medsilo.federation.asking import Asking, Exchange, Messenger, Missing
@@ -105,9 +104,11 @@ class Coordinator:
             self.absent = {site: gone.reason for site, gone in sorted(joined.missing.items())}
             if self.sealed:
                 here = [site for site in self.sites if site in joined.replies]
-                heaviest = max(self.acceptance.joined[site].cases.train for site in here)
-                self.sealed.agree(here, heaviest)
-                self.state.details["sealing"] = sealing_facts(self.plan.transport.sealing, self.sealed.keys)
+                transport = self.plan.transport
+                heaviest = max(self.acceptance.joined[site].cases.train or 1 for site in here)
+                self.sealed.agree(here, transport.sealing_counts or heaviest)
+                facts = {"mode": transport.sealing, "keys": self.sealed.keys, "protects": transport.promises}
+                self.state.details["sealing"] = facts
             for number in range(self.state.done + 1, self.plan.rounds + 1):
                 self._round(number)
             self._finish()
@@ -146,7 +147,8 @@ class Coordinator:
         if breach is None:
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
-        updates, shares = self.state.directions.updates(), self.state.shares(phase) if breach is None else {}
+        told = breach is None and not self.plan.transport.sealing_counts
+        updates, shares = self.state.directions.updates(), self.state.shares(phase) if told else {}
         line = Round(
             round=number,
             phase=phase.name,
@@ -345,7 +347,8 @@ class Coordinator:
     def _smallest(self) -> int | None:
         """Return the training cases of the smallest site that trains."""
         joined = self.acceptance.joined
-        return min((joined[site].cases.train for site in self.sites if site in joined), default=None)
+        known = (joined[site].cases.train for site in self.sites if site in joined)
+        return min((cases for cases in known if cases), default=None)
 
     def _consider_best(self, exchange: Exchange, rounds: int) -> None:
         """Let the sites' validation scores choose; a site with fewer cases than it tells of has no say."""
@@ -383,7 +386,7 @@ def _line(exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: 
         train_loss=reply.train_loss,
         validation=reply.validation,
         validation_loss=reply.validation_loss,
-        samples=reply.samples,
+        samples=None if reply.cases.train is None else reply.samples,
         seconds=round(reply.seconds, 3),
         memory=int(reply.memory),
         bytes_up=exchange.bytes_up[site],

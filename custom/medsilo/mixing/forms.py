@@ -46,7 +46,7 @@ Compare = Callable[[Sequence[str], Mapping[str, Tensors]], Tensor]
 
 
 @dataclass(frozen=True)
-class Told:
+class Exchanged:
     """Every hospital reads what each of them sends, and the server does not.
 
     compare: what they all make of it by themselves, the rows of weights of another group: from the names of all sites
@@ -65,7 +65,7 @@ class Unsealable:
     why: str
 
 
-Form = Summed | Pulled | Rows | Told | Unsealable
+Form = Summed | Pulled | Rows | Exchanged | Unsealable
 MAKES = {"_take", "_merge", "_fold", "_rule"}  # methods of a mixer that decide what is computed
 
 

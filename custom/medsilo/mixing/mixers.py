@@ -30,7 +30,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.spill import Kept
 from medsilo.mixing.defence import Defence, Shield
-from medsilo.mixing.forms import Compare, Form, Pulled, Rows, Summed, Told, Unsealable
+from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
 from medsilo.mixing.layout import Layout, Tensors, TypeSection
 from medsilo.mixing.spread import Numbers, Spread, StoredSpread, Totals
 from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
@@ -759,7 +759,7 @@ class Compared(Identity):
     @property
     def sealed(self) -> Form:
         """How it is mixed where the server cannot read what sites send."""
-        return Told(self._compare, self._for)
+        return Exchanged(self._compare, self._for)
 
     @property
     def sites(self) -> list[str]:

@@ -1,6 +1,7 @@
 """The server's side of a sealed study: it passes letters on, and adds up what it cannot read."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -15,20 +16,20 @@ from medsilo.federation.sealed.store import SealedResult, SealedStore
 from medsilo.federation.sealed.what import (
     WORDS,
     Blocks,
-    Comparison,
     Held,
     KeyAgreement,
     Matrix,
+    OwnWeights,
     SealedGroup,
     needs_common_key,
     own_row,
     terms_of,
     words_for,
 )
-from medsilo.mixing.forms import Rows, Summed, Told
+from medsilo.mixing.forms import Exchanged, Rows, Summed
 from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, WeightedMean
 from medsilo.plan import Plan
-from medsilo.runs.messages import Task
+from medsilo.runs.messages import SiteAnswer, Task
 from medsilo.sealing.letters import (
     Assembly,
     Confirmation,
@@ -117,24 +118,32 @@ class SealedServer:
                 boxes = gathering.group_keys(GroupKeys.read(site, letters.get("keys")))
                 keys.update({other: {"key": box.facts()} for other, box in boxes.items()})
 
-        here = self._agreed(terms.sites, lambda site: told, introduced)
+        here = sorted(self._agreed(terms.sites, lambda site: told, introduced).replies)
         if here == list(terms.sites):
             self._assembly = gathering.assembly()
             signed = all(own.certificates for own in self._assembly.introductions)
             self.keys = Certified.said if signed else Unsigned.said
             letters = {**told, "assembly": self._assembly.facts()}
-            here = self._agreed(terms.sites, lambda site: letters, met)
+            known = self._agreed(terms.sites, lambda site: letters, met).replies
+            here = sorted(known)
         if here == list(terms.sites) and common:
-            got = self._agreed(terms.sites[1:], lambda site: {**told, **keys[site]}, lambda site, letters: None)
-            here = sorted([first, *got])
+            others, drew = terms.sites[1:], {first: known[first]}
+            got = self._agreed(others, lambda site: {**told, **keys[site]}, lambda site, letters: None, drew)
+            here = sorted(got.replies)
         return here
 
     def _agreed(
-        self, sites: Sequence[str], letters: Callable[[str], Letters], take: Callable[[str, Letters], None]
-    ) -> list[str]:
+        self,
+        sites: Sequence[str],
+        letters: Callable[[str], Letters],
+        take: Callable[[str, Letters], None],
+        there: Mapping[str, SiteAnswer] = MappingProxyType({}),
+    ) -> Exchange:
+        """Ask sites; `there` are those that need not be asked."""
         exchange = self._ask("agree", 0, sites, letters, take)
+        exchange.replies |= there
         self._enough(exchange, "keys of the study")
-        return sorted(exchange.replies)
+        return exchange
 
     # ------------------------------------------------------------------ a round
     def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
@@ -208,7 +217,7 @@ class SealedServer:
             self._round.add(site, words)
         for name, own in self.groups.items():
             self._open[name][site] = {key: groups[name][key] for key in own.beside}
-            if isinstance(own.form, Told):
+            if isinstance(own.form, Exchanged):
                 self._boxes[name][site] = groups[name][WORDS]
         self._samples[site] = samples
 
@@ -220,7 +229,7 @@ class SealedServer:
         elif self._round is not None:
             self._add(self._round, number)
         for own in self.groups.values():
-            if isinstance(own.form, Told):
+            if isinstance(own.form, Exchanged):
                 self._compare(own, number)
 
     def _compare(self, own: SealedGroup, number: int) -> None:
@@ -228,10 +237,10 @@ class SealedServer:
         mixer, boxes = self.mixers[own.name], self._boxes[own.name]
         assert isinstance(mixer, Compared)
         told = {**self._told(), "among": mixer.sites}
-        found: dict[str, Comparison] = {}
+        found: dict[str, OwnWeights] = {}
 
         def compared(site: str, letters: Letters) -> None:
-            comparison = Comparison.read(site, letters.get("comparison"))
+            comparison = OwnWeights.read(site, letters.get("comparison"))
             comparison.check(site)
             if comparison.round != number or list(comparison.sites) != mixer.sites:
                 raise Refused(f"{site}: its weights are of other sites or of another round than {number}")
@@ -261,8 +270,8 @@ class SealedServer:
         for own in self.groups.values():
             for key, block in own.blocks.items():
                 if block.reader == SERVER:
-                    divisor = sum(self._weights(own, survivors.sites).values())
-                    self._hand_over(own, sums.read(block, opened, divisor), survivors.sites)
+                    read = sums.read(block, opened, self._divisor(own, survivors.sites))
+                    self._hand_over(own, own.divided(read), survivors.sites)
                 else:
                     held = self._held(number, len(survivors.sites), claim.facts())
                     kept = SealedResult({WORDS: opened[block.name]}, held)
@@ -281,7 +290,7 @@ class SealedServer:
         common = self._mixed(mixtures, number, {}, alike)
         for name, own in self.groups.items():
             given = self.sites if isinstance(own.form, Summed) else sites
-            if isinstance(own.form, Rows | Told):
+            if isinstance(own.form, Rows | Exchanged):
                 continue
             for site in given:
                 self.store.keep(name, site, common[name])
@@ -303,21 +312,30 @@ class SealedServer:
         claim, mixed = mixtures.mix({name: rows.get(name, alike) for name in added})
         found = {}
         for name, own in added.items():
-            weights = self._weights(own, mixtures.sites)
             told = claim.model_copy(update={"rows": {name: claim.rows[name]}})
-            held = self._held(number, sum(weights.values()), told.facts())
-            found[name] = SealedResult({WORDS: mixed[name], **self._carried(own, mixtures.sites)}, held)
+            held = self._held(number, self._divisor(own, mixtures.sites), told.facts())
+            carried = {} if own.hides_counts else self._carried(own, mixtures.sites)
+            found[name] = SealedResult({WORDS: mixed[name], **carried}, held)
         return found
 
     def _held(self, number: int, divisor: int, claim: Letters) -> Held:
         return Held(agreement=self.store.agreement, round=number, divisor=divisor, claim=claim)
 
+    def _divisor(self, own: SealedGroup, sites: Sequence[str]) -> int:
+        """Return what a sum is divided by; 1 where what its weights add up to is sealed in it."""
+        return 1 if own.counts else sum(self._weights(own, sites).values())
+
     def _weights(self, own: SealedGroup, sites: Sequence[str]) -> dict[str, int]:
         return {site: own.weight(self._samples[site]) for site in sites}
 
     def _carried(self, own: SealedGroup, sites: Sequence[str]) -> dict[str, Tensor]:
-        """Return the whole numbers of the first site, as a mean in clear takes them."""
-        return self._open[own.name][min(sites)]
+        """Return the whole numbers of the first site, as a mean in clear takes them; those of the beginning where sites
+        keep theirs."""
+        first = min(sites)
+        if own.hides_counts:
+            given = self.mixers[own.name].current(first)
+            return {name: tensor for name, tensor in given.items() if not tensor.is_floating_point()}
+        return self._open[own.name][first]
 
     def _hand_over(self, own: SealedGroup, mean: Mapping[str, Tensor], sites: Sequence[str]) -> None:
         """Give the mean that the server may read to the group's mixer."""
@@ -332,7 +350,7 @@ class SealedServer:
         mixer.take_mean(tensors, {site: float(w) for site, w in self._weights(own, sites).items()})
 
 
-def agreed(found: Mapping[str, Comparison]) -> Comparison:
+def agreed(found: Mapping[str, OwnWeights]) -> OwnWeights:
     """Return what all sites have computed; raises ParticipationError, naming them, where some have computed else."""
     alike = {site: [other for other in sorted(found) if own.is_like(found[other])] for site, own in found.items()}
     most = max((alike[site] for site in sorted(alike)), key=len)

@@ -16,21 +16,22 @@ from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_numbers, same_layout
 from medsilo.federation.sealed.what import (
     ALIKE,
+    COUNT,
     WORDS,
     Among,
     Blocks,
-    Comparison,
     Current,
     Held,
     KeyAgreement,
     Matrix,
+    OwnWeights,
     Published,
     SealedGroup,
     needs_common_key,
     own_row,
     terms_of,
 )
-from medsilo.mixing.forms import Pulled, Rows, Summed, Told
+from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request
@@ -62,7 +63,8 @@ class _Seat:
     member: Member
     blocks: Blocks
     rows: dict[int, Rowed] = field(default_factory=dict)  # by round
-    compared: dict[str, Comparison] = field(default_factory=dict)  # by the group whose rows they are, the last ones
+    compared: dict[str, OwnWeights] = field(default_factory=dict)  # by the group whose rows they are, the last ones
+    opened: dict[str, int] = field(default_factory=dict)  # group → the last round whose result this site has opened
 
     def content(self) -> bytes:
         """Return what the site must keep of it, all of it secret."""
@@ -72,6 +74,7 @@ class _Seat:
             "study": self.member.terms.study,
             "rows": rows,
             "compared": {group: own.facts() for group, own in self.compared.items()},
+            "opened": self.opened,
             "member": json.loads(self.member.saved()),
         }
         return json.dumps(kept).encode()
@@ -135,8 +138,9 @@ class SealedSite:
             earlier = self._seat(number) if self._path(number).exists() else None
         terms = terms_of(self.plan, study, agreement.sites)
         member = Member.begin(terms, self.site, self.signer, earlier.member if earlier else None)
-        blocks, compared = Blocks(self.plan, terms, agreement.heaviest), earlier.compared if earlier else {}
-        seat = self._seats[number] = _Seat(agreement, member, blocks, compared=compared)
+        seat = self._seats[number] = _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
+        if earlier:
+            seat.compared, seat.opened = dict(earlier.compared), dict(earlier.opened)
         return seat
 
     def _offer(self, asked: Request) -> Letters:
@@ -170,10 +174,10 @@ class SealedSite:
             raise Refused("the server: it names other sites than the plan does")
         name = next(iter(groups), "")
         own = sealed.get(name)
-        if own is None or not isinstance(own.form, Told):
+        if own is None or not isinstance(own.form, Exchanged):
             raise Refused("the server: it hands out what hospitals do not tell each other")
         rows = own.form.compare(among, self._told(seat, asked.round, own, groups[name]))
-        comparison = Comparison(round=asked.round, sites=among, weights=tuple(map(tuple, rows.tolist())))
+        comparison = OwnWeights(round=asked.round, sites=among, weights=tuple(map(tuple, rows.tolist())))
         seat.compared = {**seat.compared, own.form.rows: comparison}
         self._keep(seat)
         return {"comparison": comparison.facts()}
@@ -202,7 +206,7 @@ class SealedSite:
         check_numbers(groups, phase.sent, self._ranges, {})
         for name, own in self._sealed(self._newest(asked), phase, None).items():
             for block in list(own.blocks.values())[:1]:  # all of a group hold the same numbers
-                for tensor in block.flat.names:
+                for tensor in groups[name].keys() & set(block.flat.names):
                     block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> tuple[Letters, Groups]:
@@ -214,7 +218,7 @@ class SealedSite:
             return {}, groups
         tensors, weights, blocks, boxes = {}, {}, [], {}
         for name, own in sealed.items():
-            if isinstance(own.form, Told):
+            if isinstance(own.form, Exchanged):
                 boxes[name] = {WORDS: seat.member.tell(asked.round, name, groups[name])}
                 continue
             entered = self._entered(own, groups[name])
@@ -252,10 +256,10 @@ class SealedSite:
         return words
 
     def _entered(self, own: SealedGroup, tensors: Tensors) -> Tensors:
-        floats = {name: tensors[name] for name in next(iter(own.blocks.values())).flat.names}
+        floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         if isinstance(own.form, Summed) and own.form.enter:
-            return dict(own.form.enter(floats, self._arrived[own.name]))
-        return floats
+            floats = dict(own.form.enter(floats, self._arrived[own.name]))
+        return floats | ({COUNT: torch.ones((), dtype=torch.float64)} if own.counts else {})
 
     # ------------------------------------------------------------------ what is given
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
@@ -263,11 +267,46 @@ class SealedSite:
         held = {name: Held.read(SERVER, told) for name, told in asked.sealing.get("held", {}).items()}
         if not held.keys() <= groups.keys():
             raise Refused("the server: it tells of sealed groups that it does not send")
+        if held:
+            self._note_opened(asked, held)
         opened = {
-            name: self._opened(name, held[name], own, modules) if name in held else own for name, own in groups.items()
+            name: self._opened(name, held[name], own, modules) if name in held else self._counted(name, own, modules)
+            for name, own in groups.items()
         }
         self._arrived = opened
         return opened
+
+    def _counted(self, name: str, given: Tensors, modules: Modules) -> Tensors:
+        """Return what came in clear, with this site's own counters where they would tell of its cases."""
+        group = next((group for phase in self.plan.course.phases for group in phase.sent if group.name == name), None)
+        if group is None or not self.plan.transport.sealing_counts:
+            return given
+        mine = group.of(modules)
+        return {key: given[key] if given[key].is_floating_point() else mine.get(key, given[key]) for key in given}
+
+    def _note_opened(self, asked: Request, held: Mapping[str, Held]) -> None:
+        """Remember the rounds whose results come; raises Refused where the server replays an earlier one."""
+        seat = self._newest(asked)
+        for name, told in held.items():
+            if told.round < (least := self._least(seat, asked, name)):
+                raise Refused(
+                    f"the server: it replays {name} of round {told.round} in round {asked.round}, and that of round "
+                    f"{least} must be there"
+                )
+        seat.opened = {**seat.opened, **{name: told.round for name, told in held.items()}}
+        self._keep(seat)
+
+    def _least(self, seat: _Seat, asked: Request, name: str) -> int:
+        """Return the earliest round whose result a site may be given of a group: the last one of what all are given
+        alike, and of its own one that it has not had yet, but for a server that does rounds again."""
+        before = asked.round - (asked.task == "round")
+        rounds = (number for number in range(before, 0, -1) if self._form(name, number))
+        last = next(rounds, 0)
+        return last if isinstance(self._form(name, last), Summed) else min(seat.opened.get(name, 0), before)
+
+    def _form(self, name: str, number: int) -> Form | None:
+        """Return how a group is sealed in a round, if it is."""
+        return self.plan.sealed_forms(self.plan.course.phase_of(number)).get(name) if number else None
 
     def _opened(self, name: str, held: Held, given: Tensors, modules: Modules) -> Tensors:
         seat = self._seat(held.agreement)
@@ -284,10 +323,10 @@ class SealedSite:
             values, count = self._open_mixture(seat, held, own, block, words)
         else:
             values, count = self._open_sum(seat, held, block, words)
+        values = own.divided(values)
         if isinstance(own.form, Pulled):
             values = self._pulled(own.form, mine, values, count)
-        kept = {} if isinstance(own.form, Summed) else mine
-        return {other: values.get(other, beside.get(other, kept.get(other, mine[other]))) for other in own.like}
+        return {other: values.get(other, beside.get(other, mine[other])) for other in own.like}
 
     def _open_mixture(
         self, seat: _Seat, held: Held, own: SealedGroup, block: SealedBlock, words: Tensors
@@ -365,7 +404,7 @@ class SealedSite:
     def _compares(self, number: int) -> bool:
         """Return whether hospitals tell each other something in a round."""
         forms = self.plan.sealed_forms(self.plan.course.phase_of(number))
-        return any(isinstance(form, Told) for form in forms.values())
+        return any(isinstance(form, Exchanged) for form in forms.values())
 
     # ------------------------------------------------------------------ what is kept
     def _newest(self, asked: Request) -> _Seat:
@@ -391,8 +430,9 @@ class SealedSite:
             rows: dict[int, Rowed] = {
                 int(number): Published.read("this site", {"rows": own}).rows for number, own in kept["rows"].items()
             }
-            compared = {group: Comparison.read("this site", own) for group, own in kept["compared"].items()}
-        return _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest), rows, compared)
+            compared = {group: OwnWeights.read("this site", own) for group, own in kept["compared"].items()}
+            opened = {str(group): int(number) for group, number in kept["opened"].items()}
+        return _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest), rows, compared, opened)
 
     def _keep(self, seat: _Seat) -> None:
         """Write what the site must keep; before anything that rests on it leaves."""
