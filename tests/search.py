@@ -23,10 +23,13 @@ PIECES, PIECE = 24, 4  # of a model, that are looked for byte by byte, and the n
 def strange_part(model: Numbers, *known: Numbers) -> Numbers:
     """Return what these known numbers do not tell of a model, with a mean of 0 and a length of 1.
 
-    Its outliers are cut off, or else a single large number anywhere would be alike to one of them.
+    All frequencies are made equally strong and outliers are cut off: what training makes of weights has steps from
+    filter to filter, to which any slow numbers are alike, and a few large ones, to which any single large one is. What
+    is left is as far from strangers as noise would be.
     """
     basis, _ = np.linalg.qr(np.stack([np.ones_like(model), *known], axis=1))
-    left = model - basis @ (basis.T @ model)
+    waves = fft.rfft(model - basis @ (basis.T @ model))
+    left = fft.irfft(waves / np.maximum(np.abs(waves), 1e-9 * np.abs(waves).max()), len(model))
     left = np.clip(left, -OUTLIER * left.std(), OUTLIER * left.std())
     left -= basis @ (basis.T @ left)
     return left / float(np.linalg.norm(left))

@@ -120,7 +120,7 @@ class StatisticsMixture(Algorithm):
         measured = server.mixers.get("statistics")
         return measured.weights() if isinstance(measured, Compared) else self.compare(server.sites, {})
 
-    def compare(self, sites: Sequence[str], measured: Mapping[str, Tensors]) -> Tensor:
+    def compare(self, sites: Sequence[str], measured: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
         """Return W. Uniform rows while nothing was measured; a site that was not measured keeps its own model and
         counts for nobody else."""
         statistics = {site: statistics_of(row) for site, row in measured.items() if row["samples"] > 0}
