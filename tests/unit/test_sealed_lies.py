@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from medsilo.core.errors import MedsiloError, ParticipationError
+from medsilo.core.errors import Aborted, MedsiloError, ParticipationError
 from medsilo.core.files import load_tensors
 from medsilo.federation.asking import Missing
 from medsilo.federation.coordinator import Coordinator
@@ -235,6 +235,38 @@ def test_a_lost_answer_ends_a_study_that_stops_and_it_goes_on_from_there(
         lead(plan, tmp_path / "run", first_time(task, number, LOST, True))
     lead(plan, tmp_path / "run", resume=True)
     assert furthest(tmp_path / "run", clear) <= 1e-6
+
+
+def stopped_while_unmasking(folder: Path) -> None:
+    """Leave a study whose server ends when two of three sites have helped to open the sum of round 2, without d."""
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        if (site, asked.facts["task"], asked.facts["round"]) == ("d", "round", 2):
+            return LOST
+        if (site, asked.facts["task"], asked.facts["round"]) == ("c", "unmask", 2):
+            raise Aborted("the server was stopped")
+        return honest(site, asked, work)
+
+    with pytest.raises(Aborted):
+        lead(plan_of("fedavg", "pairwise", *GO_ON), folder, script)
+
+
+def test_a_round_whose_sum_was_opened_is_repeated_with_the_same_hospitals(tmp_path: Path) -> None:
+    """d, who was not in it, is back: it must wait for the next round, or the two sums would tell its model."""
+    stopped_while_unmasking(tmp_path / "run")
+    coordinator = lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", resume=True)
+    assert [line.answered for line in coordinator.rounds] == [HOSPITALS, ["a", "b", "c"], HOSPITALS]
+    assert "is repeated with the hospitals whose sum was opened before" in coordinator.rounds[1].refused["d"]
+
+
+def test_a_round_whose_sum_was_opened_is_not_opened_over_others(tmp_path: Path) -> None:
+    stopped_while_unmasking(tmp_path / "run")
+
+    def without_a(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        return LOST if site == "a" else honest(site, asked, work)
+
+    with pytest.raises(ParticipationError, match="over a, b, c was opened before .* wait for a, or begin anew"):
+        lead(plan_of("fedavg", "pairwise", *GO_ON), tmp_path / "run", without_a, resume=True)
 
 
 # ------------------------------------------------------------------------------------------------ the last digit

@@ -95,6 +95,11 @@ class Member:
             signature=self._signer.sign(masks.introduced(self.terms, self.site, channel, signing)),
         )
 
+    def unmasked(self) -> letters.Unmasked:
+        """Return the last sums that this site has helped to open: a round that is repeated must add the same sites."""
+        last = sorted(self._kept.unmasking.added.items())[-letters.TOLD_SUMS :]
+        return letters.Unmasked(sums=tuple(last))
+
     def _public_keys(self) -> tuple[bytes, bytes]:
         signing = Ed25519PrivateKey.from_private_bytes(self._kept.signing)
         return masks.public_of(self._kept.channel), signing.public_key().public_bytes_raw()

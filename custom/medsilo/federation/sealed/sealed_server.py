@@ -38,6 +38,7 @@ from medsilo.sealing.letters import (
     Offer,
     Reveal,
     Stamp,
+    Unmasked,
 )
 from medsilo.sealing.relay import Gathering, MaskedMixtures, MaskedSums
 from medsilo.sealing.signing import Certified, Unsigned
@@ -81,6 +82,7 @@ class SealedServer:
         self.blocks: Blocks
         self._assembly: Assembly
         self.keys = ""  # what they rest on, in words
+        self._unmasked: dict[str, dict[int, tuple[str, ...]]] = {}  # site → round → whose sum it has helped to open
         self._deals: dict[str, Letters] = {}
         self._round: MaskedSums | MaskedMixtures | None = None
         self._begin({})
@@ -112,6 +114,7 @@ class SealedServer:
 
         def introduced(site: str, letters: Letters) -> None:
             gathering.add(site, Introduction.read(site, letters.get("introduction")))
+            self._unmasked[site] = dict(Unmasked.read(site, letters.get("unmasked")).sums)
 
         def met(site: str, letters: Letters) -> None:
             if common and site == first:
@@ -174,10 +177,27 @@ class SealedServer:
         def offered(site: str, letters: Letters) -> None:
             sums.offer(site, Offer.read(site, letters.get("offer")))
 
-        exchange = self._ask("offer", number, self.sites, lambda site: self._told(), offered)
+        again = self._repeated(number)
+        exchange = self._ask("offer", number, again or self.sites, lambda site: self._told(), offered)
         self._enough(exchange, f"keys of round {number}")
         self._deals = {site: {"deal": deal.facts()} for site, deal in sums.deals().items()}
-        return exchange.missing
+        late = Missing("refused", f"round {number} is repeated with the hospitals whose sum was opened before")
+        return {**{site: late for site in self.sites if again and site not in again}, **exchange.missing}
+
+    def _repeated(self, number: int) -> tuple[str, ...]:
+        """Return whose sum was opened before the server stopped, where enough sites say so: a second one over others
+        would tell the models of those that are in one of them only. Raises ParticipationError where they are not there.
+        """
+        told = [sums[number] for sums in self._unmasked.values() if number in sums]
+        before = max(told, key=lambda sites: (told.count(sites), sites), default=())
+        if told.count(before) < self.terms.threshold:
+            return ()
+        if gone := sorted(set(before) - set(self.sites)):
+            raise ParticipationError(
+                f"sealing: the sum of round {number} over {', '.join(before)} was opened before the server stopped, so "
+                f"the round can only be repeated with the same hospitals: wait for {', '.join(gone)}, or begin anew"
+            )
+        return before
 
     def _among(self, rows: Mapping[str, Matrix]) -> dict[str, Matrix]:
         """Return the rows of those who have agreed on keys, with the weights of those alone."""

@@ -117,7 +117,7 @@ class SealedSite:
             answer = {}
         else:
             seat = self._waiting(agreement) or self._begin(agreement, asked.study)
-            answer = {"introduction": seat.member.introduction().facts()}
+            answer = {"introduction": seat.member.introduction().facts(), "unmasked": seat.member.unmasked().facts()}
         self._keep(seat)
         return answer
 
