@@ -14,7 +14,7 @@ KINDS = ("<f4", "<f8", "<i8")  # as what numbers may lie there
 SMALLEST, LARGEST = 1e-10, 100.0  # hardly a weight is smaller, and none is larger
 HALF, FEW = 0.5, 0.2  # parts of a page
 STRETCH = 1 << 21  # numbers that are looked through at once
-LEAST_SPREAD = 1e-8  # of the squares in a window, as a part of a stretch's: less is lost in single precision
+LEAST_SPREAD = 1e-8  # of the squares in a window, as a part of a stretch's: less is rounding
 PAGE = 4096
 OUTLIER = 3  # standard deviations
 PIECES, PIECE = 24, 4  # of a model, that are looked for byte by byte, and the numbers of each
@@ -74,18 +74,18 @@ def vectors(content: bytes, kind: str, size: int) -> Iterator[Numbers]:
 
 
 def _as_numbers(raw: Numbers) -> Numbers:
-    """Return numbers in single precision; what can be no weight is 0, and integers are drawn together."""
+    """Return numbers in double precision; what can be no weight is 0, and integers are drawn together."""
     if raw.dtype.kind == "i":  # of what size they are depends on their scale, and a few large ones would cover all
-        return np.arcsinh(raw.astype(np.float64)).astype(np.float32)
+        return np.arcsinh(raw.astype(np.float64))
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.where(np.abs(raw) <= LARGEST, raw, 0).astype(np.float32)
+        return np.where(np.abs(raw) <= LARGEST, raw, 0).astype(np.float64)
 
 
 def most_alike(contents: Iterable[bytes], wanted: Sequence[Numbers]) -> float:
     """Return the largest |correlation| of a wanted model's strange part with as many numbers in a row, anywhere."""
     size = len(wanted[0])
     length = fft.next_fast_len(STRETCH, real=True)
-    turned = [np.conj(fft.rfft(each.astype(np.float32), length)) for each in wanted]
+    turned = [np.conj(fft.rfft(each, length)) for each in wanted]
     most = 0.0
     for content in contents:
         for kind in KINDS:
@@ -95,8 +95,8 @@ def most_alike(contents: Iterable[bytes], wanted: Sequence[Numbers]) -> float:
     return most
 
 
-def _most_in(numbers: Numbers, turned: Sequence[NDArray[np.complex64]], size: int, length: int) -> float:
-    sums, squares = (np.concatenate([[0.0], np.cumsum(each, dtype=np.float64)]) for each in (numbers, numbers**2))
+def _most_in(numbers: Numbers, turned: Sequence[NDArray[np.complex128]], size: int, length: int) -> float:
+    sums, squares = (np.concatenate([[0.0], np.cumsum(each)]) for each in (numbers, numbers**2))
     spread = squares[size:] - squares[:-size] - (sums[size:] - sums[:-size]) ** 2 / size
     width = np.sqrt(np.where(spread > LEAST_SPREAD * squares[-1], spread, np.inf))
     seen = fft.rfft(numbers, length)

@@ -293,17 +293,16 @@ def shaken(seed: int) -> Script:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedadam", "f-adafed"])
+@pytest.mark.parametrize("method", ["fedavg", "fedadam", "f-adafed"])
 def test_a_fast_learner_makes_as_much_of_a_last_digit_in_clear(method: str, tmp_path: Path) -> None:
     """At a learning rate of 0.05 training makes more than 1e-5 of a last digit with some methods, sealed or not."""
-    plans = {how: make_plan(method, "training.rounds=10", f"transport.sealing={how}", sites=HOSPITALS) for how in HOWS}
+    plans = {how: make_plan(method, "training.rounds=4", f"transport.sealing={how}", sites=HOSPITALS) for how in HOWS}
     lead(plans["none"], tmp_path / "clear")
     lead(plans["pairwise"], tmp_path / "sealed")
     for seed in range(SHAKES):
         lead(plans["none"], tmp_path / str(seed), shaken(seed))
     usual = max(furthest(tmp_path / str(seed), tmp_path / "clear") for seed in range(SHAKES))
     found = furthest(tmp_path / "sealed", tmp_path / "clear")
-    print(method, found, usual)
     assert found <= SMALL_FACTOR * usual
 
 
