@@ -52,10 +52,11 @@ def _runs(pages: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
-def vectors(content: bytes, kind: str, size: int) -> Iterator[Numbers]:
+def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Numbers]:
     """Yield the stretches that so many numbers of a kind can lie in, with the pages around them.
 
-    A page of weights has numbers of their size; one of integers, masked or not, has both signs.
+    A page of weights has numbers of their size; one of integers, masked or not, has both signs. known: numbers in
+    single precision that everybody can make, such as the initial weights; they are left out.
     """
     width = int(kind[-1])
     raw = _pages(content).view(kind)
@@ -70,7 +71,10 @@ def vectors(content: bytes, kind: str, size: int) -> Iterator[Numbers]:
     wide[:-1] |= like[1:]
     for start, end in _runs(wide):
         if end - start >= size * width:
-            yield _as_numbers(raw.reshape(-1)[start // width : end // width])
+            found = raw.reshape(-1)[start // width : end // width]
+            if width == 4:
+                found = np.where(np.isin(found.view("<u4"), known.astype("<f4").view("<u4")), np.float32(0), found)
+            yield _as_numbers(found)
 
 
 def _as_numbers(raw: Numbers) -> Numbers:
@@ -81,7 +85,7 @@ def _as_numbers(raw: Numbers) -> Numbers:
         return np.where(np.abs(raw) <= LARGEST, raw, 0).astype(np.float64)
 
 
-def most_alike(contents: Iterable[bytes], wanted: Sequence[Numbers]) -> float:
+def most_alike(contents: Iterable[bytes], wanted: Sequence[Numbers], known: Numbers) -> float:
     """Return the largest |correlation| of a wanted model's strange part with as many numbers in a row, anywhere."""
     size = len(wanted[0])
     length = fft.next_fast_len(STRETCH, real=True)
@@ -89,7 +93,7 @@ def most_alike(contents: Iterable[bytes], wanted: Sequence[Numbers]) -> float:
     most = 0.0
     for content in contents:
         for kind in KINDS:
-            for numbers in vectors(content, kind, size):
+            for numbers in vectors(content, kind, size, known):
                 for start in range(0, len(numbers) - size + 1, length - size + 1):
                     most = max(most, _most_in(numbers[start : start + length], turned, size, length))
     return most

@@ -148,7 +148,7 @@ def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: 
     contents = watch.changed.union(written_since(teaching, start))
     found = found_pieces(contents, {name: pieces_of(model, initial) for name, model in models.items()})
     last = {name.partition(" ")[0]: model for name, model in models.items()}  # a site's own, where it is there
-    alike = most_alike(contents, [strange_part(model, initial) for model in last.values()])
+    alike = most_alike(contents, [strange_part(model, initial) for model in last.values()], initial)
     if mode == "none":
         assert alike > 3 * CHANCE and {f"{site} last.safetensors" for site in SITES} <= found, (alike, found)
     else:

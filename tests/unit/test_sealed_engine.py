@@ -225,6 +225,6 @@ def test_the_servers_disk_holds_no_model_of_a_site(method: str, mode: str, tmp_p
         files = [path for path in folder.rglob("*") if path.is_file()]
         contents = [path.read_bytes() for path in files if "sites" not in path.relative_to(folder).parts]
         found = found_pieces(contents, {"a": pieces_of(weight, before)})
-        alike = most_alike(contents, [strange_part(weight, before)])
+        alike = most_alike(contents, [strange_part(weight, before)], before)
         assert (found, alike > 3 * CHANCE) == (({"a"}, True) if how == "none" else (set(), False)), (how, alike)
         assert how == "none" or alike < CHANCE

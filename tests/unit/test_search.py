@@ -17,7 +17,7 @@ def around(content: bytes) -> bytes:
 
 
 def alike(content: bytes, before: bytes = b"") -> float:
-    return most_alike(segments(content, before), [strange_part(MODEL, INITIAL)])
+    return most_alike(segments(content, before), [strange_part(MODEL, INITIAL)], INITIAL)
 
 
 @pytest.mark.parametrize(
