@@ -20,13 +20,13 @@ from medsilo.core.text import plain
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Course, Phase
-from medsilo.course.promises import Sealing
+from medsilo.course.promises import Sealing, promises
 from medsilo.course.sealable import forms_of
 from medsilo.course.workbench import Blueprint
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.mixing.defence import Shield
-from medsilo.mixing.forms import Form, Summed, Unsealable
+from medsilo.mixing.forms import Exchanged, Form, Summed, Unsealable
 from medsilo.mixing.rules import Robust
 from medsilo.models.network import Network
 from medsilo.registry import ANY, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
@@ -194,17 +194,29 @@ class TransportSettings(Section):
         description="the largest number that is sealed, whatever its sign; a hospital with a larger one is refused. "
         "`null`: 65536 with 64 bits, 64 with 32",
     )
+    sealing_counts: int | None = added(
+        None,
+        ge=1,
+        le=10_000_000,
+        description="seal the hospitals' numbers of training cases, too, by which means are weighted; no hospital may "
+        "have more than so many. `null`: they are told",
+    )
     sealing_clear: tuple[str, ...] = added(
         (),
         max_length=16,
-        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, as "
-        "AdaFed's `statistics`",
+        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, and "
+        "AdaFed's `statistics`, which hospitals tell each other otherwise",
     )
 
     @property
     def sealed(self) -> bool:
         """Whether hospitals seal what they send."""
         return self.sealing != "none"
+
+    @property
+    def promises(self) -> list[str]:
+        """What sealing protects against, and against whom it does not."""
+        return promises(self.sealing, self.sealing_clear, bool(self.sealing_counts))
 
     @property
     def bound(self) -> float:
@@ -237,6 +249,11 @@ class TransportSettings(Section):
                 "transport.precision: sealed numbers are integers, so bfloat16 only costs digits; set float32, and "
                 "transport.sealing_bits=32 for half of the bytes"
             )
+        if self.sealing_counts and self.sealing_clear:
+            raise PlanError(
+                f"transport.sealing_counts: {self.sealing_clear[0]} leaves in clear and tells numbers of cases; take "
+                "it out of transport.sealing_clear, or leave sealing_counts out"
+            )
         if self.sealing == "group":
             if self.sealing_threshold:
                 raise PlanError("transport.sealing_threshold: belongs to pairwise; leave it out")
@@ -260,7 +277,7 @@ class TransportSettings(Section):
     def check_form(self, method: str, group: str, form: Form) -> None:
         """Raise a PlanError where a group that sites send can't be sealed so."""
         if group in self.sealing_clear:
-            if not isinstance(form, Unsealable):
+            if not isinstance(form, Unsealable | Exchanged):
                 raise PlanError(f"transport.sealing_clear: {group} of {method} can be sealed; take it out")
             return
         if isinstance(form, Unsealable):
@@ -386,6 +403,11 @@ class Plan(Section):
     def _can_be_sealed(self, networks: Mapping[str, nn.Module]) -> None:
         """Nothing that sites send needs a server that can read it."""
         transport, name = self.transport, self.algorithm.name
+        if transport.sealing_counts and self.training.truncate:
+            raise PlanError(
+                "training.truncate: needs the smallest hospital's number of cases, which transport.sealing_counts "
+                "seals; leave one of them out"
+            )
         transport.check_sealing(self.participation, bool(self.participation.unseen))
         if self.mixing != Mixing():
             raise PlanError(

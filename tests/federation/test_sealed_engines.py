@@ -9,8 +9,6 @@ from medsilo.flare import simulator
 from tests.conftest import make_plan
 from tests.federation.test_simulator import CPU, assert_same_outcome
 
-CLEAR = ["transport.sealing_clear=[statistics]"]
-
 
 @pytest.mark.parametrize(
     "method, mode, threads",
@@ -18,11 +16,12 @@ CLEAR = ["transport.sealing_clear=[statistics]"]
         pytest.param("fedavg", "pairwise", None, marks=pytest.mark.slow),
         pytest.param("adafed", "group", 1, marks=pytest.mark.slow),
         pytest.param("adafed", "pairwise", None, marks=pytest.mark.slow),
+        pytest.param("f-adafed", "pairwise", 1, marks=pytest.mark.slow),
         pytest.param("fedsm", "pairwise", None, marks=pytest.mark.slow),
     ],
 )
 def test_sealed_simulator_equals_the_loop(method: str, mode: str, threads: int | None, tmp_path: Path) -> None:
-    plan = make_plan(method, f"transport.sealing={mode}", *CLEAR * (method == "adafed"))
+    plan = make_plan(method, f"transport.sealing={mode}")
     inprocess.run(plan, folder=tmp_path / "loop")
     simulator.run(plan, tmp_path / "simulator", CPU, threads=threads)
     assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")

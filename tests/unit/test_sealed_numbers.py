@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
-from medsilo.sealing import masks, member
+from medsilo.sealing import member
 from medsilo.sealing.fixed_point import CHECK, FixedPoint, Flat, as_tensor, as_words, integer_weights
 from medsilo.sealing.shamir import PRIME, combine, split
-from medsilo.sealing.streams import add_stream, derive, statement
+from medsilo.sealing.streams import Stream, add_stream, add_streams, derive, statement
 from tests.sealed import Hospitals, as_groups, block, numbers, terms
 
 
@@ -127,12 +127,11 @@ def test_no_stream_is_used_twice(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     """By a site: over rounds, blocks, recipients, a round that is repeated after a restart, and two studies."""
     used: list[bytes] = []
 
-    def recorded(words: Any, key: bytes, factor: int = 1) -> None:
-        used.append(key)
-        add_stream(words, key, factor)
+    def recorded(words: Any, streams: list[Stream]) -> None:
+        used.extend(key for key, _ in streams)
+        add_streams(words, streams)
 
-    for module in (masks, member):
-        monkeypatch.setattr(module, "add_stream", recorded)
+    monkeypatch.setattr(member, "add_streams", recorded)
     models, site = numbers(4), "site-1"
     readers = {"sum": {}, "row": {"reader": "site-0"}} if mode == "pairwise" else {"sum": {}, "row": {}}
     blocks = [block(models, name, **kind) for name, kind in readers.items()]  # type: ignore[arg-type]

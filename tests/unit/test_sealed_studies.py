@@ -1,17 +1,21 @@
 """Studies that seal what leaves give the models of clear mixing; plans that can't be sealed say why."""
 
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from medsilo.check.leaks import describe, leaks
 from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.course import promises
 from medsilo.course.promises import OPEN, SEALING
 from medsilo.federation import inprocess
 from medsilo.federation.inprocess import StudyResult
 from medsilo.plan import Plan
+from medsilo.report.page import render
+from medsilo.report.read import read_all
 from medsilo.site.settings import SiteSettings
-from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, make_plan
+from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, make_plan, slow_but
 
 SETTINGS = SiteSettings(device="cpu", smallest_average=1)
 # Training turns a difference in the last digit into one in the third, in clear as well (a rectifier that just opens);
@@ -19,12 +23,9 @@ SETTINGS = SiteSettings(device="cpu", smallest_average=1)
 SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
 STEADY = ["training.learning_rate=0.001", "training.momentum=0.0"]
 IMAGES = ["task.name=synthetic-histology", "task.size=32", "task.patients=5", "task.patches=4", "training.batch_size=8"]
-STATISTICS = ["transport.sealing_clear=[statistics]"]
+STATISTICS = ["transport.sealing_clear=[statistics]"]  # as the server reads them all the same
 OWN: dict[str, list[str]] = {
     "harmofl": IMAGES,
-    "adafed": STATISTICS,
-    "d-adafed": STATISTICS,
-    "f-adafed": STATISTICS,
     "moon": [],
     # what a first step of 0.01 an element makes of the last digit is less with a longer τ
     "fedadam": ["algorithm.tau=0.1"],
@@ -75,6 +76,37 @@ def test_group_gives_clear_mixing_after_ten_rounds(method: str) -> None:
     assert furthest(run(method, "none", "training.rounds=10"), run(method, "group", "training.rounds=10")) <= 1e-5
 
 
+NO_GROUP = {(method, "group") for method in ("fednova", "scaffold")}
+COUNTED = ["fedavg", "fedbn", "fednova", "scaffold", "adafed", "harmofl"]
+
+
+@pytest.mark.parametrize(
+    "method, mode",
+    slow_but(
+        [("fedavg", "pairwise"), ("fedbn", "group")],
+        [(method, mode) for method in COUNTED for mode in ("pairwise", "group") if (method, mode) not in NO_GROUP],
+    ),
+)
+def test_numbers_of_cases_are_sealed_too(method: str, mode: str, tmp_path: Path) -> None:
+    """The same models, and nothing that reached the server tells how many cases a hospital trains on."""
+    folder, asked = tmp_path / "study", "transport.sealing_counts=100000"
+    sealed = run(method, mode, asked, folder=folder)
+    assert furthest(run(method, "none"), sealed) <= 1e-6
+    page = " ".join(unescape(render(read_all([folder]), "A study")).split())
+    for site in SITES:
+        told = sealed.summary.sites[site]
+        assert told.cases and told.cases["train"] is None and not (told.classes or {}).get("train")
+        assert all(line.sites[site].samples is None and line.sites[site].share is None for line in sealed.history)
+    assert promises.COUNTED in page and ">sealed<" in page
+    assert promises.COUNTED in sealed.summary.details.as_json()["sealing"]["protects"]
+    assert promises.COUNTED in describe(plan_of(method, mode, asked), {}, SETTINGS)
+
+
+def test_a_hospital_with_more_cases_than_are_sealed_does_not_tell_how_many() -> None:
+    with pytest.raises(MedsiloError, match="more training cases than transport.sealing_counts allows; raise it"):
+        run("fedavg", "pairwise", "transport.sealing_counts=3")
+
+
 ALONE = SiteSettings(device="cpu", smallest_average=1, share_personal_model=False)
 
 
@@ -110,10 +142,11 @@ REFUSED = [
     ("fedavg", ['mixing.robust={"name": "median"}'], "which sealing hides from the server"),
     ("fedavg", ["transport.sealing_threshold=4"], "for 3 hospitals it must be from 2 to 3"),
     ("fedavg", ["transport.sealing_clear=[model]"], "model of fedavg can be sealed"),
+    ("adafed", ["transport.sealing_counts=99", *STATISTICS], "statistics leaves in clear and tells numbers of cases"),
+    ("fedavg", ["transport.sealing_counts=99", "training.truncate=true"], "needs the smallest hospital's number of"),
     ("adafed", ["transport.sealing_clear=[statistics,others]"], "sends no group others"),
     ("local", [], "nothing to seal"),
     ("central", [], "nothing to seal"),
-    ("adafed", [], r"sealing_clear=\[statistics\]"),
     ("adafed", ["algorithm.absent=last", *STATISTICS], "absent sites sent last"),
     ("fedsm", ['algorithm.personal_method={"name": "ditto"}'], "takes each site's values as they are"),
 ]
@@ -151,6 +184,17 @@ def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what is kept where
+@pytest.mark.parametrize("mode", ["group", "pairwise"])
+def test_record_leak_report_and_page_say_the_same_three_sentences(mode: str, tmp_path: Path) -> None:
+    plan = plan_of("adafed", mode, *STATISTICS)
+    study = inprocess.run(plan, settings=SETTINGS, folder=tmp_path / "study")
+    said = study.summary.details.as_json()["sealing"]["protects"]
+    page = " ".join(unescape(render(read_all([tmp_path / "study"]), "A study")).split())
+    leaking = describe(plan, {}, SETTINGS)
+    assert len(said) == 3 and said == plan.transport.promises
+    assert all(sentence in page and sentence in leaking for sentence in said)
+
+
 def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> None:
     study = run("fedavg", "group", folder=tmp_path / "study")
     sealing = study.summary.details.as_json()["sealing"]
@@ -164,11 +208,11 @@ def test_the_record_says_what_was_sealed_and_against_whom(tmp_path: Path) -> Non
 
 def test_docs_and_leak_reports_say_against_whom_it_protects(root: Path) -> None:
     page = " ".join((root / "docs" / "privacy.md").read_text("utf-8").split())
-    for text in (*SEALING.values(), OPEN):
+    for text in (*SEALING.values(), OPEN, promises.COUNTED):
         assert text in page
     for mode, text in SEALING.items():
         assert text in describe(plan_of("fedavg", mode), {}, SETTINGS)
-    told = "\n".join(describe(plan_of("adafed", "pairwise"), {}, SETTINGS))
+    told = "\n".join(describe(plan_of("adafed", "pairwise", *STATISTICS), {}, SETTINGS))
     assert "In clear, as the plan says (transport.sealing_clear): statistics." in told
     assert "No personal model goes to another hospital" in "\n".join(
         describe(plan_of("fedsm", "pairwise"), {}, SETTINGS)

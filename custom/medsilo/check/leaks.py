@@ -11,7 +11,6 @@ from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Stretch
-from medsilo.course.promises import OPEN, SEALING
 from medsilo.federation.evaluation import MOST
 from medsilo.federation.protection import planned_answers
 from medsilo.federation.sealed.what import sealed_layout
@@ -118,12 +117,9 @@ def describe(
 def _sealing(plan: Plan) -> list[str]:
     """Against whom the tensors are sealed, and what of them is not."""
     transport = plan.transport
-    lines = [SEALING[transport.sealing]]
-    if transport.sealed:
-        clear = ", ".join(transport.sealing_clear)
-        if any(group.at_home for group in plan.course.delivery.given):
-            lines.append("No personal model goes to another hospital, whatever share_personal_model says.")
-        lines += [OPEN, *([f"In clear, as the plan says (transport.sealing_clear): {clear}."] if clear else [])]
+    lines = transport.promises
+    if transport.sealed and any(group.at_home for group in plan.course.delivery.given):
+        lines.append("No personal model goes to another hospital, whatever share_personal_model says.")
     return lines
 
 

@@ -1,6 +1,7 @@
 """What sealing protects against, and against whom it does not: one text for docs, reports and records."""
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 Sealing = Literal["none", "group", "pairwise"]
 
@@ -17,8 +18,19 @@ OPEN = (
     "Sealed or not, the server knows the numbers of cases, scores and losses, who answered when, and whole numbers "
     "among the tensors such as batch norm's counters of batches."
 )
+COUNTED = (
+    "Sealed or not, the server knows the numbers of validation and test cases, scores and losses, and who answered "
+    "when; the numbers of training cases are sealed, too, and of them it learns their sum at most."
+)
+ALL_SEALED = "No group of tensors that can be sealed leaves in clear."
 
 
-def sealing_facts(sealing: Sealing, keys: str) -> dict[str, Any]:
-    """Return what a record says of a study that seals; keys: what they rest on."""
-    return {"mode": sealing, "keys": keys, "protects": [SEALING[sealing], OPEN]}
+def promises(sealing: Sealing, clear: Sequence[str], counts: bool) -> list[str]:
+    """Return what is said of a study, the same wherever it is said.
+
+    clear: the groups that leave in clear, as the plan says. counts: whether numbers of cases are sealed, too.
+    """
+    if sealing == "none":
+        return [SEALING[sealing]]
+    rest = f"In clear, as the plan says (transport.sealing_clear): {', '.join(clear)}." if clear else ALL_SEALED
+    return [SEALING[sealing], COUNTED if counts else OPEN, rest]

@@ -55,6 +55,8 @@ class Acceptance:
         check_package(facts.get("package"), self.plan.code)
         check_packages(facts.get("package"), self.plan.code)
         answer = ANSWERS[task].of(parcel)
+        if (answer.cases.train is None) != bool(self.plan.transport.sealing_counts):
+            raise Refused("its number of training cases is told where the plan seals it, or the other way round")
         if isinstance(answer, Joined):
             self._check_classes(answer)
             return answer

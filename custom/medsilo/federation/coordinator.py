@@ -10,7 +10,6 @@ from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase
-from medsilo.course.promises import sealing_facts
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
 from medsilo.federation.asking import Asking, Exchange, Messenger, Missing
@@ -105,9 +104,11 @@ class Coordinator:
             self.absent = {site: gone.reason for site, gone in sorted(joined.missing.items())}
             if self.sealed:
                 here = [site for site in self.sites if site in joined.replies]
-                heaviest = max(self.acceptance.joined[site].cases.train for site in here)
-                self.sealed.agree(here, heaviest)
-                self.state.details["sealing"] = sealing_facts(self.plan.transport.sealing, self.sealed.keys)
+                transport = self.plan.transport
+                heaviest = max(self.acceptance.joined[site].cases.train or 1 for site in here)
+                self.sealed.agree(here, transport.sealing_counts or heaviest)
+                facts = {"mode": transport.sealing, "keys": self.sealed.keys, "protects": transport.promises}
+                self.state.details["sealing"] = facts
             for number in range(self.state.done + 1, self.plan.rounds + 1):
                 self._round(number)
             self._finish()
@@ -146,7 +147,8 @@ class Coordinator:
         if breach is None:
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
-        updates, shares = self.state.directions.updates(), self.state.shares(phase) if breach is None else {}
+        told = breach is None and not self.plan.transport.sealing_counts
+        updates, shares = self.state.directions.updates(), self.state.shares(phase) if told else {}
         line = Round(
             round=number,
             phase=phase.name,
@@ -251,15 +253,10 @@ class Coordinator:
 
         def outgoing(site: str) -> Parcel:
             groups: Groups = {} if task == "join" or empty else self.state.payload(site, phase)
-            request = Request(
-                task=task,
-                round=number,
-                study=self.study,
-                plan=self.plan.hash,
-                sites=tuple(self.everyone),
-                timeout=self.plan.participation.timeout,
+            request = self._request(
+                task,
+                number,
                 selected=selected,
-                package=self.plan.code,
                 train_cases=smallest,
                 last=max((line.round for line in self.rounds if site in line.answered), default=0),
                 outcome=self._outcome_for(site, task),
@@ -284,6 +281,19 @@ class Coordinator:
         exchange.missing = {**away, **exchange.missing}
         return exchange
 
+    def _request(self, task: Task, number: int, **own: Any) -> Request:
+        """Return a request with what every one tells."""
+        return Request(
+            task=task,
+            round=number,
+            study=self.study,
+            plan=self.plan.hash,
+            sites=tuple(self.everyone),
+            timeout=self.plan.participation.timeout,
+            package=self.plan.code,
+            **own,
+        )
+
     def _take(self, site: str, groups: Groups, answer: Trained, phase: Phase) -> None:
         if self.sealed is None:
             self.state.take(site, groups, answer.samples, phase)
@@ -307,22 +317,13 @@ class Coordinator:
         sites: Sequence[str],
         letters: Callable[[str], Letters],
         take: Callable[[str, Letters], None],
+        groups: Groups | None = None,
     ) -> Exchange:
-        """Ask sites for letters of a sealed study."""
+        """Ask sites for letters of a sealed study. groups: what all are sent beside."""
         exchange = Exchange(list(sites))
 
         def outgoing(site: str) -> Parcel:
-            request = Request(
-                task=task,
-                round=number,
-                study=self.study,
-                plan=self.plan.hash,
-                sites=tuple(self.everyone),
-                timeout=self.plan.participation.timeout,
-                package=self.plan.code,
-                sealing=letters(site),
-            )
-            return request.parcel({})
+            return self._request(task, number, sealing=letters(site)).parcel(groups or {})
 
         def receive(site: str, reply: Parcel) -> None:
             answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
@@ -346,7 +347,8 @@ class Coordinator:
     def _smallest(self) -> int | None:
         """Return the training cases of the smallest site that trains."""
         joined = self.acceptance.joined
-        return min((joined[site].cases.train for site in self.sites if site in joined), default=None)
+        known = (joined[site].cases.train for site in self.sites if site in joined)
+        return min((cases for cases in known if cases), default=None)
 
     def _consider_best(self, exchange: Exchange, rounds: int) -> None:
         """Let the sites' validation scores choose; a site with fewer cases than it tells of has no say."""
@@ -384,7 +386,7 @@ def _line(exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: 
         train_loss=reply.train_loss,
         validation=reply.validation,
         validation_loss=reply.validation_loss,
-        samples=reply.samples,
+        samples=None if reply.cases.train is None else reply.samples,
         seconds=round(reply.seconds, 3),
         memory=int(reply.memory),
         bytes_up=exchange.bytes_up[site],

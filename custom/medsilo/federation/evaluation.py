@@ -97,7 +97,13 @@ class Evaluation:
     @property
     def counted(self) -> Counted:
         """The numbers of cases, as they are told."""
-        return Counted(**{part: self.resolution[part].count(cases) for part, cases in self.cases.items()})
+        told: dict[str, int | None] = {part: self.resolution[part].count(cases) for part, cases in self.cases.items()}
+        return Counted(**told | dict.fromkeys(self.sealed_parts))
+
+    @property
+    def sealed_parts(self) -> tuple[str, ...]:
+        """The parts whose numbers of cases only the hospital knows."""
+        return ("train",) if self.plan.transport.sealing_counts else ()
 
     def tells(self, part: SitePart) -> bool:
         """Whether a score over a part may leave: not where it is of too few patients, nor the difference to another."""
@@ -170,7 +176,7 @@ class Evaluation:
         counts = {part: self.task.class_counts(getattr(self.data, part)) for part in PARTS}
         return {
             part: [int(count) for count in self.resolution[part].shared_out(own)]
-            if own and min(filter(None, own)) >= self.least
+            if own and min(filter(None, own)) >= self.least and part not in self.sealed_parts
             else None
             for part, own in counts.items()
         }

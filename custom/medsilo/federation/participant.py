@@ -113,6 +113,9 @@ class Participant:
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         if self.data.survey:
             write_json(self.folder / paths.DATA, asdict(self.data.survey))  # names files: it stays at the site
+        most = self.plan.transport.sealing_counts
+        if most and self.cases["train"] > most:
+            raise Refused("this hospital has more training cases than transport.sealing_counts allows; raise it")
         self.warnings += [*self.protection.warnings(), *self._withholds()]
         shares = self.settings.shares(self.plan.task.synthetic) and self.sealed is None
         return {"shares": shares, "classes": self.evaluation.classes()}, {}
@@ -120,7 +123,7 @@ class Participant:
     def _answer_letters(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         if self.sealed is None:
             raise Refused("the server seals what this plan lets leave in clear")
-        return {"sealing": self.sealed.answer(asked)}, {}
+        return {"sealing": self.sealed.answer(asked, groups)}, {}
 
     def _round(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         """Take over what was merged, validate it, train, and give back what this phase sends."""
@@ -148,7 +151,7 @@ class Participant:
         given = self._give(phase)
         if self.sealed:
             told["sealing"], given = self.sealed.seal(asked, phase, given, samples)
-        return {"samples": samples, **told}, given
+        return {"samples": 1 if self.evaluation.sealed_parts else samples, **told}, given
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
         """Raise Refused for numbers that the server would refuse, while the reason is still known."""

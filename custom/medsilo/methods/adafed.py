@@ -30,7 +30,7 @@ from medsilo.learning.statistics import (
 )
 from medsilo.learning.training import Training
 from medsilo.methods.pretraining import Pretraining
-from medsilo.mixing.mixers import Identity, Mixer, SimilarityMix, UniformMean
+from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, UniformMean
 from medsilo.mixing.similarity import mixing_weights, uniform_weights, wasserstein_distances
 from medsilo.tasks.task import Task
 
@@ -99,7 +99,7 @@ class StatisticsMixture(Algorithm):
         return Group(
             "statistics",
             network("statistics"),
-            lambda server: Identity(),
+            lambda server: Compared(self.compare, "model"),
             travels="up",
             personal=True,
             title="feature statistics",
@@ -116,9 +116,14 @@ class StatisticsMixture(Algorithm):
         return SimilarityMix(self.matrix(server), self.absent)
 
     def matrix(self, server: ServerSide) -> Tensor:
+        """Return W as it follows from what was measured so far."""
+        measured = server.mixers.get("statistics")
+        return measured.weights() if isinstance(measured, Compared) else self.compare(server.sites, {})
+
+    def compare(self, sites: Sequence[str], measured: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
         """Return W. Uniform rows while nothing was measured; a site that was not measured keeps its own model and
         counts for nobody else."""
-        sites, statistics = server.sites, _measured_by(server)
+        statistics = {site: statistics_of(row) for site, row in measured.items() if row["samples"] > 0}
         if self.measures and not statistics:
             return uniform_weights(len(sites))
         if self.weights == "uniform":
@@ -175,14 +180,6 @@ def _possible(tensors: Mapping[str, Tensor]) -> None:
     """Raise Refused when no data have such statistics."""
     if tensors["samples"] < 1:
         raise Refused("statistics/samples is below 1; nothing was measured")
-
-
-def _measured_by(server: ServerSide) -> dict[str, Statistics]:
-    """Return the statistics of the sites that have sent theirs."""
-    if "statistics" not in server.mixers:
-        return {}
-    rows = {site: server.mixers["statistics"].current(site) for site in server.sites}
-    return {site: statistics_of(row) for site, row in rows.items() if row["samples"] > 0}
 
 
 class AdaFed(StatisticsMixture):

@@ -23,6 +23,7 @@ class Holding:
     sites: tuple[str, ...]
     parts: tuple[tuple[int | None, ...], ...]
     classes: tuple[tuple[int, ...] | None, ...]
+    unknown: str = "–"  # in place of a number that is not told
 
     @classmethod
     def of(cls, run: RunResult) -> "Holding":
@@ -32,6 +33,7 @@ class Holding:
             tuple(run.sites),
             tuple(tuple((site.cases or {}).get(part) for part in PARTS) for site in told),
             tuple(None if one is None else tuple(one) for one in counts),
+            "sealed" if any(site.cases and site.cases.get("train") is None for site in told) else "–",
         )
 
 
@@ -54,19 +56,28 @@ def _charts(holding: Holding, key: str) -> list[dict[str, Any]]:
         rows = tuple(counts or (None,) * widest for counts in holding.classes)
         charts.append(("Training cases by class", tuple(str(label) for label in range(widest)), rows))
     return [
-        {"title": title, "chart": dots(holding.sites, columns, rows, key=f"{key}-{place}", title=title)}
+        {
+            "title": title,
+            "chart": dots(holding.sites, columns, rows, key=f"{key}-{place}", title=title, unknown=holding.unknown),
+        }
         for place, (title, columns, rows) in enumerate(charts)
     ]
 
 
 def dots(
-    sites: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[int | None]], *, key: str, title: str
+    sites: Sequence[str],
+    columns: Sequence[str],
+    rows: Sequence[Sequence[int | None]],
+    *,
+    key: str,
+    title: str,
+    unknown: str = "–",
 ) -> Markup:
-    """Row i, column j: what site i has of j. None is not told and leaves a dash; 0 leaves nothing."""
+    """Row i, column j: what site i has of j. None is not told and leaves a dash, or why; 0 leaves nothing."""
     cell = min(CELL, (WIDEST - NAMES) / len(columns)) if len(columns) > MOST_NUMBERS else CELL * 1.6
     tall = CELL + (12 if len(columns) <= MOST_NUMBERS else 0)
     width, height = NAMES + len(columns) * cell, HEAD + len(sites) * tall + FOOT
-    svg = start_svg(width, height, key, title, _words(sites, columns, rows))
+    svg = start_svg(width, height, key, title, _words(sites, columns, rows, unknown))
     most = max((count for row in rows for count in row if count), default=1)
     for j, column in enumerate(columns):
         draw_text(svg, column, x=round(NAMES + (j + 0.5) * cell, 1), y=HEAD - 8, **{"text-anchor": "middle"})
@@ -82,16 +93,17 @@ def dots(
                 place = {"cx": str(x), "cy": str(middle), "r": f"{max(radius, 0.7):.2f}"}
                 ElementTree.SubElement(dot, "circle", place | {"class": "dot"})
             if len(columns) <= MOST_NUMBERS or count is None:
-                shown = "–" if count is None else str(count)
+                shown = unknown if count is None else str(count)
                 y = middle + (CELL / 2 + 9 if len(columns) <= MOST_NUMBERS else 4)
                 draw_text(svg, shown, x=x, y=y, **{"text-anchor": "middle"})
     return to_markup(svg)
 
 
-def _words(sites: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[int | None]]) -> str:
+def _words(sites: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[int | None]], unknown: str) -> str:
+    instead = "not told" if unknown == "–" else unknown
     return " ".join(
         f"{site}: "
-        + ", ".join(f"{column} {'not told' if n is None else n}" for column, n in zip(columns, row, strict=True))
+        + ", ".join(f"{column} {instead if n is None else n}" for column, n in zip(columns, row, strict=True))
         + "."
         for site, row in zip(sites, rows, strict=True)
     )

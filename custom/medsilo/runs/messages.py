@@ -20,7 +20,7 @@ from medsilo.runs.schema import LARGEST
 MOST_CASES = 10_000_000  # of one site
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
-Task = Literal["join", "agree", "offer", "round", "confirm", "unmask", "deliver", "test"]
+Task = Literal["join", "agree", "offer", "round", "confirm", "unmask", "compare", "deliver", "test"]
 End = Literal["join", "deliver", "test"]
 PARTS = ("train", "validation", "test")
 
@@ -107,9 +107,9 @@ class Request(Message):
 
 # ---------------------------------------------------------------------------------------------------- a site answers
 class Counted(Message):
-    """The cases of a site's parts."""
+    """The cases of a site's parts; None where the plan seals how many it trains on."""
 
-    train: Cases
+    train: Cases | None
     validation: Cases
     test: Cases
 
@@ -169,6 +169,8 @@ class Joined(SiteAnswer):
     def _add_up(self) -> Self:
         if set(self.classes) != set(PARTS):
             raise ValueError(f"its counts of classes are not of the parts {', '.join(PARTS)}")
+        if self.cases.train is None and self.classes["train"] is not None:
+            raise ValueError("it tells its training cases by class, and the plan seals how many there are")
         for part, counts in self.classes.items():
             if counts is not None and sum(counts) != getattr(self.cases, part):
                 raise ValueError(
@@ -181,7 +183,7 @@ class Joined(SiteAnswer):
 class Lettered(SiteAnswer):
     """A site's letters in a sealed study, beside its rounds."""
 
-    task: Literal["agree", "offer", "confirm", "unmask"]
+    task: Literal["agree", "offer", "confirm", "unmask", "compare"]
     sealing: dict[str, Any]
 
 
@@ -191,7 +193,7 @@ class Trained(SiteAnswer):
     metrics = frozenset({"train_loss", "validation", "validation_loss"})
 
     task: Literal["round"]
-    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # the training cases that the tensors rest on
+    samples: Annotated[int, Field(ge=1, le=MOST_CASES)]  # the training cases that the tensors rest on; 1 if sealed
     train_loss: Number | None
     validation: Number | None  # the score of the model as it arrived
     validation_loss: Number | None
@@ -199,7 +201,7 @@ class Trained(SiteAnswer):
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:
-        if self.samples > self.cases.train:
+        if self.samples > (self.cases.train or 1):
             raise ValueError(f"sample count {self.samples} is more than its {self.cases.train} training cases")
         return self
 
@@ -235,7 +237,7 @@ class Tested(SiteAnswer):
         return self
 
 
-LETTERED = ("agree", "offer", "confirm", "unmask")
+LETTERED = ("agree", "offer", "confirm", "unmask", "compare")
 ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "join": Joined,
     "round": Trained,

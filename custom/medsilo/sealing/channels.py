@@ -13,7 +13,8 @@ from medsilo.sealing.masks import agree, assembly_digest, confirmed, offered
 from medsilo.sealing.streams import derive, statement
 from medsilo.sealing.terms import Terms
 
-NONCE = 12  # bytes
+NONCE, TAG = 12, 16  # bytes
+BOXED = NONCE + TAG  # that a box has more than its content
 
 
 def box_of(key: bytes, content: bytes, *about: str | int | bytes) -> bytes:

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.sealing.letters import Assembly, Bytes16, Bytes32, Letter, Offered, OneShare, RoundNumber, SiteName
+from medsilo.sealing.letters import Assembly, Box, Bytes16, Bytes32, Letter, Offered, OneShare, RoundNumber, SiteName
 
 KEPT_STAMPS = 3  # rounds, and uploads of each: a server that dies inside a round may ask for the round before, too
 Shares = tuple[OneShare, OneShare]  # of a site's seed, and of its key for pairs
@@ -29,6 +29,7 @@ class Turn(_Hidden):
     mask: Bytes32
     seed: Bytes32
     shares: dict[SiteName, Annotated[Shares, Field(strict=False)]]  # of each site of the round, this one included
+    boxes: dict[SiteName, Box]  # with shares for the others, as they were offered
     offers: Annotated[tuple[Offered, ...], Field(strict=False)] = ()  # of the round's sites, when it has begun
     context: Bytes32 | None = None  # when it has sealed
 

@@ -16,6 +16,7 @@ from medsilo.sealing.terms import MOST_SITES
 BOX = 12 + 2 * SHARE + 16  # bytes: nonce, shares of both masks, tag
 KEY_BOX = 12 + 32 + 16
 NONCE = 16
+TOLD_SUMS = 2
 MOST_BLOCKS = 4 * MOST_SITES
 
 
@@ -89,6 +90,15 @@ class GroupKey(Letter):
     """The box for one hospital, as the server relays it."""
 
     box: KeyBox
+
+
+class Unmasked(Letter):
+    """Which sums a site has helped to open last, before the study began anew: a round, and the sites in it."""
+
+    sums: Annotated[
+        tuple[Annotated[tuple[RoundNumber, Names], Field(strict=False)], ...],
+        Field(max_length=TOLD_SUMS, strict=False),
+    ]
 
 
 # ------------------------------------------------------------ a pairwise round

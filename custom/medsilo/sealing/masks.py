@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from medsilo.core.errors import Refused
 from medsilo.sealing.letters import Introduction, Offered
-from medsilo.sealing.streams import Words, add_stream, derive, digest, statement
+from medsilo.sealing.streams import Stream, derive, digest, statement
 from medsilo.sealing.terms import SealedBlock, Terms
 
 
@@ -65,17 +65,15 @@ def agree(private: bytes, site: str, public: bytes) -> bytes:
         raise Refused(f"{site}: its public key is not one that keys can be agreed on with") from error
 
 
-def add_pair_mask(
-    words: Words, secret: bytes, context: bytes, block: SealedBlock, pair: tuple[int, int], sign: int
-) -> None:
-    """Add a pair's mask as the first place of the pair has it, or the second; sign -1 takes it off.
+def pair_mask(secret: bytes, context: bytes, block: SealedBlock, pair: tuple[int, int], sign: int) -> Stream:
+    """Return a pair's mask as the first place of the pair has it, or the second; sign -1 takes it off.
 
-    pair: the place whose words these are, and the other's.
+    pair: the place whose words it is for, and the other's.
     """
     key = derive(secret, "pair", context, block.digest, min(pair), max(pair))
-    add_stream(words, key, sign if pair[0] < pair[1] else -sign)
+    return key, sign if pair[0] < pair[1] else -sign
 
 
-def add_own_mask(words: Words, seed: bytes, context: bytes, block: SealedBlock, sign: int) -> None:
-    """Add a site's own mask; sign -1 takes it off."""
-    add_stream(words, derive(seed, "own", context, block.digest), sign)
+def own_mask(seed: bytes, context: bytes, block: SealedBlock, sign: int) -> Stream:
+    """Return a site's own mask; sign -1 takes it off."""
+    return derive(seed, "own", context, block.digest), sign

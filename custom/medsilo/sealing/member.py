@@ -21,39 +21,13 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Groups, Tensors
+from medsilo.sealing import letters, masks
 from medsilo.sealing.channels import Assembled, Channels, box_of, content_of
 from medsilo.sealing.fixed_point import Flat, as_tensor, as_words
 from medsilo.sealing.keeping import KEPT_STAMPS, Secrets, Turn, Unmasking
-from medsilo.sealing.letters import (
-    Assembly,
-    Confirmation,
-    Deal,
-    GroupKey,
-    GroupKeys,
-    Introduction,
-    MixtureClaim,
-    Offer,
-    Offered,
-    Reveal,
-    Stamp,
-    SumClaim,
-    Survivors,
-    UnmaskingRequest,
-)
-from medsilo.sealing.masks import (
-    add_own_mask,
-    add_pair_mask,
-    agree,
-    commitment_of,
-    confirmed,
-    context_of,
-    introduced,
-    offered,
-    public_of,
-)
 from medsilo.sealing.shamir import SHARE, split
 from medsilo.sealing.signing import Signer
-from medsilo.sealing.streams import KEY, Words, add_stream, derive
+from medsilo.sealing.streams import KEY, Words, add_streams, derive
 from medsilo.sealing.terms import (
     HOSPITALS,
     SERVER,
@@ -105,22 +79,32 @@ class Member:
         return self._kept.to_bytes()
 
     # ------------------------------------------------------------------ a study begins
-    def introduction(self) -> Introduction:
+    @property
+    def has_met(self) -> bool:
+        """Whether this site has got the keys of the others."""
+        return self._kept.assembly is not None
+
+    def introduction(self) -> letters.Introduction:
         """Return this site's fresh keys, signed."""
         channel, signing = self._public_keys()
-        return Introduction(
+        return letters.Introduction(
             site=self.site,
             channel=channel,
             signing=signing,
             certificates=self._signer.certificates,
-            signature=self._signer.sign(introduced(self.terms, self.site, channel, signing)),
+            signature=self._signer.sign(masks.introduced(self.terms, self.site, channel, signing)),
         )
+
+    def unmasked(self) -> letters.Unmasked:
+        """Return the last sums that this site has helped to open: a round that is repeated must add the same sites."""
+        last = sorted(self._kept.unmasking.added.items())[-letters.TOLD_SUMS :]
+        return letters.Unmasked(sums=tuple(last))
 
     def _public_keys(self) -> tuple[bytes, bytes]:
         signing = Ed25519PrivateKey.from_private_bytes(self._kept.signing)
-        return public_of(self._kept.channel), signing.public_key().public_bytes_raw()
+        return masks.public_of(self._kept.channel), signing.public_key().public_bytes_raw()
 
-    def meet(self, assembly: Assembly) -> None:
+    def meet(self, assembly: letters.Assembly) -> None:
         """Check the keys of all sites, as the server relays them, and take them."""
         together = Assembled(self.terms, assembly.introductions)
         mine = self._public_keys()
@@ -129,7 +113,7 @@ class Member:
                 if (own.channel, own.signing) != mine:
                     raise Refused("the server: it relays other keys of this site than it sent")
                 continue
-            content = introduced(self.terms, own.site, own.channel, own.signing)
+            content = masks.introduced(self.terms, own.site, own.channel, own.signing)
             self._signer.check(own.site, own.certificates, own.signature, content)
         if self._kept.assembly and self._kept.assembly != assembly:
             raise Refused("the server: it relays other keys of the sites than before")
@@ -148,16 +132,16 @@ class Member:
     def _keep(self, **changed: object) -> None:
         self._kept = self._kept.model_copy(update=changed)
 
-    def group_keys(self) -> GroupKeys:
+    def group_keys(self) -> letters.GroupKeys:
         """Return the hospitals' common key, drawn by the first site, in a box for each other one."""
         if self.site != self.terms.sites[0]:
             raise Refused(f"{self.site}: the common key is drawn by {self.terms.sites[0]}")
         key = self._kept.group_key or token_bytes(KEY)
         self._keep(group_key=key)
         others = [site for site in self.terms.sites if site != self.site]
-        return GroupKeys(boxes={site: self._linked.lock(site, key, "group key") for site in others})
+        return letters.GroupKeys(boxes={site: self._linked.lock(site, key, "group key") for site in others})
 
-    def take_group_key(self, letter: GroupKey) -> None:
+    def take_group_key(self, letter: letters.GroupKey) -> None:
         """Take the common key that the first site drew."""
         key = self._linked.unlock(self.terms.sites[0], letter.box, "group key")
         if self._kept.group_key not in (None, key):
@@ -198,7 +182,7 @@ class Member:
     # ------------------------------------------------------------------ a group's round
     def seal_upload(
         self, number: int, blocks: Sequence[SealedBlock], groups: Groups, weights: Mapping[str, int] | None = None
-    ) -> tuple[Stamp, Tensors]:
+    ) -> tuple[letters.Stamp, Tensors]:
         """Return what this site sends in a round: one row of words for each block.
 
         groups: the tensors of each block. weights: by block, what this site multiplies its own by, secretly; the server
@@ -206,11 +190,11 @@ class Member:
         """
         self._check_mode("group")
         check_blocks(self.terms, blocks)
-        stamp = Stamp(round=number, nonce=token_bytes(16))
+        stamp = letters.Stamp(round=number, nonce=token_bytes(16))
         sealed = {}
         for block in blocks:
             words = self._encoded(block, groups, weights or {})
-            add_stream(words, self._upload_key(block, number, self.site, stamp.nonce))
+            add_streams(words, [(self._upload_key(block, number, self.site, stamp.nonce), 1)])
             sealed[block.name] = as_tensor(words)
         own = (*self._kept.stamps.get(number, ()), stamp.nonce)[-KEPT_STAMPS:]
         earlier = {key: nonces for key, nonces in self._kept.stamps.items() if key < number}
@@ -219,7 +203,7 @@ class Member:
 
     def open_mixtures(
         self,
-        claim: MixtureClaim,
+        claim: letters.MixtureClaim,
         number: int,
         blocks: Sequence[SealedBlock],
         mixed: Tensors,
@@ -238,14 +222,16 @@ class Member:
         for block in blocks:
             words = self._came(block, mixed)
             row = tuple(rows[block.name])
-            for site, nonce in claim.nonces.items():
-                if weight := row[self.terms.place(site)]:
-                    add_stream(words, self._upload_key(block, number, site, nonce), -weight)
+            counted = [(site, nonce, row[self.terms.place(site)]) for site, nonce in claim.nonces.items()]
+            add_streams(
+                words,
+                [(self._upload_key(block, number, site, nonce), -weight) for site, nonce, weight in counted if weight],
+            )
             opened[block.name] = block.read(words, row, range(len(row)), (divisors or {}).get(block.name))
         return opened
 
     def _check_mixture(
-        self, claim: MixtureClaim, number: int, blocks: Sequence[SealedBlock], rows: Mapping[str, Sequence[int]]
+        self, claim: letters.MixtureClaim, number: int, blocks: Sequence[SealedBlock], rows: Mapping[str, Sequence[int]]
     ) -> None:
         if claim.round != number:
             raise Refused(f"the server: it sends the mixture of round {claim.round}, and this is round {number}")
@@ -268,16 +254,20 @@ class Member:
         return derive(self._group_key, "upload", self._linked.all.digest, number, block.digest, site, nonce)
 
     # ------------------------------------------------------------------ a pairwise round
-    def offer(self, number: int) -> Offer:
+    def offer(self, number: int) -> letters.Offer:
         """Return fresh keys for a round, and shares of their secrets for each other site.
 
-        It takes the place of an earlier offer, which can then be sealed with no more.
+        It takes the place of an earlier offer, which can then be sealed with no more. Asked again before the round has
+        begun, because the answer was lost, it is the same.
         """
         self._check_mode("pairwise")
+        turn = self._kept.turn
+        if turn and turn.own.round == number and turn.context is None:
+            return letters.Offer(offered=turn.own, boxes=turn.boxes)
         terms, channels, mask, seed = self.terms, self._linked, token_bytes(KEY), token_bytes(KEY)
-        public, commitment = public_of(mask), commitment_of(seed)
-        signature = channels.sign(offered(channels.all.digest, number, self.site, public, commitment))
-        own = Offered(round=number, site=self.site, mask=public, commitment=commitment, signature=signature)
+        public, commitment = masks.public_of(mask), masks.commitment_of(seed)
+        signature = channels.sign(masks.offered(channels.all.digest, number, self.site, public, commitment))
+        own = letters.Offered(round=number, site=self.site, mask=public, commitment=commitment, signature=signature)
         count = len(terms.sites)
         parts = zip(split(seed, terms.threshold, count), split(mask, terms.threshold, count), strict=True)
         shares = dict(zip(terms.sites, parts, strict=True))
@@ -286,11 +276,15 @@ class Member:
             for site, both in shares.items()
             if site != self.site
         }
-        self._keep(turn=Turn(own=own, mask=mask, seed=seed, shares={self.site: shares[self.site]}))
-        return Offer(offered=own, boxes=boxes)
+        self._keep(turn=Turn(own=own, mask=mask, seed=seed, shares={self.site: shares[self.site]}, boxes=boxes))
+        return letters.Offer(offered=own, boxes=boxes)
 
     def seal(
-        self, deal: Deal, blocks: Sequence[SealedBlock], groups: Groups, weights: Mapping[str, int] | None = None
+        self,
+        deal: letters.Deal,
+        blocks: Sequence[SealedBlock],
+        groups: Groups,
+        weights: Mapping[str, int] | None = None,
     ) -> Tensors:
         """Return what this site sends in a round: one row of words for each block.
 
@@ -299,23 +293,29 @@ class Member:
         self._check_mode("pairwise")
         check_blocks(self.terms, blocks)
         turn = self._begun(deal)
-        context = context_of(self._linked.all.digest, deal.round, deal.offers, blocks)
+        context = masks.context_of(self._linked.all.digest, deal.round, deal.offers, blocks)
         others = [own for own in deal.offers if own.site != self.site]
-        pairs = {own.site: agree(turn.mask, own.site, own.mask) for own in others}
+        pairs = {own.site: masks.agree(turn.mask, own.site, own.mask) for own in others}
         sealed = {}
         for block in blocks:
             words = self._encoded(block, groups, weights or {})
+            streams = [masks.own_mask(turn.seed, context, block, 1)]
             for site, secret in pairs.items():
                 pair = (self.terms.place(self.site), self.terms.place(site))
-                add_pair_mask(words, secret, context, block, pair, 1)
-            add_own_mask(words, turn.seed, context, block, 1)
+                streams.append(masks.pair_mask(secret, context, block, pair, 1))
             if (key := self._reader_key(block, self.site, context)) is not None:
-                add_stream(words, key)
+                streams.append((key, 1))
+            add_streams(words, streams)
             sealed[block.name] = as_tensor(words)
         self._keep(turn=turn.model_copy(update={"context": context}))
         return sealed
 
-    def _begun(self, deal: Deal) -> Turn:
+    def has_sealed(self, deal: letters.Deal) -> bool:
+        """Return whether this site has sealed what it sends in this very round, with these offers."""
+        turn = self._kept.turn
+        return turn is not None and turn.context is not None and turn.offers == deal.offers
+
+    def _begun(self, deal: letters.Deal) -> Turn:
         """Return this site's turn in the round that the server deals, with the shares of the others."""
         turn, names = self._kept.turn, tuple(own.site for own in deal.offers)
         if turn is None or turn.own not in deal.offers or turn.own.round != deal.round:
@@ -339,21 +339,21 @@ class Member:
                 shares[own.site] = self._shares_of(own, deal)
         return turn.model_copy(update={"shares": shares, "offers": deal.offers})
 
-    def _shares_of(self, own: Offered, deal: Deal) -> tuple[bytes, bytes]:
+    def _shares_of(self, own: letters.Offered, deal: letters.Deal) -> tuple[bytes, bytes]:
         if own.site not in deal.boxes:
             raise Refused(f"{own.site}: its shares for this site are missing")
         both = self._linked.unlock(own.site, deal.boxes[own.site], *_about(own))
         return both[:SHARE], both[SHARE:]
 
-    def confirm(self, survivors: Survivors, blocks: Sequence[SealedBlock]) -> Confirmation:
+    def confirm(self, survivors: letters.Survivors, blocks: Sequence[SealedBlock]) -> letters.Confirmation:
         """Sign whose uploads are added. From now on this site helps to open no other sum of this round."""
         if not self.terms.confirm:
             raise Refused("the server: it asks for a confirmation that this study does not have")
         _, context = self._agreed(survivors.round, survivors.sites, blocks)
         self._keep(unmasking=self._kept.unmasking.allow(survivors.round, survivors.sites, context))
-        return Confirmation(signature=self._linked.sign(confirmed(context, survivors.sites)))
+        return letters.Confirmation(signature=self._linked.sign(masks.confirmed(context, survivors.sites)))
 
-    def unmask(self, request: UnmaskingRequest, blocks: Sequence[SealedBlock]) -> Reveal:
+    def unmask(self, request: letters.UnmaskingRequest, blocks: Sequence[SealedBlock]) -> letters.Reveal:
         """Return one share of one secret of each site of the round: never of both.
 
         Asked again for the same, it answers the same.
@@ -363,7 +363,7 @@ class Member:
             self._check_confirmations(context, request)
         self._keep(unmasking=self._kept.unmasking.allow(request.round, request.sites, context))
         added = set(request.sites)
-        return Reveal(
+        return letters.Reveal(
             round=request.round,
             added={site: seed for site, (seed, _) in turn.shares.items() if site in added},
             dropped={site: key for site, (_, key) in turn.shares.items() if site not in added},
@@ -384,7 +384,7 @@ class Member:
                 f"the server: it asks to unmask a sum of {len(sites)} sites in round {number}; fewer than "
                 f"{self.terms.least} are not opened"
             )
-        if context_of(self._linked.all.digest, number, turn.offers, blocks) != turn.context:
+        if masks.context_of(self._linked.all.digest, number, turn.offers, blocks) != turn.context:
             raise Refused(f"the server: the blocks or weights of round {number} are not those that were sealed")
         places = {self.terms.place(site) for site in sites}
         for block in blocks:
@@ -392,7 +392,7 @@ class Member:
         self._kept.unmasking.allow(number, sites, turn.context)
         return turn, turn.context
 
-    def _check_confirmations(self, context: bytes, request: UnmaskingRequest) -> None:
+    def _check_confirmations(self, context: bytes, request: letters.UnmaskingRequest) -> None:
         if not set(request.confirmations) <= set(request.sites):
             raise Refused(f"the server: it relays confirmations of sites that it does not add in round {request.round}")
         if len(request.confirmations) < self.terms.threshold:
@@ -404,7 +404,11 @@ class Member:
             self._linked.all.check_confirmation(site, signature, context, request.sites)
 
     def open_sums(
-        self, claim: SumClaim, blocks: Sequence[SealedBlock], sums: Tensors, divisors: Mapping[str, int] | None = None
+        self,
+        claim: letters.SumClaim,
+        blocks: Sequence[SealedBlock],
+        sums: Tensors,
+        divisors: Mapping[str, int] | None = None,
     ) -> Groups:
         """Return the sums of a round that this site may read, by block: divided by the weights where they are public.
 
@@ -422,9 +426,8 @@ class Member:
             if block.reader not in (HOSPITALS, self.site):
                 continue
             words = self._came(block, sums)
-            for site in claim.sites:
-                if (key := self._reader_key(block, site, claim.context)) is not None:
-                    add_stream(words, key, -1)
+            keys = [self._reader_key(block, site, claim.context) for site in claim.sites]
+            add_streams(words, [(key, -1) for key in keys if key is not None])
             opened[block.name] = block.read(words, block.weights, places, (divisors or {}).get(block.name))
         return opened
 
@@ -458,6 +461,6 @@ class Member:
         return as_words(SERVER_SAYS, sums.get(block.name), block.flat.words, block.fixed.bits).copy()
 
 
-def _about(own: Offered) -> tuple[str | int | bytes, ...]:
+def _about(own: letters.Offered) -> tuple[str | int | bytes, ...]:
     """What a box with shares is bound to: one offer of one site."""
     return "shares", own.round, own.site, own.mask, own.commitment

@@ -10,26 +10,11 @@ import numpy as np
 
 from medsilo.core.errors import MedsiloError, ParticipationError, Refused
 from medsilo.core.tensors import Tensors
+from medsilo.sealing import letters, masks
 from medsilo.sealing.channels import Assembled
 from medsilo.sealing.fixed_point import as_tensor, as_words
-from medsilo.sealing.letters import (
-    Assembly,
-    Confirmation,
-    Deal,
-    GroupKey,
-    GroupKeys,
-    Introduction,
-    MixtureClaim,
-    Offer,
-    Reveal,
-    Stamp,
-    SumClaim,
-    Survivors,
-    UnmaskingRequest,
-)
-from medsilo.sealing.masks import add_own_mask, add_pair_mask, agree, commitment_of, context_of, public_of
 from medsilo.sealing.shamir import choices
-from medsilo.sealing.streams import Words
+from medsilo.sealing.streams import Words, add_streams
 from medsilo.sealing.terms import SERVER, SealedBlock, Terms, check_blocks, check_row
 
 CHUNK = 1 << 15  # words that are mixed at once: they stay in the processor's cache
@@ -40,30 +25,30 @@ class Gathering:
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
-        self._introductions: dict[str, Introduction] = {}
+        self._introductions: dict[str, letters.Introduction] = {}
 
-    def add(self, site: str, introduction: Introduction) -> None:
+    def add(self, site: str, introduction: letters.Introduction) -> None:
         """Take a site's keys; raises Refused."""
         self.terms.place(site)
         if introduction.site != site:
             raise Refused(f"{site}: its keys are those of another site")
         self._introductions[site] = introduction
 
-    def assembly(self) -> Assembly:
+    def assembly(self) -> letters.Assembly:
         """Return the keys of all sites, for all of them."""
         missing = [site for site in self.terms.sites if site not in self._introductions]
         if missing:
             raise ParticipationError(
                 f"sealing: the keys of {', '.join(missing)} are missing; begin again with the sites that are there"
             )
-        return Assembly(introductions=tuple(self._introductions[site] for site in self.terms.sites))
+        return letters.Assembly(introductions=tuple(self._introductions[site] for site in self.terms.sites))
 
-    def group_keys(self, letter: GroupKeys) -> dict[str, GroupKey]:
+    def group_keys(self, letter: letters.GroupKeys) -> dict[str, letters.GroupKey]:
         """Return each site's box with the common key, as the first site sent them."""
         drawer, *others = self.terms.sites
         if set(letter.boxes) != set(others):
             raise Refused(f"{drawer}: its boxes with the common key are not one for each other site")
-        return {site: GroupKey(box=box) for site, box in letter.boxes.items()}
+        return {site: letters.GroupKey(box=box) for site, box in letter.boxes.items()}
 
 
 class _Uploads:
@@ -100,7 +85,7 @@ class MaskedMixtures:
         """Those who sent something, in order."""
         return tuple(sorted(self._nonces))
 
-    def add(self, site: str, stamp: Stamp, sealed: Tensors) -> None:
+    def add(self, site: str, stamp: letters.Stamp, sealed: Tensors) -> None:
         """Take what a site sealed; the words are kept, not copied. Raises Refused."""
         words = self._uploads.check(site, sealed)
         if stamp.round != self.number:
@@ -108,7 +93,7 @@ class MaskedMixtures:
         self._uploads.came.add(site)
         self._words[site], self._nonces[site] = words, stamp.nonce
 
-    def mix(self, rows: Mapping[str, Sequence[int]]) -> tuple[MixtureClaim, Tensors]:
+    def mix(self, rows: Mapping[str, Sequence[int]]) -> tuple[letters.MixtureClaim, Tensors]:
         """Return the mixtures by one row for each block, and what whoever opens them must know."""
         mixed = {}
         for block in self.blocks:
@@ -122,7 +107,7 @@ class MaskedMixtures:
             weighted = [(self._words[site][block.name], row[self.terms.place(site)]) for site in self.sites]
             mixed[block.name] = as_tensor(_mixed([(words, weight) for words, weight in weighted if weight]))
         used = {block.name: tuple(rows[block.name]) for block in self.blocks}
-        return MixtureClaim(round=self.number, nonces=dict(sorted(self._nonces.items())), rows=used), mixed
+        return letters.MixtureClaim(round=self.number, nonces=dict(sorted(self._nonces.items())), rows=used), mixed
 
 
 def _mixed(weighted: Sequence[tuple[Words, int]]) -> Words:
@@ -143,20 +128,20 @@ class MaskedSums:
     """A pairwise study's round: adds up uploads as they come, and takes off what masks are left with shares that the
     sites reveal."""
 
-    def __init__(self, terms: Terms, assembly: Assembly, number: int, blocks: Sequence[SealedBlock]) -> None:
+    def __init__(self, terms: Terms, assembly: letters.Assembly, number: int, blocks: Sequence[SealedBlock]) -> None:
         self._uploads = _Uploads(terms, number, blocks)
         self.terms, self.number, self.blocks = terms, number, tuple(blocks)
         self._all = Assembled(terms, assembly.introductions)
-        self._offers: dict[str, Offer] = {}
+        self._offers: dict[str, letters.Offer] = {}
         self._dealt: tuple[str, ...] = ()
         self._context = b""
         self._sums: dict[str, Words] = {}
         self._survivors: tuple[str, ...] = ()
         self._confirmations: dict[str, bytes] = {}
-        self._reveals: dict[str, Reveal] = {}
+        self._reveals: dict[str, letters.Reveal] = {}
 
     # ------------------------------------------------------------------ offers
-    def offer(self, site: str, offer: Offer) -> None:
+    def offer(self, site: str, offer: letters.Offer) -> None:
         """Take a site's keys and shares for the round; raises Refused."""
         own = offer.offered
         if self._dealt:
@@ -168,14 +153,14 @@ class MaskedSums:
             raise Refused(f"{site}: its shares are not one box for each other site")
         self._offers[site] = offer
 
-    def deals(self) -> dict[str, Deal]:
+    def deals(self) -> dict[str, letters.Deal]:
         """Begin the round with the sites whose offers have come; return what each of them is sent."""
         self._enough(len(self._offers), self.terms.least, "offered keys")
         self._dealt = tuple(sorted(self._offers))
         offers = tuple(self._offers[site].offered for site in self._dealt)
-        self._context = context_of(self._all.digest, self.number, offers, self.blocks)
+        self._context = masks.context_of(self._all.digest, self.number, offers, self.blocks)
         return {
-            site: Deal(
+            site: letters.Deal(
                 round=self.number,
                 offers=offers,
                 boxes={other: self._offers[other].boxes[site] for other in self._dealt if other != site},
@@ -197,29 +182,29 @@ class MaskedSums:
                 self._sums[name] = words.copy()
         self._uploads.came.add(site)
 
-    def survivors(self) -> Survivors:
+    def survivors(self) -> letters.Survivors:
         """Close the round: return the sites whose uploads are added. Raises ParticipationError if they are too few."""
         if not self._survivors:
             self._enough(len(self._uploads.came), self.terms.least, "sealed")
             self._survivors = tuple(sorted(self._uploads.came))
-        return Survivors(round=self.number, sites=self._survivors)
+        return letters.Survivors(round=self.number, sites=self._survivors)
 
     # ------------------------------------------------------------------ unmasking
-    def confirmation(self, site: str, letter: Confirmation) -> None:
+    def confirmation(self, site: str, letter: letters.Confirmation) -> None:
         """Take a site's signature on the survivors; raises Refused."""
         if site not in self._survivors:
             raise Refused(f"{site}: it is not in the sum of round {self.number}")
         self._all.check_confirmation(site, letter.signature, self._context, self._survivors)
         self._confirmations[site] = letter.signature
 
-    def request(self) -> UnmaskingRequest:
+    def request(self) -> letters.UnmaskingRequest:
         """Return what the survivors are asked."""
         sites = self.survivors().sites
         if self.terms.confirm:
             self._enough(len(self._confirmations), self.terms.threshold, "confirmed the sum")
-        return UnmaskingRequest(round=self.number, sites=sites, confirmations=dict(self._confirmations))
+        return letters.UnmaskingRequest(round=self.number, sites=sites, confirmations=dict(self._confirmations))
 
-    def reveal(self, site: str, letter: Reveal) -> None:
+    def reveal(self, site: str, letter: letters.Reveal) -> None:
         """Take the shares that a site reveals; raises Refused."""
         dropped = set(self._dealt) - set(self._survivors)
         if site not in self._survivors or letter.round != self.number:
@@ -233,7 +218,7 @@ class MaskedSums:
         """Return whether enough sites have revealed their shares; more help only where shares are wrong."""
         return len(self._reveals) >= self.terms.threshold
 
-    def open(self) -> tuple[SumClaim, Tensors]:
+    def open(self) -> tuple[letters.SumClaim, Tensors]:
         """Take the masks off; return the sums, by block, and what whoever reads them must know.
 
         Those for SERVER are the sums themselves (see `read`); the others stay hidden from all but their readers.
@@ -243,17 +228,17 @@ class MaskedSums:
         keys = {site: self._secret(site, False) for site in self._dealt if site not in seeds}
         sums = {block.name: self._sums[block.name].copy() for block in self.blocks}
         agreed = {
-            (gone, site): agree(key, site, self._offers[site].offered.mask)
+            (gone, site): masks.agree(key, site, self._offers[site].offered.mask)
             for gone, key in keys.items()
             for site in self._survivors
         }
         for block in self.blocks:
-            for seed in seeds.values():
-                add_own_mask(sums[block.name], seed, self._context, block, -1)
+            streams = [masks.own_mask(seed, self._context, block, -1) for seed in seeds.values()]
             for (gone, site), secret in agreed.items():
                 pair = (self.terms.place(site), self.terms.place(gone))
-                add_pair_mask(sums[block.name], secret, self._context, block, pair, -1)
-        claim = SumClaim(round=self.number, context=self._context, sites=self._survivors)
+                streams.append(masks.pair_mask(secret, self._context, block, pair, -1))
+            add_streams(sums[block.name], streams)
+        claim = letters.SumClaim(round=self.number, context=self._context, sites=self._survivors)
         return claim, {name: as_tensor(words) for name, words in sums.items()}
 
     def read(self, block: SealedBlock, opened: Tensors, divisor: int | None = None) -> Tensors:
@@ -271,7 +256,7 @@ class MaskedSums:
             for helper, reveal in self._reveals.items()
         }
         for secret in choices(shares, self.terms.threshold):
-            if commitment_of(secret) == own.commitment if added else public_of(secret) == own.mask:
+            if masks.commitment_of(secret) == own.commitment if added else masks.public_of(secret) == own.mask:
                 return secret
         raise Refused(
             f"{site}: the shares of its masks do not fit together; it, or one of {', '.join(sorted(self._reveals))}, "

@@ -4,6 +4,7 @@ Streams are ChaCha20's. AES-256 in counter mode was 1.2 times as fast where the 
 (measured: 1.2 against 1.0 ms for 8 MB), and is slower, and hard to make independent of time, where it has not.
 """
 
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any
 
@@ -14,6 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 Words = NDArray[Any]  # of 32 or 64 bits, in little-endian order
+Stream = tuple[bytes, int]  # its key, and what its numbers are multiplied by
 
 LABEL = "medsilo sealing 1"
 KEY = 32  # bytes
@@ -43,23 +45,30 @@ def derive(secret: bytes, *purpose: str | int | bytes) -> bytes:
 
 
 def add_stream(words: Words, key: bytes, factor: int = 1) -> None:
-    """Add `factor` times the stream of a key to the words, in place, modulo 2^32 or 2^64.
+    """Add `factor` times the stream of a key to the words, in place, modulo 2^32 or 2^64."""
+    add_streams(words, [(key, factor)])
 
-    The key must be for these words alone: a stream that masks two things tells their difference.
+
+def add_streams(words: Words, streams: Iterable[Stream]) -> None:
+    """Add many streams to the words, in place, modulo 2^32 or 2^64.
+
+    A key must be for these words alone: a stream that masks two things tells their difference. All streams are added to
+    some words before the next ones are looked at, so that these stay in the processor's cache (measured: 1.7 ms a
+    stream of 8 MB in place of 3.6 ms; ChaCha20 alone takes 1.4 ms).
     """
     if words.nbytes > LONGEST:
         raise ValueError(f"{words.nbytes} bytes are more than one stream has")
-    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()
+    running = [(Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor(), factor) for key, factor in streams]
     room = np.empty(CHUNK // words.itemsize, words.dtype)
     target = memoryview(room.data).cast("B")
-    times = words.dtype.type(factor % (1 << 8 * words.itemsize))
     for start in range(0, len(words), len(room)):
         part = words[start : start + len(room)]
         drawn = room[: len(part)]
-        stream.update_into(ZEROS[: part.nbytes], target[: part.nbytes])
-        if factor == -1:
-            np.subtract(part, drawn, out=part)
-        else:
-            if factor != 1:
-                np.multiply(drawn, times, out=drawn)
-            np.add(part, drawn, out=part)
+        for stream, factor in running:
+            stream.update_into(ZEROS[: part.nbytes], target[: part.nbytes])
+            if factor == -1:
+                np.subtract(part, drawn, out=part)
+            else:
+                if factor != 1:
+                    np.multiply(drawn, words.dtype.type(factor % (1 << 8 * words.itemsize)), out=drawn)
+                np.add(part, drawn, out=part)

@@ -1,11 +1,13 @@
 """The server's side of a sealed study: it passes letters on, and adds up what it cannot read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from medsilo.core.errors import ParticipationError
+from medsilo.core.errors import ParticipationError, Refused
 from medsilo.core.tensors import Groups, Modules
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_numbers
@@ -17,16 +19,17 @@ from medsilo.federation.sealed.what import (
     Held,
     KeyAgreement,
     Matrix,
+    OwnWeights,
     SealedGroup,
     needs_common_key,
     own_row,
     terms_of,
     words_for,
 )
-from medsilo.mixing.forms import Rows, Summed
-from medsilo.mixing.mixers import Mixer, SimilarityMix, WeightedMean
+from medsilo.mixing.forms import Exchanged, Rows, Summed
+from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, WeightedMean
 from medsilo.plan import Plan
-from medsilo.runs.messages import Task
+from medsilo.runs.messages import SiteAnswer, Task
 from medsilo.sealing.letters import (
     Assembly,
     Confirmation,
@@ -35,15 +38,29 @@ from medsilo.sealing.letters import (
     Offer,
     Reveal,
     Stamp,
+    Unmasked,
 )
 from medsilo.sealing.relay import Gathering, MaskedMixtures, MaskedSums
 from medsilo.sealing.signing import Certified, Unsigned
 from medsilo.sealing.terms import SERVER, Terms
 
 Letters = dict[str, Any]
-# Ask these sites, each with its letters; the last function takes a site's answer and raises Refused.
-Ask = Callable[[Task, int, Sequence[str], Callable[[str], Letters], Callable[[str, Letters], None]], Exchange]
 Enough = Callable[[Exchange, str], None]  # raises ParticipationError where too few have answered
+
+
+class Ask(Protocol):
+    """Asks these sites, each with its letters; `take` is given a site's answer and raises Refused."""
+
+    def __call__(
+        self,
+        task: Task,
+        number: int,
+        sites: Sequence[str],
+        letters: Callable[[str], Letters],
+        take: Callable[[str, Letters], None],
+        groups: Groups | None = None,
+    ) -> Exchange:
+        """Return what came of it. groups: what all are sent beside."""
 
 
 class SealedServer:
@@ -65,6 +82,7 @@ class SealedServer:
         self.blocks: Blocks
         self._assembly: Assembly
         self.keys = ""  # what they rest on, in words
+        self._unmasked: dict[str, dict[int, tuple[str, ...]]] = {}  # site → round → whose sum it has helped to open
         self._deals: dict[str, Letters] = {}
         self._round: MaskedSums | MaskedMixtures | None = None
         self._begin({})
@@ -96,35 +114,45 @@ class SealedServer:
 
         def introduced(site: str, letters: Letters) -> None:
             gathering.add(site, Introduction.read(site, letters.get("introduction")))
+            self._unmasked[site] = dict(Unmasked.read(site, letters.get("unmasked")).sums)
 
         def met(site: str, letters: Letters) -> None:
             if common and site == first:
                 boxes = gathering.group_keys(GroupKeys.read(site, letters.get("keys")))
                 keys.update({other: {"key": box.facts()} for other, box in boxes.items()})
 
-        here = self._agreed(terms.sites, lambda site: told, introduced)
+        here = sorted(self._agreed(terms.sites, lambda site: told, introduced).replies)
         if here == list(terms.sites):
             self._assembly = gathering.assembly()
             signed = all(own.certificates for own in self._assembly.introductions)
             self.keys = Certified.said if signed else Unsigned.said
             letters = {**told, "assembly": self._assembly.facts()}
-            here = self._agreed(terms.sites, lambda site: letters, met)
+            known = self._agreed(terms.sites, lambda site: letters, met).replies
+            here = sorted(known)
         if here == list(terms.sites) and common:
-            got = self._agreed(terms.sites[1:], lambda site: {**told, **keys[site]}, lambda site, letters: None)
-            here = sorted([first, *got])
+            others, drew = terms.sites[1:], {first: known[first]}
+            got = self._agreed(others, lambda site: {**told, **keys[site]}, lambda site, letters: None, drew)
+            here = sorted(got.replies)
         return here
 
     def _agreed(
-        self, sites: Sequence[str], letters: Callable[[str], Letters], take: Callable[[str, Letters], None]
-    ) -> list[str]:
+        self,
+        sites: Sequence[str],
+        letters: Callable[[str], Letters],
+        take: Callable[[str, Letters], None],
+        there: Mapping[str, SiteAnswer] = MappingProxyType({}),
+    ) -> Exchange:
+        """Ask sites; `there` are those that need not be asked."""
         exchange = self._ask("agree", 0, sites, letters, take)
+        exchange.replies |= there
         self._enough(exchange, "keys of the study")
-        return sorted(exchange.replies)
+        return exchange
 
     # ------------------------------------------------------------------ a round
     def _begin(self, groups: Mapping[str, SealedGroup]) -> None:
         self.groups = dict(groups)
         self._open: dict[str, dict[str, dict[str, Tensor]]] = {name: {} for name in groups}  # whole numbers, by site
+        self._boxes: dict[str, dict[str, Tensor]] = {name: {} for name in groups}  # what sites tell each other
         self._samples: dict[str, int] = {}
         self._rows: dict[str, Matrix] = {}
 
@@ -138,9 +166,9 @@ class SealedServer:
         among = self._among(rows)
         self._begin(self.blocks.of(phase, self.layout, among))
         self._rows, self._deals, self._round = among, {}, None
-        if not self.groups:
-            return {}
         blocks = [block for own in self.groups.values() for block in own.blocks.values()]
+        if not blocks:
+            return {}
         if self.terms.mode == "group":
             self._round = MaskedMixtures(self.terms, number, blocks)
             return {}
@@ -149,10 +177,27 @@ class SealedServer:
         def offered(site: str, letters: Letters) -> None:
             sums.offer(site, Offer.read(site, letters.get("offer")))
 
-        exchange = self._ask("offer", number, self.sites, lambda site: self._told(), offered)
+        again = self._repeated(number)
+        exchange = self._ask("offer", number, again or self.sites, lambda site: self._told(), offered)
         self._enough(exchange, f"keys of round {number}")
         self._deals = {site: {"deal": deal.facts()} for site, deal in sums.deals().items()}
-        return exchange.missing
+        late = Missing("refused", f"round {number} is repeated with the hospitals whose sum was opened before")
+        return {**{site: late for site in self.sites if again and site not in again}, **exchange.missing}
+
+    def _repeated(self, number: int) -> tuple[str, ...]:
+        """Return whose sum was opened before the server stopped, where enough sites say so: a second one over others
+        would tell the models of those that are in one of them only. Raises ParticipationError where they are not there.
+        """
+        told = [sums[number] for sums in self._unmasked.values() if number in sums]
+        before = max(told, key=lambda sites: (told.count(sites), sites), default=())
+        if told.count(before) < self.terms.threshold:
+            return ()
+        if gone := sorted(set(before) - set(self.sites)):
+            raise ParticipationError(
+                f"sealing: the sum of round {number} over {', '.join(before)} was opened before the server stopped, so "
+                f"the round can only be repeated with the same hospitals: wait for {', '.join(gone)}, or begin anew"
+            )
+        return before
 
     def _among(self, rows: Mapping[str, Matrix]) -> dict[str, Matrix]:
         """Return the rows of those who have agreed on keys, with the weights of those alone."""
@@ -192,6 +237,8 @@ class SealedServer:
             self._round.add(site, words)
         for name, own in self.groups.items():
             self._open[name][site] = {key: groups[name][key] for key in own.beside}
+            if isinstance(own.form, Exchanged):
+                self._boxes[name][site] = groups[name][WORDS]
         self._samples[site] = samples
 
     # ------------------------------------------------------------------ a round ends
@@ -201,6 +248,27 @@ class SealedServer:
             self._mix(self._round, number)
         elif self._round is not None:
             self._add(self._round, number)
+        for own in self.groups.values():
+            if isinstance(own.form, Exchanged):
+                self._compare(own, number)
+
+    def _compare(self, own: SealedGroup, number: int) -> None:
+        """Let the sites compare what they told each other; take the weights on which all agree."""
+        mixer, boxes = self.mixers[own.name], self._boxes[own.name]
+        assert isinstance(mixer, Compared)
+        told = {**self._told(), "among": mixer.sites}
+        found: dict[str, OwnWeights] = {}
+
+        def compared(site: str, letters: Letters) -> None:
+            comparison = OwnWeights.read(site, letters.get("comparison"))
+            comparison.check(site)
+            if comparison.round != number or list(comparison.sites) != mixer.sites:
+                raise Refused(f"{site}: its weights are of other sites or of another round than {number}")
+            found[site] = comparison
+
+        exchange = self._ask("compare", number, sorted(boxes), lambda site: told, compared, {own.name: boxes})
+        self._enough(exchange, f"weights that follow from round {number}")
+        mixer.take_weights(torch.tensor(agreed(found).weights, dtype=torch.float64))
 
     def _add(self, sums: MaskedSums, number: int) -> None:
         survivors = sums.survivors()
@@ -222,8 +290,8 @@ class SealedServer:
         for own in self.groups.values():
             for key, block in own.blocks.items():
                 if block.reader == SERVER:
-                    divisor = sum(self._weights(own, survivors.sites).values())
-                    self._hand_over(own, sums.read(block, opened, divisor), survivors.sites)
+                    read = sums.read(block, opened, self._divisor(own, survivors.sites))
+                    self._hand_over(own, own.divided(read), survivors.sites)
                 else:
                     held = self._held(number, len(survivors.sites), claim.facts())
                     kept = SealedResult({WORDS: opened[block.name]}, held)
@@ -242,7 +310,7 @@ class SealedServer:
         common = self._mixed(mixtures, number, {}, alike)
         for name, own in self.groups.items():
             given = self.sites if isinstance(own.form, Summed) else sites
-            if isinstance(own.form, Rows):
+            if isinstance(own.form, Rows | Exchanged):
                 continue
             for site in given:
                 self.store.keep(name, site, common[name])
@@ -260,24 +328,34 @@ class SealedServer:
         self, mixtures: MaskedMixtures, number: int, rows: Mapping[str, tuple[int, ...]], alike: tuple[int, ...]
     ) -> dict[str, SealedResult]:
         """Return every group's mixture by these rows, and of the others the sum."""
-        claim, mixed = mixtures.mix({name: rows.get(name, alike) for name in self.groups})
+        added = {name: own for name, own in self.groups.items() if own.blocks}
+        claim, mixed = mixtures.mix({name: rows.get(name, alike) for name in added})
         found = {}
-        for name, own in self.groups.items():
-            weights = self._weights(own, mixtures.sites)
+        for name, own in added.items():
             told = claim.model_copy(update={"rows": {name: claim.rows[name]}})
-            held = self._held(number, sum(weights.values()), told.facts())
-            found[name] = SealedResult({WORDS: mixed[name], **self._carried(own, mixtures.sites)}, held)
+            held = self._held(number, self._divisor(own, mixtures.sites), told.facts())
+            carried = {} if own.hides_counts else self._carried(own, mixtures.sites)
+            found[name] = SealedResult({WORDS: mixed[name], **carried}, held)
         return found
 
     def _held(self, number: int, divisor: int, claim: Letters) -> Held:
         return Held(agreement=self.store.agreement, round=number, divisor=divisor, claim=claim)
 
+    def _divisor(self, own: SealedGroup, sites: Sequence[str]) -> int:
+        """Return what a sum is divided by; 1 where what its weights add up to is sealed in it."""
+        return 1 if own.counts else sum(self._weights(own, sites).values())
+
     def _weights(self, own: SealedGroup, sites: Sequence[str]) -> dict[str, int]:
         return {site: own.weight(self._samples[site]) for site in sites}
 
     def _carried(self, own: SealedGroup, sites: Sequence[str]) -> dict[str, Tensor]:
-        """Return the whole numbers of the first site, as a mean in clear takes them."""
-        return self._open[own.name][min(sites)]
+        """Return the whole numbers of the first site, as a mean in clear takes them; those of the beginning where sites
+        keep theirs."""
+        first = min(sites)
+        if own.hides_counts:
+            given = self.mixers[own.name].current(first)
+            return {name: tensor for name, tensor in given.items() if not tensor.is_floating_point()}
+        return self._open[own.name][first]
 
     def _hand_over(self, own: SealedGroup, mean: Mapping[str, Tensor], sites: Sequence[str]) -> None:
         """Give the mean that the server may read to the group's mixer."""
@@ -290,3 +368,15 @@ class SealedServer:
         mixer = self.mixers[own.name]
         assert isinstance(mixer, WeightedMean)
         mixer.take_mean(tensors, {site: float(w) for site, w in self._weights(own, sites).items()})
+
+
+def agreed(found: Mapping[str, OwnWeights]) -> OwnWeights:
+    """Return what all sites have computed; raises ParticipationError, naming them, where some have computed else."""
+    alike = {site: [other for other in sorted(found) if own.is_like(found[other])] for site, own in found.items()}
+    most = max((alike[site] for site in sorted(alike)), key=len)
+    if others := sorted(set(found) - set(most)):
+        raise ParticipationError(
+            f"sealing: {', '.join(others)} made other weights of what the hospitals told each other than "
+            f"{', '.join(most)}; look for a changed package or machine there"
+        )
+    return found[most[0]]

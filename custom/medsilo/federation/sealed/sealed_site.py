@@ -9,28 +9,33 @@ from typing import Any
 import torch
 
 from medsilo.core.errors import Refused, reading
-from medsilo.core.files import write_bytes
+from medsilo.core.files import load_tensors, save_tensors, write_bytes
 from medsilo.core.tensors import Groups, Modules, Tensors
 from medsilo.course.group import views
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_numbers, same_layout
 from medsilo.federation.sealed.what import (
+    ALIKE,
+    COUNT,
     WORDS,
+    Among,
     Blocks,
     Current,
     Held,
     KeyAgreement,
     Matrix,
+    OwnWeights,
     Published,
     SealedGroup,
     needs_common_key,
     own_row,
     terms_of,
 )
-from medsilo.mixing.forms import Pulled, Rows, Summed
+from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request
+from medsilo.sealing.fixed_point import Flat
 from medsilo.sealing.letters import (
     Assembly,
     Deal,
@@ -52,12 +57,14 @@ Rowed = Mapping[str, Matrix]  # group → the rows of its mixture
 
 @dataclass
 class _Seat:
-    """This site in one agreement: its keys, and the rows that were published."""
+    """This site in one agreement: its keys, the rows that were published, and those that it computed itself."""
 
     agreement: KeyAgreement
     member: Member
     blocks: Blocks
     rows: dict[int, Rowed] = field(default_factory=dict)  # by round
+    compared: dict[str, OwnWeights] = field(default_factory=dict)  # by the group whose rows they are, the last ones
+    opened: dict[str, int] = field(default_factory=dict)  # group → the last round whose result this site has opened
 
     def content(self) -> bytes:
         """Return what the site must keep of it, all of it secret."""
@@ -66,6 +73,8 @@ class _Seat:
             "agreement": self.agreement.facts(),
             "study": self.member.terms.study,
             "rows": rows,
+            "compared": {group: own.facts() for group, own in self.compared.items()},
+            "opened": self.opened,
             "member": json.loads(self.member.saved()),
         }
         return json.dumps(kept).encode()
@@ -85,8 +94,10 @@ class SealedSite:
         }
 
     # ------------------------------------------------------------------ letters
-    def answer(self, asked: Request) -> Letters:
+    def answer(self, asked: Request, groups: Groups) -> Letters:
         """Do what a letter asks; returns the answer's."""
+        if asked.task == "compare":
+            return self._compare(asked, groups)
         work = {"agree": self._agree, "offer": self._offer, "confirm": self._confirm, "unmask": self._unmask}
         return work[asked.task](asked)
 
@@ -105,22 +116,31 @@ class SealedSite:
             seat.member.take_group_key(GroupKey.read(SERVER, letters["key"]))
             answer = {}
         else:
-            seat = self._begin(agreement, asked.study)
-            answer = {"introduction": seat.member.introduction().facts()}
+            seat = self._waiting(agreement) or self._begin(agreement, asked.study)
+            answer = {"introduction": seat.member.introduction().facts(), "unmasked": seat.member.unmasked().facts()}
         self._keep(seat)
         return answer
+
+    def _waiting(self, agreement: KeyAgreement) -> _Seat | None:
+        """Return this site's seat if it is asked again for keys that have not met others yet."""
+        if not self._path(agreement.number).exists():
+            return None
+        seat = self._seat(agreement.number)
+        return seat if seat.agreement == agreement and not seat.member.has_met else None
 
     def _begin(self, agreement: KeyAgreement, study: str) -> _Seat:
         named = self.plan.participation.sites
         if self.site not in agreement.sites or (named and not set(agreement.sites) <= set(named)):
             raise Refused("the server: it names other sites than the plan does")
         if (number := agreement.number) > 1 and self._path(number - 1).exists():
-            earlier: Member | None = self._seat(number - 1).member
+            earlier: _Seat | None = self._seat(number - 1)
         else:
-            earlier = self._seat(number).member if self._path(number).exists() else None
+            earlier = self._seat(number) if self._path(number).exists() else None
         terms = terms_of(self.plan, study, agreement.sites)
-        member = Member.begin(terms, self.site, self.signer, earlier)
+        member = Member.begin(terms, self.site, self.signer, earlier.member if earlier else None)
         seat = self._seats[number] = _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
+        if earlier:
+            seat.compared, seat.opened = dict(earlier.compared), dict(earlier.opened)
         return seat
 
     def _offer(self, asked: Request) -> Letters:
@@ -144,15 +164,50 @@ class SealedSite:
         self._keep(seat)
         return {"reveal": reveal.facts()}
 
+    def _compare(self, asked: Request, groups: Groups) -> Letters:
+        """Open what the hospitals told each other, and make of it what all of them do."""
+        seat = self._newest(asked)
+        sealed = self._sealed(seat, self.plan.course.phase_of(asked.round), asked.round)
+        among = Among.read(SERVER, {"among": asked.sealing.get("among")}).among
+        named = self.plan.participation.sites
+        if not set(seat.agreement.sites) <= set(among) or (named and sorted(named) != list(among)):
+            raise Refused("the server: it names other sites than the plan does")
+        name = next(iter(groups), "")
+        own = sealed.get(name)
+        if own is None or not isinstance(own.form, Exchanged):
+            raise Refused("the server: it hands out what hospitals do not tell each other")
+        rows = own.form.compare(among, self._told(seat, asked.round, own, groups[name]))
+        comparison = OwnWeights(round=asked.round, sites=among, weights=tuple(map(tuple, rows.tolist())))
+        seat.compared = {**seat.compared, own.form.rows: comparison}
+        self._keep(seat)
+        return {"comparison": comparison.facts()}
+
+    def _told(self, seat: _Seat, number: int, own: SealedGroup, boxes: Tensors) -> dict[str, Tensors]:
+        """Return what each hospital told, checked as the server checks it in clear."""
+        if self.site not in boxes or len(boxes) < seat.member.terms.least:
+            raise Refused(
+                f"the server: it hands out what {len(boxes)} hospitals told; it takes {seat.member.terms.least}, and "
+                "this one among them"
+            )
+        flat, found = Flat.like(own.like), {}
+        for site, box in boxes.items():
+            tensors = seat.member.told(site, number, own.name, flat, box)
+            try:
+                check_numbers({own.name: tensors}, [own.group], self._ranges, {})
+            except Refused as error:
+                raise Refused(f"{site}: {error}") from error
+            found[site] = tensors
+        return found
+
     # ------------------------------------------------------------------ a round
     def check(self, asked: Request, phase: Phase, modules: Modules) -> None:
         """Raise Refused, before anything is kept or sealed, where numbers that would be sent can't be."""
         groups = views(phase.sent, modules)
         check_numbers(groups, phase.sent, self._ranges, {})
         for name, own in self._sealed(self._newest(asked), phase, None).items():
-            block = next(iter(own.blocks.values()))
-            for tensor in block.flat.names:
-                block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
+            for block in list(own.blocks.values())[:1]:  # all of a group hold the same numbers
+                for tensor in groups[name].keys() & set(block.flat.names):
+                    block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> tuple[Letters, Groups]:
         """Return a round's letters and what is sent; `groups` in clear where they are not sealed."""
@@ -161,31 +216,50 @@ class SealedSite:
         sealed = self._sealed(seat, phase, asked.round)
         if not sealed:
             return {}, groups
-        tensors, weights, blocks = {}, {}, []
+        tensors, weights, blocks, boxes = {}, {}, [], {}
         for name, own in sealed.items():
+            if isinstance(own.form, Exchanged):
+                boxes[name] = {WORDS: seat.member.tell(asked.round, name, groups[name])}
+                continue
             entered = self._entered(own, groups[name])
             for block in own.blocks.values():
                 tensors[block.name], weights[block.name] = entered, own.weight(samples)
                 blocks.append(block)
         letters: Letters = {}
-        if seat.member.terms.mode == "group":
+        words: Tensors = {}
+        if seat.member.terms.mode == "group" and blocks:
             stamp, words = seat.member.seal_upload(asked.round, blocks, tensors, weights)
             letters["stamp"] = stamp.facts()
-        else:
-            deal = Deal.read(SERVER, asked.sealing.get("deal"))
-            words = seat.member.seal(deal, blocks, tensors, weights)
+        elif blocks:
+            words = self._sealed_once(seat, Deal.read(SERVER, asked.sealing.get("deal")), blocks, tensors, weights)
         self._keep(seat)
-        sent = {name: tensors for name, tensors in groups.items() if name not in sealed}
-        for name, own in sealed.items():
+        sent = {**groups, **boxes}
+        for name in sealed.keys() - boxes.keys():
+            own = sealed[name]
             beside = {key: groups[name][key] for key in own.beside}
             sent[name] = beside | {key: words[block.name] for key, block in own.blocks.items()}
-        return letters, {name: sent[name] for name in groups}
+        return letters, sent
+
+    def _sealed_once(
+        self, seat: _Seat, deal: Deal, blocks: list[SealedBlock], tensors: dict[str, Tensors], weights: dict[str, int]
+    ) -> Tensors:
+        """Return what this site seals in a round; what it has sealed when its answer was lost, to the last bit.
+
+        Numbers that differ under the same masks would tell their difference.
+        """
+        path = self.folder / paths.SEALED
+        if seat.member.has_sealed(deal) and path.exists():
+            with reading("what this site sealed"):
+                return load_tensors(path)[0]
+        words = seat.member.seal(deal, blocks, tensors, weights)
+        save_tensors(path, words, {})
+        return words
 
     def _entered(self, own: SealedGroup, tensors: Tensors) -> Tensors:
-        floats = {name: tensors[name] for name in next(iter(own.blocks.values())).flat.names}
+        floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         if isinstance(own.form, Summed) and own.form.enter:
-            return dict(own.form.enter(floats, self._arrived[own.name]))
-        return floats
+            floats = dict(own.form.enter(floats, self._arrived[own.name]))
+        return floats | ({COUNT: torch.ones((), dtype=torch.float64)} if own.counts else {})
 
     # ------------------------------------------------------------------ what is given
     def open(self, asked: Request, groups: Groups, modules: Modules) -> Groups:
@@ -193,16 +267,51 @@ class SealedSite:
         held = {name: Held.read(SERVER, told) for name, told in asked.sealing.get("held", {}).items()}
         if not held.keys() <= groups.keys():
             raise Refused("the server: it tells of sealed groups that it does not send")
+        if held:
+            self._note_opened(asked, held)
         opened = {
-            name: self._opened(name, held[name], own, modules) if name in held else own for name, own in groups.items()
+            name: self._opened(name, held[name], own, modules) if name in held else self._counted(name, own, modules)
+            for name, own in groups.items()
         }
         self._arrived = opened
         return opened
 
+    def _counted(self, name: str, given: Tensors, modules: Modules) -> Tensors:
+        """Return what came in clear, with this site's own counters where they would tell of its cases."""
+        group = next((group for phase in self.plan.course.phases for group in phase.sent if group.name == name), None)
+        if group is None or not self.plan.transport.sealing_counts:
+            return given
+        mine = group.of(modules)
+        return {key: given[key] if given[key].is_floating_point() else mine.get(key, given[key]) for key in given}
+
+    def _note_opened(self, asked: Request, held: Mapping[str, Held]) -> None:
+        """Remember the rounds whose results come; raises Refused where the server replays an earlier one."""
+        seat = self._newest(asked)
+        for name, told in held.items():
+            if told.round < (least := self._least(seat, asked, name)):
+                raise Refused(
+                    f"the server: it replays {name} of round {told.round} in round {asked.round}, and that of round "
+                    f"{least} must be there"
+                )
+        seat.opened = {**seat.opened, **{name: told.round for name, told in held.items()}}
+        self._keep(seat)
+
+    def _least(self, seat: _Seat, asked: Request, name: str) -> int:
+        """Return the earliest round whose result a site may be given of a group: the last one of what all are given
+        alike, and of its own one that it has not had yet, but for a server that does rounds again."""
+        before = asked.round - (asked.task == "round")
+        rounds = (number for number in range(before, 0, -1) if self._form(name, number))
+        last = next(rounds, 0)
+        return last if isinstance(self._form(name, last), Summed) else min(seat.opened.get(name, 0), before)
+
+    def _form(self, name: str, number: int) -> Form | None:
+        """Return how a group is sealed in a round, if it is."""
+        return self.plan.sealed_forms(self.plan.course.phase_of(number)).get(name) if number else None
+
     def _opened(self, name: str, held: Held, given: Tensors, modules: Modules) -> Tensors:
         seat = self._seat(held.agreement)
         own = self._sealed(seat, self.plan.course.phase_of(held.round), held.round).get(name)
-        if own is None:
+        if own is None or not own.blocks:
             raise Refused("the server: it sends a sealed group that is none of the plan's")
         key = next((key for key, block in own.blocks.items() if block.reader in (self.site, HOSPITALS)), WORDS)
         block = own.blocks[key]
@@ -214,10 +323,10 @@ class SealedSite:
             values, count = self._open_mixture(seat, held, own, block, words)
         else:
             values, count = self._open_sum(seat, held, block, words)
+        values = own.divided(values)
         if isinstance(own.form, Pulled):
             values = self._pulled(own.form, mine, values, count)
-        kept = {} if isinstance(own.form, Summed) else mine
-        return {other: values.get(other, beside.get(other, kept.get(other, mine[other]))) for other in own.like}
+        return {other: values.get(other, beside.get(other, mine[other])) for other in own.like}
 
     def _open_mixture(
         self, seat: _Seat, held: Held, own: SealedGroup, block: SealedBlock, words: Tensors
@@ -274,7 +383,28 @@ class SealedSite:
                 raise Refused("the server: the rows of weights that it tells are not one for each site")
         if seat.rows.get(asked.round, rows) != rows:
             raise Refused(f"the server: it changes the weights of round {asked.round}")
+        for group, matrix in rows.items():
+            self._check_compared(seat, asked.round, group, matrix)
         seat.rows = dict(sorted({**seat.rows, asked.round: rows}.items())[-KEPT_ROWS:])
+
+    def _check_compared(self, seat: _Seat, number: int, group: str, matrix: Matrix) -> None:
+        """Raise Refused where the server tells other weights than this site made of what all told each other last."""
+        own = seat.compared.get(group)
+        if own is None or any(self._compares(between) for between in range(own.round + 1, number)):
+            return
+        places = [place for place, site in enumerate(own.sites) if site in matrix]
+        for site, row in zip(own.sites, own.weights, strict=True):
+            mine = [row[place] for place in places]
+            if site in matrix and max(abs(a - b) for a, b in zip(mine, matrix[site], strict=True)) > ALIKE:
+                raise Refused(
+                    f"the server: the weights of {group} that it tells for round {number} are not those that this site "
+                    f"made of what the hospitals told each other in round {own.round}"
+                )
+
+    def _compares(self, number: int) -> bool:
+        """Return whether hospitals tell each other something in a round."""
+        forms = self.plan.sealed_forms(self.plan.course.phase_of(number))
+        return any(isinstance(form, Exchanged) for form in forms.values())
 
     # ------------------------------------------------------------------ what is kept
     def _newest(self, asked: Request) -> _Seat:
@@ -300,7 +430,9 @@ class SealedSite:
             rows: dict[int, Rowed] = {
                 int(number): Published.read("this site", {"rows": own}).rows for number, own in kept["rows"].items()
             }
-        return _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest), rows)
+            compared = {group: OwnWeights.read("this site", own) for group, own in kept["compared"].items()}
+            opened = {str(group): int(number) for group, number in kept["opened"].items()}
+        return _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest), rows, compared, opened)
 
     def _keep(self, seat: _Seat) -> None:
         """Write what the site must keep; before anything that rests on it leaves."""

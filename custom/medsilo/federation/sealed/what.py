@@ -2,22 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
-from medsilo.core.tensors import Modules
+from medsilo.core.errors import Refused
+from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
-from medsilo.mixing.forms import Form, Pulled, Rows, Summed
+from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
+from medsilo.sealing.channels import BOXED
 from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat, integer_weights
 from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
 from medsilo.sealing.terms import HOSPITALS, SERVER, SealedBlock, Terms
 
+COUNT = "@cases"  # the number 1 among a group's, whose sum is what the weights add up to
 WORDS = "@sealed"  # under which a group's sealed numbers travel, beside its whole numbers
+ALIKE = 1e-9  # weights that two machines compute differ by less
 ROW_TOTAL = {64: 1 << 24, 32: 1 << 10}  # what the integer weights of a row add up to
 
 Row = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(max_length=256, strict=False)]
@@ -53,10 +59,37 @@ class Current(Letter):
     agreement: Annotated[int, Field(ge=1, le=1_000_000)]
 
 
+class Among(Letter):
+    """All sites of the study that train, in order, those that have not agreed on keys included."""
+
+    among: Names
+
+
 class Published(Letter):
     """The rows of weights of a round, by group and site, told before anything of it is sealed."""
 
     rows: Annotated[dict[SiteName, Annotated[dict[SiteName, Row], Field(max_length=256)]], Field(max_length=16)]
+
+
+class OwnWeights(Letter):
+    """The weights that a hospital made of what all told each other in a round: a row for each of these sites."""
+
+    round: RoundNumber
+    sites: Names
+    weights: Annotated[tuple[Row, ...], Field(max_length=256, strict=False)]
+
+    def check(self, sender: str) -> None:
+        """Raise Refused unless these are weights of its sites."""
+        count = len(self.sites)
+        if len(self.weights) != count or any(len(row) != count or abs(fsum(row) - 1) > ALIKE for row in self.weights):
+            raise Refused(f"{sender}: its weights are not a row for each site that adds up to 1")
+
+    def is_like(self, other: "OwnWeights") -> bool:
+        """Return whether two hospitals have computed the same, but for what machines make different in rounding."""
+        if (self.round, self.sites) != (other.round, other.sites):
+            return False
+        mine, theirs = (torch.tensor(own.weights, dtype=torch.float64) for own in (self, other))
+        return bool((mine - theirs).abs().max() <= ALIKE)
 
 
 @dataclass(frozen=True)
@@ -67,6 +100,7 @@ class SealedGroup:
     form: Form
     like: dict[str, Tensor]  # the group's tensors, for their shapes and types
     blocks: dict[str, SealedBlock]
+    hides_counts: bool = False  # whether the numbers of cases are sealed, too
 
     @property
     def name(self) -> str:
@@ -75,10 +109,23 @@ class SealedGroup:
 
     @property
     def beside(self) -> dict[str, Tensor]:
-        """The whole numbers that travel open; a site keeps its own of a personal group."""
-        if not isinstance(self.form, Summed):
+        """The whole numbers that travel open, which tell of cases; a site keeps its own of a personal group."""
+        if not isinstance(self.form, Summed) or self.hides_counts:
             return {}
         return {name: tensor for name, tensor in self.like.items() if not tensor.is_floating_point()}
+
+    @property
+    def counts(self) -> bool:
+        """Whether the sum of its weights is sealed, too."""
+        return self.hides_counts and isinstance(self.form, Summed) and self.form.weighted
+
+    def divided(self, opened: Tensors) -> Tensors:
+        """Return the mean from a sum that has the sum of its weights beside it."""
+        if not self.counts:
+            return opened
+        total = float(opened[COUNT])
+        means = {name: tensor.double() / total for name, tensor in opened.items() if name != COUNT}
+        return {name: mean.to(opened[name].dtype) for name, mean in means.items()}
 
     def weight(self, samples: int) -> int:
         """Return what a site multiplies its numbers by, where weights are not public."""
@@ -86,6 +133,9 @@ class SealedGroup:
 
     def expected(self) -> dict[str, Tensor]:
         """Return the layout of what a site sends."""
+        if isinstance(self.form, Exchanged):
+            content = sum(tensor.nbytes for tensor in self.like.values())
+            return {WORDS: torch.empty(content + BOXED, dtype=torch.uint8, device="meta")}
         words = {
             name: next(iter(self.like.values())).new_empty(
                 block.flat.words, dtype=CARRIER[block.fixed.bits], device="meta"
@@ -117,7 +167,13 @@ class Blocks:
     def _group(
         self, group: Group, form: Form, layout: Modules, tensors: dict[str, Tensor], rows: Matrix
     ) -> SealedGroup:
-        flat = Flat.of({name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()})
+        if isinstance(form, Exchanged):
+            return SealedGroup(group, form, dict(tensors), {})
+        hides = bool(self.plan.transport.sealing_counts)
+        floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+        if hides and isinstance(form, Summed) and form.weighted:
+            floats[COUNT] = torch.ones((), dtype=torch.float64)
+        flat = Flat.of(floats)
         fixed = FixedPoint(self.plan.transport.sealing_bits, self._bound(group, layout), self._weights(form))
         pairwise = self.terms.mode == "pairwise"
         blocks = {WORDS: SealedBlock(group.name, flat, fixed, HOSPITALS)}
@@ -130,7 +186,7 @@ class Blocks:
                 )
                 for site in self.terms.sites
             }
-        return SealedGroup(group, form, dict(tensors), blocks)
+        return SealedGroup(group, form, dict(tensors), blocks, hides)
 
     def _weights(self, form: Form) -> int:
         if isinstance(form, Rows):
@@ -142,7 +198,7 @@ class Blocks:
         """Return the plan's bound, or the range of an average over images where that is wider."""
         ranges = group.ranges(layout, self.plan.task) if group.covers else {}
         widest = max((max(abs(low), abs(high)) for low, high in ranges.values()), default=0.0)
-        return max(self.plan.transport.bound, widest)
+        return max(self.plan.transport.bound, widest, 1.0 if self.plan.transport.sealing_counts else 0.0)
 
 
 def words_for(site: str) -> str:
@@ -168,7 +224,8 @@ def needs_common_key(terms: Terms, plan: Plan) -> bool:
     """Return whether hospitals need a key that all of them have."""
     if terms.mode == "group":
         return True
-    return any(isinstance(form, Pulled) for phase in plan.course.phases for form in plan.sealed_forms(phase).values())
+    forms = (form for phase in plan.course.phases for form in plan.sealed_forms(phase).values())
+    return any(isinstance(form, Pulled | Exchanged) for form in forms)
 
 
 def sealed_layout(plan: Plan, phase: Phase, layout: Modules) -> dict[str, dict[str, Tensor]]:
@@ -177,5 +234,5 @@ def sealed_layout(plan: Plan, phase: Phase, layout: Modules) -> dict[str, dict[s
     if not plan.transport.sealed:
         return {}
     sites = plan.participation.sites or [f"{place:03}" for place in range(plan.participation.required)]
-    blocks = Blocks(plan, terms_of(plan, "", sites), 1)
+    blocks = Blocks(plan, terms_of(plan, "", sites), plan.transport.sealing_counts or 1)
     return {name: own.expected() for name, own in blocks.of(phase, layout, {}).items()}

@@ -1,0 +1,137 @@
+"""Looking for models in bytes, such as a file's or a process's memory: by their own bytes, and by correlation."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+
+Numbers = NDArray[Any]
+
+CHANCE = 0.01  # the |correlation| up to which numbers are strangers; a million windows of 460 800 stay far below it
+KINDS = ("<f4", "<f8", "<i8")  # as what numbers may lie there
+SMALLEST, LARGEST = 1e-10, 100.0  # hardly a weight is smaller, and none is larger
+HALF, FEW = 0.5, 0.2  # parts of a page
+STRETCH = 1 << 21  # numbers that are looked through at once
+LEAST_SPREAD = 1e-8  # of the squares in a window, as a part of a stretch's: less is rounding
+PAGE = 4096
+OUTLIER = 3  # standard deviations
+PIECES, PIECE = 24, 4  # of a model, that are looked for byte by byte, and the numbers of each
+
+
+def strange_part(model: Numbers, *known: Numbers) -> Numbers:
+    """Return what these known numbers do not tell of a model, with a mean of 0 and a length of 1.
+
+    All frequencies are made equally strong and outliers are cut off: what training makes of weights has steps from
+    filter to filter, to which any slow numbers are alike, and a few large ones, to which any single large one is. What
+    is left is as far from strangers as noise would be.
+    """
+    basis, _ = np.linalg.qr(np.stack([np.ones_like(model), *known], axis=1))
+    waves = fft.rfft(model - basis @ (basis.T @ model))
+    left = fft.irfft(waves / np.maximum(np.abs(waves), 1e-9 * np.abs(waves).max()), len(model))
+    left = np.clip(left, -OUTLIER * left.std(), OUTLIER * left.std())
+    left -= basis @ (basis.T @ left)
+    return left / float(np.linalg.norm(left))
+
+
+def segments(content: bytes, before: bytes = b"") -> Iterator[bytes]:
+    """Yield the stretches between pages that are empty, or as they were before any model came."""
+    pages, base = (_pages(each) for each in (content, before.ljust(len(content), b"\0")[: len(content)]))
+    changed = (pages != 0).any(axis=1) & (pages != base).any(axis=1)
+    yield from (content[start:end] for start, end in _runs(changed))
+
+
+def _pages(content: bytes) -> NDArray[np.uint64]:
+    return np.frombuffer(content + bytes(-len(content) % PAGE), np.uint64).reshape(-1, PAGE // 8)
+
+
+def _runs(pages: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Yield where runs of these pages begin and end, in bytes."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], pages, [False]]).astype(np.int8))) * PAGE
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def vectors(content: bytes, kind: str, size: int, known: Numbers) -> Iterator[Numbers]:
+    """Yield the stretches that so many numbers of a kind can lie in, with the pages around them.
+
+    A page of weights has numbers of their size; one of integers, masked or not, has both signs. known: numbers in
+    single precision that everybody can make, such as the initial weights; they are left out.
+    """
+    width = int(kind[-1])
+    raw = _pages(content).view(kind)
+    if kind.startswith("<i"):
+        below = (raw < 0).mean(axis=1)
+        like = (below > FEW) & (below < 1 - FEW)
+    else:
+        with np.errstate(invalid="ignore"):
+            like = ((np.abs(raw) > SMALLEST) & (np.abs(raw) <= LARGEST)).mean(axis=1) > HALF
+    wide = like.copy()
+    wide[1:] |= like[:-1]
+    wide[:-1] |= like[1:]
+    for start, end in _runs(wide):
+        if end - start >= size * width:
+            found = raw.reshape(-1)[start // width : end // width]
+            if width == 4:
+                found = np.where(np.isin(found.view("<u4"), known.astype("<f4").view("<u4")), np.float32(0), found)
+            yield _as_numbers(found)
+
+
+def _as_numbers(raw: Numbers) -> Numbers:
+    """Return numbers in double precision; what can be no weight is 0, and integers are drawn together."""
+    if raw.dtype.kind == "i":  # of what size they are depends on their scale, and a few large ones would cover all
+        return np.arcsinh(raw.astype(np.float64))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where(np.abs(raw) <= LARGEST, raw, 0).astype(np.float64)
+
+
+def most_alike(contents: Iterable[bytes], wanted: Sequence[Numbers], known: Numbers) -> float:
+    """Return the largest |correlation| of a wanted model's strange part with as many numbers in a row, anywhere."""
+    size = len(wanted[0])
+    length = fft.next_fast_len(STRETCH, real=True)
+    turned = [np.conj(fft.rfft(each, length)) for each in wanted]
+    most = 0.0
+    for content in contents:
+        for kind in KINDS:
+            for numbers in vectors(content, kind, size, known):
+                for start in range(0, len(numbers) - size + 1, length - size + 1):
+                    most = max(most, _most_in(numbers[start : start + length], turned, size, length))
+    return most
+
+
+def _most_in(numbers: Numbers, turned: Sequence[NDArray[np.complex128]], size: int, length: int) -> float:
+    sums, squares = (np.concatenate([[0.0], np.cumsum(each)]) for each in (numbers, numbers**2))
+    spread = squares[size:] - squares[:-size] - (sums[size:] - sums[:-size]) ** 2 / size
+    width = np.sqrt(np.where(spread > LEAST_SPREAD * squares[-1], spread, np.inf))
+    seen = fft.rfft(numbers, length)
+    return max(float(np.max(np.abs(fft.irfft(seen * each, length)[: len(width)]) / width)) for each in turned)
+
+
+def pieces_of(model: Numbers, initial: Numbers) -> list[bytes]:
+    """Return some pieces of a model as they lie in memory, from all over it and not as they were in the beginning."""
+    single, before = model.astype("<f4"), initial.astype("<f4")
+    found = []
+    for start in np.linspace(0, len(single) - 1000, PIECES).astype(int):
+        changed = (single[start : start + 1000] != before[start : start + 1000]) & (single[start : start + 1000] != 0)
+        runs = np.convolve(changed, np.ones(PIECE, int), "valid") == PIECE
+        if runs.any():
+            place = start + int(np.argmax(runs))
+            found.append(single[place : place + PIECE].tobytes())
+    return found
+
+
+def found_pieces(contents: Iterable[bytes], pieces: Mapping[str, Sequence[bytes]]) -> set[str]:
+    """Return whose pieces are in there, at any place."""
+    owners = {piece: name for name, own in pieces.items() for piece in own}
+    first = np.array([int.from_bytes(piece[:4], "little") for piece in owners], np.uint32)
+    likely = np.zeros(1 << 16, bool)
+    likely[first >> 16] = True
+    found: set[str] = set()
+    for content in contents:
+        for offset in range(min(4, len(content) // 8)):
+            words = np.frombuffer(content, "<u4", (len(content) - offset) // 4, offset)
+            places = np.flatnonzero(likely[words >> 16])
+            for place in places[np.isin(words[places], first)].tolist():
+                start = offset + 4 * place
+                found.add(owners.get(content[start : start + 4 * PIECE], ""))
+    return found - {""}

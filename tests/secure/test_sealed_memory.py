@@ -1,0 +1,155 @@
+"""What the memory, the disk and the logs of a running server hold of the hospitals' models, over TLS: nothing when the
+study seals, and all of them when it does not."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from medsilo.core.files import load_tensors
+from medsilo.flare.jobs import pack, write_job
+from medsilo.plan import Plan
+from medsilo.runs.reading import read_summary
+from tests.conftest import SITES, make_plan
+from tests.search import CHANCE, Numbers, found_pieces, most_alike, pieces_of, segments, strange_part
+from tests.secure.consortium import SERVER, Consortium
+from tests.unit.test_sealed_engine import WIDE
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sealed-consortium")]
+LARGEST_REGION = 1 << 30
+LEAST_LOOKS, BETWEEN, MOST_LOOKS = (
+    3,
+    1.5,
+    4,
+)  # at the least; and seconds from one to the next between rounds, and how many
+Image = dict[tuple[int, int], bytes]  # process and address → what is there
+
+
+@pytest.fixture(scope="module")
+def teaching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
+    """Three hospitals that let statistics leave, too."""
+    consortium = Consortium(tmp_path_factory.mktemp("sealed"), dict.fromkeys(SITES, "teaching-hospital"))
+    try:
+        consortium.start()
+        yield consortium
+    finally:
+        consortium.stop()
+
+
+def memory_of(process: psutil.Process) -> Image:
+    """Return what a process has in memory that it may write to, while it stands still."""
+    found: Image = {}
+    pid = process.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+            for line in maps:
+                start, end, rights = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]
+                size = int(end, 16) - int(start, 16)
+                if rights.startswith("rw") and "/dev" not in line and size < LARGEST_REGION:
+                    try:
+                        memory.seek(int(start, 16))
+                        found[pid, int(start, 16)] = memory.read(size) or b""
+                    except OSError:  # pages that nobody may read
+                        continue
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    return found
+
+
+class Watch:
+    """Looks at the memory of all processes of the server: after each round, and at times between."""
+
+    def __init__(self, consortium: Consortium, lines: Path) -> None:
+        self.consortium, self.lines = consortium, lines
+        self.first: Image = {}  # before any model came
+        self.changed: set[bytes] = set()  # whatever stood in a place later, and not in the beginning
+        self.looks = 0
+
+    def until_it_ends(self) -> None:
+        """Look as often as it may be."""
+        rounds, last, deadline = 0, 0.0, time.monotonic() + 240
+        while not self.lines.with_name("summary.json").exists():
+            assert time.monotonic() < deadline, "the study does not end"
+            time.sleep(0.05)
+            done = self.lines.read_text().count("\n") if self.lines.exists() else 0
+            due = self.lines.parent.exists() and time.monotonic() > last + BETWEEN and self.looks < MOST_LOOKS
+            if done > rounds or due:
+                self.look()
+                rounds, last = done, time.monotonic()
+
+    def look(self) -> None:
+        """Take an image of the server and of the process that leads the study."""
+        image: Image = {}
+        for process in self.consortium.family(SERVER):
+            with suppress(OSError, psutil.Error):  # it has ended
+                image |= memory_of(process)
+        if not self.first:
+            self.first = image
+            return
+        self.looks += 1
+        for place, content in image.items():
+            self.changed.update(segments(content, self.first.get(place, b"")))
+
+
+def watched(consortium: Consortium, job: Path, study: str) -> Watch:
+    """Run a study to its end; return what was seen in memory meanwhile. Nobody talks to a server that stands still."""
+    session = consortium.session()
+    try:
+        session.submit_job(str(job))
+    finally:
+        session.close()
+    watch = Watch(consortium, consortium.kit(SERVER) / "medsilo" / study / "rounds.jsonl")
+    watch.until_it_ends()
+    summary = read_summary(watch.lines.parent)
+    assert summary.status == "finished", summary.reason
+    return watch
+
+
+def written_since(consortium: Consortium, start: float) -> list[bytes]:
+    """Return the server's files and its log, as far as they are this study's."""
+    folders = [consortium.kit(SERVER), consortium.root / "storage"]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    new = [path.read_bytes() for path in files if path.stat().st_mtime >= start]
+    return [*new, consortium.log(SERVER).encode()]
+
+
+def models_of(consortium: Consortium, plan: Plan, study: str) -> tuple[dict[str, Numbers], Numbers]:
+    """Return the largest weight of the models that a hospital has at the end, and how it was in the beginning: what it
+    got last and, where the study seals, what it had trained itself."""
+    initial = plan.build_networks()["model"].state_dict()
+    name = max(initial, key=lambda key: initial[key].numel())
+    found = {}
+    for site in SITES:
+        folder = consortium.kit(site) / "medsilo" / study / "sites" / site
+        for file in ("last.safetensors", f"state-{plan.rounds}.safetensors"):
+            tensors = load_tensors(folder / file)[0]
+            weight = tensors.get(name, tensors.get(f"module/model/{name}"))
+            if weight is not None:
+                found[f"{site} {file}"] = weight.double().reshape(-1).numpy()
+    return found, initial[name].double().reshape(-1).numpy()
+
+
+@pytest.mark.parametrize("seed, mode", enumerate(["group", "pairwise", "none"]))
+def test_a_server_holds_no_model_that_a_study_seals(teaching: Consortium, seed: int, mode: str, tmp_path: Path) -> None:
+    """Each study has a seed of its own, so that nothing that is left of another one is alike to its models."""
+    plan = make_plan("f-adafed", *WIDE, f"seed={seed}", "training.rounds=8", f"transport.sealing={mode}")
+    study, start = f"memory-{mode}", time.time()
+    write_job(tmp_path / "plain", plan, study=study)
+    watch = watched(teaching, pack(tmp_path / "plain", tmp_path / "job", with_code=False), study)
+    models, initial = models_of(teaching, plan, study)
+    assert watch.looks >= LEAST_LOOKS and len(models) >= len(SITES)
+    contents = watch.changed.union(written_since(teaching, start))
+    found = found_pieces(contents, {name: pieces_of(model, initial) for name, model in models.items()})
+    last = {name.partition(" ")[0]: model for name, model in models.items()}  # a site's own, where it is there
+    alike = most_alike(contents, [strange_part(model, initial) for model in last.values()], initial)
+    if mode == "none":
+        assert alike > 3 * CHANCE and {f"{site} last.safetensors" for site in SITES} <= found, (alike, found)
+    else:
+        assert alike < CHANCE and not found, (alike, found)
