@@ -18,6 +18,7 @@ from medsilo.analyses import KINDS
 
 HERE = Path("jobs")
 ENGINES = ("simulator", "inprocess")
+PRIMARIES = ("mean", "pooled", "worst-site")
 PROTOCOLS = ("paper", "released-code", "clinical")
 
 
@@ -182,6 +183,15 @@ Engine = Annotated[
         parser=one_of(ENGINES),
         autocompletion=lambda: list(ENGINES),
         help="simulator, or inprocess: the same numbers in one process, without NVFlare",
+    ),
+]
+Primary = Annotated[
+    Literal["mean", "pooled", "worst-site"],
+    typer.Option(
+        metavar="ENDPOINT",
+        parser=one_of(PRIMARIES),
+        autocompletion=lambda: list(PRIMARIES),
+        help=f"the question, declared before the runs: {', '.join(PRIMARIES)}; all else is exploratory",
     ),
 ]
 Kit = Annotated[Path, typer.Option(metavar="KIT", help="your own kit, from the consortium's lead")]

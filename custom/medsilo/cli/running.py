@@ -163,6 +163,7 @@ def compare(
     against: Annotated[
         str | None, typer.Option(metavar="ROW", help="the row that all are held against (default: fedavg)")
     ] = None,
+    primary: options.Primary = "mean",
     protocol: Annotated[
         str | None,
         typer.Option(
@@ -210,7 +211,7 @@ def compare(
     wanted = Asked(task, plan, methods, row, seeds.numbers, sweep, equal_work, protocol, changes, out)
     base, cells = asked(wanted)
     about = About(title=title, notes=notes, command=shown(ctx.obj), machine=machine or f"{os.cpu_count()} CPU cores")
-    study = Study(out, about, base, cells, against)
+    study = Study(out, about, base, cells, against, primary)
     settings = settings_of(device, data, site_config, **ALL_MINE)
     with screen.busy("comparing"):
         failures = study.run(engine, settings, at_once or most_at_once(), screen.say)

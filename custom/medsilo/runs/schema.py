@@ -432,6 +432,7 @@ class Differences(Part):
 
     mean: PairedDifference | None = Field(None, description="of the mean over sites")
     pooled: PairedDifference | None = Field(None, description="of the mean over all cases")
+    worst: PairedDifference | None = Field(None, description="of the score at each row's own worst site")
     sites: dict[str, PairedDifference | None] = Field({}, description="at each site")
 
 
@@ -444,10 +445,14 @@ class VerdictRow(Part):
     seeds: list[Seed] = Field([], description="seeds with a finished run")
     score: Level | None = Field(None, description="mean test score over sites, see below")
     pooled: Level | None = Field(None, description="the same over all cases")
+    worst: Level | None = Field(None, description="the same at the site with the lowest score")
     sites: dict[str, Level | None] = Field({}, description="the same at each site")
     against: Text | None = Field(None, description="the row that this one is held against; `null` if there is none")
+    unlike: Text | None = Field(
+        None, description="in what the two networks differ, if they do: then the difference is not the method's alone"
+    )
     difference: Differences = Field(
-        Differences(), description="`mean`, `pooled` and `sites`: differences from that row"
+        Differences(), description="`mean`, `pooled`, `worst` and `sites`: differences from that row"
     )
     joining: dict[str, PairedDifference | None] = Field(
         {}, description="site → this method's model minus the one that the site trains alone"
@@ -474,6 +479,16 @@ class RunOfRow(Part):
     run: str
 
 
+class CouldHaveSeen(Part):
+    """The gain that a comparison would have found in 80 % of such studies."""
+
+    seeds: Count = Field(description="seeds of the comparison")
+    gain: Number = Field(description="the gain, in the score's unit")
+    more_seeds: Count = Field(description="seeds with which half of that gain would be found, if there are as many")
+    smaller_gain: Number = Field(description="the gain that these would find")
+    words: Text = Field(description="the same as a sentence")
+
+
 class Verdict(Part):
     """verdict.json: what a comparison says."""
 
@@ -486,8 +501,15 @@ class Verdict(Part):
     seeds: list[Seed] = Field(description="the seeds that were asked for")
     sites: list[str] = Field(description="the sites with a score")
     level: Share = Field(description="how sure the intervals are, 0.95")
-    draws: Count = Field(description="how often patients were resampled")
     against: Text | None = Field(None, description="the row that all are held against")
+    primary: Literal["mean", "pooled", "worst-site"] = Field(
+        "mean",
+        description="what was declared before as the question to be answered: the score's mean over sites or over all "
+        "cases, or the worst site's score. All else is exploratory",
+    )
+    could_have_seen: CouldHaveSeen | None = Field(
+        None, description="the gain that would have been found, see below; `null` with one seed"
+    )
     headline: str = Field(description="the answer in words")
     winner: Text | None = Field(None, description="the row that is surely better than all others; `null` if none is")
     joining: dict[str, Literal["yes", "no", "open", "unknown"]] = Field(

@@ -140,12 +140,17 @@ def cells_of(plan: Plan, rows: Sequence[Row], seeds: Sequence[int], changes: Seq
         raise PlanError(f"two rows are called {twice!r}; give each a title of its own")
     cells = []
     for seed, (row, name) in product(seeds, zip(rows, folders, strict=True)):
-        try:
-            own = plan.with_changes([*row.changes, *changes, f"seed={seed}"])
-        except PlanError as error:
-            raise PlanError(f"{row.title}: {error}") from error
+        own = plan_of(plan, row, [*changes, f"seed={seed}"])
         cells.append(Cell(row, seed, own, folder / f"{name}-{seed}"))
     return cells
+
+
+def plan_of(plan: Plan, row: Row, changes: Sequence[str]) -> Plan:
+    """Return the row's plan; a wrong one is an error that names the row."""
+    try:
+        return plan.with_changes([*row.changes, *changes])
+    except PlanError as error:
+        raise PlanError(f"{row.title}: {error}") from error
 
 
 def fill(

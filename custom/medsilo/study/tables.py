@@ -13,6 +13,7 @@ from medsilo.runs.schema import About, CellResult, PairedDifference, Verdict
 from medsilo.study.cells import Cell, Row, result_of
 
 MOST_SITES = 8  # with a column each
+NAMES = {"mean": "mean over sites", "pooled": "pooled over cases", "worst-site": "worst site"}
 
 
 def write_page(
@@ -106,29 +107,32 @@ def sure(verdict: Verdict) -> list[str]:
     sites = verdict.sites if len(verdict.sites) <= MOST_SITES else []
     lines = []
     held = [row for row in verdict.rows if row.against]
+    order = [verdict.primary, *(name for name in NAMES if name != verdict.primary)]
     if held:
         lines += [
             f"## Against {verdict.against}",
             "",
             "Difference in points, paired by test case, with its 95 % interval for other patients and other seeds "
-            "(whole patients are resampled); p after Holm's correction for all rows. "
-            "**Bold**: the interval leaves zero out, and so does the corrected test.",
+            "(whole patients count); p after Holm's correction for all rows. "
+            "**Bold**: the interval leaves zero out, and so does the corrected test. "
+            f"The question that was declared before is the {NAMES[verdict.primary]}; all else is exploratory.",
             "",
-            *_lines(["row", "mean over sites", "p", "pooled over cases", "p", *sites]),
+            *_lines(["row", *(text for name in order for text in (NAMES[name], "p")), *sites]),
         ]
         for row in held:
-            found = row.difference
-            cells = [_difference(found.mean), _p(found.mean), _difference(found.pooled), _p(found.pooled)]
-            cells += [_difference(found.sites[site]) for site in sites]
+            of = {"mean": row.difference.mean, "pooled": row.difference.pooled, "worst-site": row.difference.worst}
+            cells = [text for name in order for text in (_difference(of[name]), _p(of[name]))]
+            cells += [_difference(row.difference.sites[site]) for site in sites]
             lines.append(f"| {' | '.join([row.title, *cells])} |")
-        lines.append("")
+        lines += ["", *(f"* **{row.title}**, against {row.against}: {row.unlike}." for row in held if row.unlike)]
+        lines += [verdict.could_have_seen.words, ""] if verdict.could_have_seen else [""]
     joined = [row for row in verdict.rows if any(row.joining.values())]
     if joined and sites:
         lines += [
             "## Does joining pay?",
             "",
-            "Every site: the method's model minus the site's own, in points, with the interval; Holm's correction for "
-            "all methods that the site may choose from.",
+            "Every site: the method's model minus the site's own with the same norm, in points, with the interval; "
+            "Holm's correction for all methods and all sites together.",
             "",
             *_lines(["row", *sites]),
             *(f"| {' | '.join([row.title, *(_difference(row.joining[site]) for site in sites)])} |" for row in joined),
