@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from medsilo.study.evidence import Difference, Part, Scores, compare, holm, seeds_of, winner
+from medsilo.study.evidence import Difference, Scores, Variance, compare, holm, seeds_of, winner
 from medsilo.study.luck import luck_of, pooled_luck
 from medsilo.study.power import in_words, sensitivity
 
@@ -215,7 +215,7 @@ def test_seeds_without_any_spread_leave_it_undecided() -> None:
     person = [0] * 20
     mine, theirs = (scores([1.0] * right + [0.0] * (20 - right), person) for right in (18, 8))
     found = compare([{"a": mine}] * 2, [{"a": theirs}] * 2)
-    assert found.mean == pytest.approx(0.5) and 0 < found.p and not found.decides
+    assert found.mean == pytest.approx(0.5) and found.p > 0 and not found.decides
 
 
 def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, times: int = 3000) -> np.ndarray:
@@ -228,7 +228,7 @@ def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, tim
 
 
 def sure(studies: np.ndarray, pooled: bool) -> np.ndarray:
-    """What is sure after Bonferroni's correction, [times, rows but the first], as `compare` computes without patients."""
+    """What is sure after Bonferroni's correction, [times, rows but the first], as `compare` has it without patients."""
     ways = studies[:, 1:] - studies[:, :1]
     variance, degrees = ways.var(-1, ddof=1), np.full(ways.shape[:2], 2.0)
     if pooled:
@@ -280,13 +280,13 @@ def test_a_study_says_what_it_could_have_seen() -> None:
         found = [compare(way, ways[0], luck=luck) for way, luck in zip(ways[1:], luck_of(rows, 0)[1:], strict=True)]
         gains.append(sensitivity(found).gain)  # type: ignore[union-attr]
     assert 0.7 < sure(studies(random, float(np.median(gains))), True)[:, 1].mean() < 0.9
-    luck = Part(2 * 0.0225**2, 10)
+    luck = Variance(2 * 0.0225**2, 10)
     told = sensitivity([Difference(0, 0, 0, 1, 3, luck=luck)] * 5)
     assert told is not None and told.seeds == 3 < told.more_seeds and told.smaller_gain <= told.gain / 2
     assert in_words(told).startswith("With 3 seeds and this spread, a gain of") and "80 % of such studies" in in_words(
         told
     )
-    few = sensitivity([Difference(0, 0, 0, 1, 3, patients=Part(0.01, 5), luck=luck)] * 5)
+    few = sensitivity([Difference(0, 0, 0, 1, 3, patients=Variance(0.01, 5), luck=luck)] * 5)
     assert few is not None and in_words(few).endswith("as the test patients are too few.")
     assert sensitivity([Difference(0, 0, 0, 1, 1)]) is None
 

@@ -31,6 +31,14 @@ def positive(value: object) -> int:
     return int(text)
 
 
+def folds(value: object) -> int:
+    """Return a number of folds: one trains, one validates, one tests."""
+    number = positive(value)
+    if not 3 <= number <= 100:
+        raise ValueError(f"{number} folds; give 3 to 100")
+    return number
+
+
 def whole(value: object) -> int:
     """Return a whole number."""
     try:

@@ -30,7 +30,8 @@ def write_study(folder: Path, destination: Path | None = None) -> Path:
     verdict = read_verdict(folder)
     found: Rows = {row.title: [] for row in verdict.rows}
     for one in verdict.runs:
-        found[one.row].append(replace(read(folder / one.run), label=f"{one.row}, seed {one.seed}"))
+        turn = f", fold {one.fold}" if one.fold else ""
+        found[one.row].append(replace(read(folder / one.run), label=f"{one.row}, seed {one.seed}{turn}"))
     return save(render(verdict, found), destination or folder / paths.REPORT)
 
 
@@ -73,6 +74,7 @@ def _context(verdict: Verdict) -> str:
         f"{len(sites)} site{'s' if len(sites) != 1 else ''}",
         f"{len(verdict.rows)} rows",
         f"seed{'s' if len(seeds) != 1 else ''} {', '.join(map(str, seeds))}",
+        *([f"{verdict.folds} folds"] if verdict.folds else []),
         verdict.network,
     ]
     return " · ".join(parts)
@@ -269,6 +271,11 @@ def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> list[str]:
             f"Intervals are for other patients of the same sites and for other seeds, of which there are {seeds}: so "
             "few make them wide where seeds differ. They are not for other hospitals."
         )
+        if verdict.folds:
+            found.append(
+                f"Patients took turns in the test part, in {verdict.folds} folds of every seed. Each counts once per "
+                "seed; the folds of a seed are not taken for independent studies."
+            )
     else:
         found.append("There is one seed: intervals are for other patients only, and nothing is said to be sure.")
     found.append(

@@ -229,6 +229,9 @@ class SuperModelFacts(Part):
     sites: list[str] = Field(description="the selector's outputs")
     agreed: list[str] = Field([], description="the sites whose personal models it holds")
     threshold: Share | None = Field(None, description="the chosen γ")
+    plateau: tuple[Share, Share] | None = Field(
+        None, description="the ends of the range of γ with the best score, of which the chosen one is the middle"
+    )
     curve: list[tuple[Share, Count, Number]] = Field([], description="(γ, pooled validation cases, mean score)")
     validated: dict[str, dict[str, Count]] = Field(
         {}, description="site → model → how often it was chosen for validation cases, with γ = 0"
@@ -477,6 +480,7 @@ class RunOfRow(Part):
     row: Text
     seed: Seed
     run: str
+    fold: Count | None = Field(None, exclude_if=lambda fold: fold is None)
 
 
 class CouldHaveSeen(Part):
@@ -499,6 +503,7 @@ class Verdict(Part):
     metric: Text = Field(description="the name of the score")
     network: Text = Field(description="the network's name")
     seeds: list[Seed] = Field(description="the seeds that were asked for")
+    folds: Count | None = Field(None, description="how often patients took turns in the test part; `null`: never")
     sites: list[str] = Field(description="the sites with a score")
     level: Share = Field(description="how sure the intervals are, 0.95")
     against: Text | None = Field(None, description="the row that all are held against")
@@ -517,4 +522,6 @@ class Verdict(Part):
     )
     rows: list[VerdictRow] = Field(description="the rows, see below")
     about: About = Field(description="`title`, `notes`, `command`, `machine`, `cells`, `failures`")
-    runs: list[RunOfRow] = Field(description="`row`, `seed` and folder (`run`) of each finished run")
+    runs: list[RunOfRow] = Field(
+        description="`row`, `seed`, folder (`run`) and, if there are folds, `fold` of each finished run"
+    )

@@ -28,6 +28,7 @@ class Asked:
     protocol: str | None
     changes: Sequence[str]
     out: Path
+    folds: int | None = None
 
 
 def asked(options: Asked) -> tuple[Plan, list[Cell]]:
@@ -49,7 +50,7 @@ def asked(options: Asked) -> tuple[Plan, list[Cell]]:
         work = training.rounds * training.local_epochs
     rows = swept_rows(rows, parse_sweep(options.sweep), work)
     rows = with_local_pairs(rows, {row: plan_of(plan, row, options.changes) for row in rows})
-    return plan, cells_of(plan, rows, options.seeds, options.changes, options.out)
+    return plan, cells_of(plan, rows, options.seeds, options.changes, options.out, options.folds)
 
 
 def _under(row: Row, protocol: str, plan: Plan) -> Row:

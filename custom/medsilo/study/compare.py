@@ -69,7 +69,9 @@ class Study:
         """Write the statistics of what is finished into verdict.json and the page."""
         about = self.about.changed(cells=len(self.cells), failures=list(failures))
         runs = [
-            RunOfRow(row=cell.row.title, seed=cell.seed, run=cell.folder.name) for cell in self.cells if cell.summary()
+            RunOfRow(row=cell.row.title, seed=cell.seed, run=cell.folder.name, fold=cell.fold)
+            for cell in self.cells
+            if cell.summary()
         ]
         verdict = Statistics(self.cells, self.against, self.primary).verdict(about, runs)
         write_json(self.folder / paths.VERDICT, verdict.as_json())

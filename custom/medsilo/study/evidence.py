@@ -41,14 +41,14 @@ class Scores:
 Study = Sequence[Mapping[str, Scores]]  # for every seed: scores by site
 
 
-class Part(NamedTuple):
+class Variance(NamedTuple):
     """A variance and the degrees of freedom with which it was estimated."""
 
     variance: float
     degrees: float
 
 
-NOTHING = Part(0.0, 0.0)
+NOTHING = Variance(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Difference:
     high: float
     p: float
     seeds: int
-    patients: Part = field(default=NOTHING, compare=False)  # the mean's variance for other patients
-    luck: Part = field(default=NOTHING, compare=False)  # one seed's variance for other seeds
+    patients: Variance = field(default=NOTHING, compare=False)  # the mean's variance for other patients
+    luck: Variance = field(default=NOTHING, compare=False)  # one seed's variance for other seeds
     alike: bool = field(default=False, compare=False)  # no seed differs from another, so their luck is not known
 
     @property
@@ -71,13 +71,26 @@ class Difference:
         return self.seeds > 1 and not self.alike and (self.low > 0 or self.high < 0)
 
 
+def joined(folds: Sequence[Scores]) -> Scores:
+    """Return the scores of a seed's folds as those of one test. Nobody is tested twice, so no patient is in two."""
+    if len(folds) == 1:
+        return folds[0]
+    if any(own.summed_up is not None for own in folds):
+        cases = [own.cases for own in folds]
+        mean = np.average([own.values.mean() for own in folds], weights=cases)
+        return Scores(np.array([mean]), np.zeros(1, dtype=int), sum(cases))
+    starts = np.cumsum([0, *(int(own.patients.max()) + 1 for own in folds)])
+    patients = [own.patients + start for own, start in zip(folds, starts, strict=False)]
+    return Scores(np.concatenate([own.values for own in folds]), np.concatenate(patients))
+
+
 def compare(
     method: Study,
     baseline: Study,
     sites: Sequence[str] | None = None,
     *,
     endpoint: Endpoint = "mean",
-    luck: Part | None = None,
+    luck: Variance | None = None,
 ) -> Difference:
     """The paired difference, for other patients and other seeds: of the mean over sites, of the mean over their cases
     together ("pooled"), or of each method's score at its own worst site.
@@ -86,10 +99,10 @@ def compare(
     with the degrees of freedom of Welch and Satterthwaite (Satterthwaite 1946, Welch 1947); whole patients count, the
     same ones for all seeds, so that nothing is gained by testing the same patients again. That of other seeds is the
     variance between seeds, or `luck`, if that is more: one seed's variance as it was estimated from all rows of the
-    study. It is never smaller than rounding alone makes it (`_rounding`). Each has a Student's t of its own; the interval reaches as far
-    as their mean, weighted by the variances (Cochran and Cox 1950): with few seeds that errs to the side of caution.
-    With one seed only the patients count. A site that keeps its cases' scores brings its mean: then the patients' part
-    is missing.
+    study. It is never smaller than rounding alone makes it (`_rounding`). Each has a Student's t of its own; the
+    interval reaches as far as their mean, weighted by the variances (Cochran and Cox 1950): with few seeds that errs to
+    the side of caution. With one seed only the patients count. A site that keeps its cases' scores brings its mean:
+    then the patients' part is missing.
     """
     if len(method) != len(baseline) or not method:
         raise ValueError(f"{len(method)} seeds against {len(baseline)}: a paired comparison needs the same ones")
@@ -107,14 +120,14 @@ def compare(
         of_sites.append(_of_site(pairs, a, b))
         rounding += _rounding([*mine, *theirs]) * float(np.maximum(a, b).mean()) ** 2
     mean, seeds = float(by_seed.mean()), len(by_seed)
-    between = Part(float(by_seed.var(ddof=1)), seeds - 1) if seeds > 1 else NOTHING
+    between = Variance(float(by_seed.var(ddof=1)), seeds - 1) if seeds > 1 else NOTHING
     alike = seeds > 1 and between.variance <= ALIKE**2 and luck is None
     own = between
     if seeds > 1:
         least = max(luck.variance if luck else 0.0, rounding if mean else 0.0)
-        own = Part(max(between.variance, least), luck.degrees if luck else between.degrees)
+        own = Variance(max(between.variance, least), luck.degrees if luck else between.degrees)
     patients = _of_patients(of_sites)
-    low, high, p = _interval(mean, [patients, Part(own.variance / seeds, own.degrees)])
+    low, high, p = _interval(mean, [patients, Variance(own.variance / seeds, own.degrees)])
     return Difference(mean, low, high, p, seeds, patients, own, alike)
 
 
@@ -173,7 +186,7 @@ def _moves(scores: Scores) -> np.ndarray:
     return sums * len(sums) / len(values)
 
 
-def _of_patients(sites: Sequence[_OfSite]) -> Part:
+def _of_patients(sites: Sequence[_OfSite]) -> Variance:
     """The difference's variance for other patients: a part for each site with a variance of its own.
 
     A site of two or three patients may find them alike by chance. So no site counts with less than the variance that
@@ -186,14 +199,14 @@ def _of_patients(sites: Sequence[_OfSite]) -> Part:
         return NOTHING
     together = sum(site.variance * max(site.patients - 1, 0) for site in sites) / degrees
     parts = [
-        Part(max(site.variance, together) * site.square / site.patients, max(site.patients - 1, 1))
+        Variance(max(site.variance, together) * site.square / site.patients, max(site.patients - 1, 1))
         for site in sites
         if site.patients
     ]
     variance = sum(part.variance for part in parts)
     if not variance:
-        return Part(0.0, degrees)
-    return Part(variance, variance**2 / sum(part.variance**2 / part.degrees for part in parts))
+        return Variance(0.0, degrees)
+    return Variance(variance, variance**2 / sum(part.variance**2 / part.degrees for part in parts))
 
 
 def _rounding(scores: Sequence[Scores]) -> float:
@@ -207,7 +220,7 @@ def _rounding(scores: Sequence[Scores]) -> float:
     return 2 * (step / cases) ** 2 / 12
 
 
-def _interval(mean: float, given: Sequence[Part]) -> tuple[float, float, float]:
+def _interval(mean: float, given: Sequence[Variance]) -> tuple[float, float, float]:
     """The interval's ends and the p-value."""
     parts = [part for part in given if part.degrees]
     variance = sum(part.variance for part in parts)
@@ -219,13 +232,13 @@ def _interval(mean: float, given: Sequence[Part]) -> tuple[float, float, float]:
     return mean - reach, mean + reach, _p_value(abs(mean) / math.sqrt(variance), parts)
 
 
-def critical(p: float, parts: Sequence[Part]) -> float:
+def critical(p: float, parts: Sequence[Variance]) -> float:
     """How many standard errors are exceeded with probability p, to either side."""
     variance = sum(part.variance for part in parts)
     return sum(part.variance / variance * float(stats.t.isf(p / 2, part.degrees)) for part in parts if part.variance)
 
 
-def _p_value(errors: float, parts: Sequence[Part]) -> float:
+def _p_value(errors: float, parts: Sequence[Variance]) -> float:
     """The probability with which so many standard errors are exceeded."""
     if errors >= critical(SMALLEST_P, parts):
         return SMALLEST_P

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from medsilo.study.evidence import LEVEL, Difference, Part, critical
+from medsilo.study.evidence import LEVEL, Difference, Variance, critical
 
 POWER = 0.8
 MOST_SEEDS = 30
@@ -57,7 +57,7 @@ def _gain(one: Difference, seeds: int, questions: int) -> float:
     """The critical value for the smallest of so many p-values, and as much again as 80 % of studies exceed (Lachin
     1981)."""
     degrees = one.luck.degrees / (one.seeds - 1) * (seeds - 1)
-    parts = [one.patients, Part(one.luck.variance / seeds, degrees)]
+    parts = [one.patients, Variance(one.luck.variance / seeds, degrees)]
     parts = [part for part in parts if part.degrees]
     error = math.sqrt(sum(part.variance for part in parts))
     return error * (critical((1 - LEVEL) / questions, parts) + float(stats.norm.isf(1 - POWER)))

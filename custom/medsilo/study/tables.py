@@ -10,7 +10,7 @@ from medsilo.core.files import write_json, write_text
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.schema import About, CellResult, PairedDifference, Verdict
-from medsilo.study.cells import Cell, Row, result_of
+from medsilo.study.cells import Cell, Row, results_of
 
 MOST_SITES = 8  # with a column each
 NAMES = {"mean": "mean over sites", "pooled": "pooled over cases", "worst-site": "worst site"}
@@ -25,8 +25,8 @@ def write_page(
     verdict: Verdict | None = None,
 ) -> Path:
     """table.md and table.json: what was run, where, how long, what came out, how sure it is, what failed."""
-    found = {row: _results(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
-    finished = sum(map(len, found.values()))
+    found = {row: results_of(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
+    finished = sum(1 for cell in cells if cell.summary())
     hours = sum(one.seconds or 0 for own in found.values() for one in own.values()) / 3600
     parts = [
         f"# {about.title}",
@@ -65,20 +65,18 @@ def write_page(
     return folder / paths.TABLE
 
 
-def _results(cells: Sequence[Cell], row: Row) -> dict[int, CellResult]:
-    return {cell.seed: result for cell in cells if cell.row == row and (result := result_of(cell))}
-
-
 def table(plan: Plan, found: dict[Row, dict[int, CellResult]]) -> list[str]:
     """Per row: the sites' mean test score and its spread over seeds, the worst site, how soon, at what price."""
     sites = sorted({site for own in found.values() for result in own.values() for site in result.sites})
     sites = sites if len(sites) <= MOST_SITES else []
     average = next((own for row, own in found.items() if "algorithm.name=fedavg" in row.changes), {})
+    folds = plan.task.fold.of if plan.task.fold else None
     heads = ["row", "mean over sites", "lowest, highest seed", "worst site", *sites]
-    heads += ["rounds to FedAvg's end", "seconds a run", "MB up, a site and round"]
+    heads += ["rounds to FedAvg's end", "seconds a seed" if folds else "seconds a run", "MB up, a site and round"]
     lines = [
         f"Test {plan.task.metric} in %, mean ± standard deviation over seeds. Task `{plan.task.name}`, network "
         f"`{plan.network.name}`, norm `{getattr(plan.network, 'norm', 'none')}` unless the row says otherwise.",
+        *([f"Patients take turns in the test part: {folds} folds, the runs of a seed."] if folds else []),
         "",
         *_lines(heads),
     ]

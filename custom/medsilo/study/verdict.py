@@ -24,11 +24,12 @@ from medsilo.study.evidence import (
     Difference,
     Endpoint,
     Key,
-    Part,
     Scores,
+    Variance,
     better,
     compare,
     holm,
+    joined,
     level,
     seeds_of,
 )
@@ -59,12 +60,12 @@ class Statistics:
 
     def __init__(self, cells: Sequence[Cell], against: str | None, primary: Endpoint = "mean") -> None:
         self.primary: Endpoint = primary
-        self.cells = {(cell.row, cell.seed): cell for cell in cells}
+        self.cells = {(cell.row, cell.seed): cell for cell in cells}  # of folds the last: they are alike but for it
         self.rows = list(dict.fromkeys(cell.row for cell in cells))
         self.found: dict[Row, Seeds] = {row: {} for row in self.rows}
-        for cell in cells:
-            if summary := cell.summary():
-                self.found[cell.row][cell.seed] = scores_in(cell.folder, summary.metric, summary.told())
+        for row, seed in self.cells:
+            if scores := _scores_of([cell for cell in cells if (cell.row, cell.seed) == (row, seed)]):
+                self.found[row][seed] = scores
         self.against = chosen_baseline(self.rows, against)
         self.base = {row: self._kin(row, lambda other: other.name == self.against) for row in self.rows}
         alone = {row: self._kin(row, lambda other: other.method == ALONE) for row in self.rows}
@@ -112,6 +113,7 @@ class Statistics:
             metric=plan.task.metric,
             network=plan.network.name,
             seeds=sorted({seed for _, seed in self.cells}),
+            folds=plan.task.fold.of if plan.task.fold else None,
             sites=sites,
             level=LEVEL,
             against=self.against,
@@ -127,7 +129,7 @@ class Statistics:
 
     # ------------------------------------------------------------------ what is held against what
     def _kin(self, row: Row, is_base: Callable[[Row], bool]) -> Row | None:
-        """The baseline with the same values of the sweep, else the one without any; if there can be, of the same norm."""
+        """The baseline with the same values of the sweep, else the one without; of the same norm if there is one."""
         bases = [other for other in self.rows if is_base(other)]
         if row in bases:
             return None
@@ -152,7 +154,7 @@ class Statistics:
         base: Row,
         sites: Sequence[str] | None = None,
         endpoint: Endpoint = "mean",
-        luck: Part | None = None,
+        luck: Variance | None = None,
     ) -> Difference | None:
         seeds = list(self._pairs(row, base))
         mine, theirs = ([self.found[each][seed] for seed in seeds] for each in (row, base))
@@ -160,7 +162,9 @@ class Statistics:
         whole = bool(seeds) and all(set(names) <= own.keys() for own in [*mine, *theirs])
         return compare(mine, theirs, names, endpoint=endpoint, luck=luck) if whole else None
 
-    def _luck(self, base: Row, rows: Sequence[Row], sites: Sequence[str] | None, endpoint: Endpoint) -> dict[Row, Part]:
+    def _luck(
+        self, base: Row, rows: Sequence[Row], sites: Sequence[str] | None, endpoint: Endpoint
+    ) -> dict[Row, Variance]:
         """One seed's variance of each row's difference from the base, as all rows with the base's seeds tell it."""
         seeds = sorted(self.found[base])
         alike = [base, *(row for row in rows if list(self._pairs(row, base)) == seeds)]
@@ -259,6 +263,18 @@ class Statistics:
         if any(one.sure and one.mean > 0 for one in found.values()):
             return "yes"
         return "no" if all(one.sure and one.mean < 0 for one in found.values()) else "open"
+
+
+def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
+    """A seed's scores by site. Folds are parts of one seed: all have to be finished, and their cases are one test."""
+    found = []
+    for cell in folds:
+        summary = cell.summary()
+        if summary is None:
+            return None
+        found.append(scores_in(cell.folder, summary.metric, summary.told()))
+    sites = [site for site in found[0] if all(site in scores for scores in found)]
+    return {site: joined([scores[site] for scores in found]) for site in sites}
 
 
 def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
