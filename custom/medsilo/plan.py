@@ -344,8 +344,8 @@ class Plan(Section):
     seed: int = Field(0, ge=0, lt=2**32, description="decides everything random")
     protocol: Literal["paper", "released-code", "clinical"] = Field(
         "clinical",
-        description="what the plan's numbers follow; it is stated in every output. A plan that contradicts its "
-        "protocol is refused (HarmoFL, FedSM)",
+        description="what the plan's numbers follow; it is stated in every output. A plan that contradicts what its "
+        "method says of the word is refused, and so is a word of which the method says nothing",
     )
     packages: dict[str, OutsidePackage] = added(
         {},
@@ -439,9 +439,18 @@ class Plan(Section):
 
     def _keeps_its_protocol(self) -> None:
         """A plan that declares a protocol follows it in all that the method says of it."""
-        for key, wanted in self.algorithm.protocols.get(self.protocol, {}).items():
+        name, protocols = self.algorithm.name, self.algorithm.protocols
+        if self.protocol != "clinical" and self.protocol not in protocols:
+            told = " or ".join(["clinical", *protocols])
+            raise PlanError(f"protocol: {self.protocol!r} says nothing of {name}; declare {told}")
+        for key, wanted in protocols.get(self.protocol, {}).items():
             own: Any = self
             for part in key.split("."):
+                if own is None:
+                    raise PlanError(
+                        f"{key}: there is none, but protocol '{self.protocol}' of {name} has {wanted!r}; "
+                        "set it, or declare protocol: clinical"
+                    )
                 own = getattr(own, part, wanted)  # what is not there, as a network's norms, can't break the rule
             if own != wanted:
                 raise PlanError(

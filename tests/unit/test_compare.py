@@ -71,9 +71,12 @@ def test_cells_go_seed_by_seed_and_wrong_rows_are_named_before_anything_runs(tmp
 
 def test_a_protocol_brings_what_it_says_of_each_method() -> None:
     command = ["compare", "--task", "synthetic-histology", "--protocol", "released-code", "--seeds", "0"]
-    command += ["--methods", "fedavg,harmofl,fedsm"]
-    _, (fedavg, harmofl, fedsm) = asked(wanted(command))
-    assert [cell.plan.protocol for cell in (fedavg, harmofl, fedsm)] == ["released-code"] * 3
+    fedavg = asked(wanted([*command[:-4], "--protocol", "paper", "--seeds", "0", "--methods", "fedavg"]))[1][0]
+    with pytest.raises(PlanError, match="fedavg: protocol: 'released-code' says nothing of fedavg"):
+        asked(wanted([*command, "--methods", "fedavg,harmofl"]))
+    command += ["--methods", "harmofl,fedsm"]
+    _, (harmofl, fedsm) = asked(wanted(command))
+    assert [cell.plan.protocol for cell in (fedavg, harmofl, fedsm)] == ["paper", "released-code", "released-code"]
     method: Any = harmofl.plan.algorithm
     assert (method.amplitude.band, method.amplitude.decay) == (0, 0)
     assert harmofl.plan.network.norm == "batch-statistics" != fedavg.plan.network.norm  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, ParticipationError, PlanError
 from medsilo.core.files import load_tensors
 from medsilo.deploy import THRESHOLDS, SuperModel
+from medsilo.deploy.tuning import tune
 from medsilo.federation import inprocess
 from medsilo.federation.asking import Missing
+from medsilo.federation.participant import Participant
 from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedsm_ensemble import mixed
 from medsilo.methods.fedsm_extra import best_of
@@ -26,9 +29,13 @@ from medsilo.plan import Plan
 from medsilo.report import page
 from medsilo.report.read import read_all
 from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
+from medsilo.tasks.task import Cases
 from medsilo.tasks.volumes import Volume, write_volume
-from tests.conftest import PERSONAL, SITES, make_plan
+from tests.conftest import PERSONAL, SITES, make_plan, slow_but
+from tests.unit.test_algorithms import CPU, listen
 from tests.unit.test_coordinator import Answers, Study, assert_equal
 from tests.unit.test_report import Page
 
@@ -241,7 +248,7 @@ def test_lambda_has_its_bounds_and_a_caution_below_1_over_k(tmp_path: Path) -> N
         with pytest.raises(PlanError, match=r"algorithm\.pull"):
             planned(f"algorithm.pull={pull}")
     study = Study(planned("algorithm.pull=0.3", "training.rounds=1"), tmp_path / "run")
-    (caution,) = study.run().details.cautions
+    caution, *_ = study.run().details.cautions
     assert caution.startswith("algorithm.pull 0.3 is below 1/3") and "\n" not in caution
     assert planned("algorithm.pull=0.34").algorithm.cautions(SITES) == []
 
@@ -316,6 +323,7 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
     tmp_path: Path,
 ) -> None:
     plan = planned("training.rounds=12", "task.persons=12", MOMENTS, "algorithm.selector_learning_rate=0.01")
+    plan = plan.with_changes(["algorithm.selector_least=0"])
     folder = tmp_path / "run"
     summary = inprocess.run(plan, folder=folder).summary
     found = summary.details.super_model
@@ -338,8 +346,7 @@ def test_gamma_comes_from_all_hospitals_validation_cases_and_the_test_score_is_t
         hits = np.concatenate([answers(*data[site].validation.tensors, gamma)[0] for site in SITES])
         curve.append([gamma, len(hits), hits.mean()])
     np.testing.assert_allclose(np.array(found.curve), np.array(curve), rtol=1e-9)
-    best = max(mean for _, _, mean in curve)
-    gamma = max(value for value, _, mean in curve if mean == best)
+    gamma = tune({value: (cases, cases * mean) for value, cases, mean in curve}).threshold
     assert found.threshold == whole.threshold == pytest.approx(gamma)
     for site in SITES:
         hits, names = answers(*data[site].test.tensors, gamma)
@@ -663,3 +670,46 @@ def test_a_run_s_folder_says_what_the_summary_says(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(MedsiloError, match="SHA-256"):
         SuperModel.load(study.folder / "supermodel")
+
+
+# ---------------------------------------------------------------------------------------------------- unequal sizes
+TASKS = ["synthetic-activity", "synthetic-histology", "synthetic-prostate"]
+
+
+def unequal(task: str, large: str, folder: Path, *changes: str) -> Summary:
+    """Ten rounds in which one hospital has ten times the training cases of the others."""
+    sizes = {
+        "synthetic-histology": ["task.size=32", "task.patients=24"],
+        "synthetic-prostate": ["task.patients=16", "task.size=32", "task.slices=6", "task.similarity=low"],
+        "synthetic-activity": ["task.persons=30", "task.windows=10", "task.steps=32", "task.shift=feature"],
+    }
+    same = ["training.rounds=10", "training.batch_size=8", f"task.name={task}", *sizes[task]]
+    plan = make_plan("fedsm", *same, *changes)
+    participants = {}
+    for site in SITES:
+        data = plan.task.load(site, SITES, plan.seed, None)
+        if site != large:
+            kept = torch.linspace(0, len(data.train) - 1, max(2, len(data.train) // 10)).long()
+            train = Cases(data.train.inputs[kept], data.train.targets[kept], [data.train.patients[i] for i in kept])
+            data = replace(data, train=train)
+        participants[site] = Participant(plan, site, SITES, CPU, folder / "sites" / site, data)
+    listen(plan, folder, participants)
+    return Record(folder).summary()
+
+
+@pytest.mark.parametrize("task", slow_but([TASKS[0]], TASKS))
+@pytest.mark.parametrize("weighting", ["samples", "hospitals"])
+def test_a_selector_that_does_not_tell_hospitals_apart_answers_for_nobody(
+    task: str, weighting: str, tmp_path: Path
+) -> None:
+    """It named the largest hospital for every image, which then was answered by that hospital's model."""
+    summary = unequal(task, SITES[0], tmp_path / "run", f"algorithm.selector_weighting={weighting}")
+    found = summary.details.super_model
+    assert found is not None
+    shares = [found.validated[site].get(site, 0) / sum(found.validated[site].values()) for site in SITES]
+    told = [line for line in summary.details.cautions if line.startswith("the selector names the own hospital of")]
+    if np.mean(shares) >= 0.9:
+        assert not told
+    else:
+        assert found.threshold == 1.0 and len(told) == 1
+        assert all(models.keys() == {"global"} for models in found.tested.values())

@@ -181,11 +181,14 @@ def test_a_selector_of_other_sites_or_without_numbers_is_refused() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- gamma
-def test_gamma_has_the_best_pooled_mean_and_is_the_largest_of_equal_ones() -> None:
+def test_gamma_is_the_middle_of_the_widest_plateau() -> None:
     tuning = tune({1.0: (8, 5.0), 0.0: (8, 6.0), 0.9: (8, 6.0), 0.5: (8, 5.5)})
-    assert tuning.threshold == 0.9
+    assert (tuning.threshold, tuning.plateau) == (0.9, (0.9, 0.9))  # two of one value each: the larger
     assert tuning.curve == ((0.0, 8, 0.75), (0.5, 8, 0.6875), (0.9, 8, 0.75), (1.0, 8, 0.625))
     assert tune({0.0: (1, 0.2), 1.0: (1, 0.1)}).threshold == 0.0
+    wide = tune({0.0: (8, 5.0), 0.5: (8, 6.0), 0.7: (8, 6.0), 0.9: (8, 6.0), 0.95: (8, 5.0), 1.0: (8, 6.0)})
+    assert (wide.threshold, wide.plateau) == (0.7, (0.5, 0.9))
+    assert tune(dict.fromkeys((0.0, 0.5, 1.0), (4, 2.0))).threshold == 0.5
 
 
 @pytest.mark.parametrize(

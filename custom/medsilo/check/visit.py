@@ -166,7 +166,7 @@ def _look_at_data(
         return known
     say("trying a few batches")
     with _guarded("rehearsal", report), TemporaryDirectory(prefix="medsilo-") as folder:
-        data = plan.task.read(visit.site, sites, plan.seed, source)
+        data = plan.task.site_data(visit.site, sites, plan.seed, source)
         cases = {part: len(getattr(data, part)) for part in PARTS}
         tried = rehearse(plan, visit.site, sites, settings, data, Path(folder))
         if tried:

@@ -114,7 +114,7 @@ def leak_report(
     images: dict[str, int | str] = {}
     for site in study.participation.sites if averages_images(study) else ():
         try:
-            data_of = study.task.read(site, study.participation.sites, study.seed, source)
+            data_of = study.task.site_data(site, study.participation.sites, study.seed, source)
             images[site] = len(data_of.train)  # type: ignore[arg-type]
         except MedsiloError as error:
             images[site] = str(error)

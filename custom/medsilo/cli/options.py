@@ -18,6 +18,7 @@ from medsilo.analyses import KINDS
 
 HERE = Path("jobs")
 ENGINES = ("simulator", "inprocess")
+PRIMARIES = ("mean", "pooled", "worst-site")
 PROTOCOLS = ("paper", "released-code", "clinical")
 
 
@@ -28,6 +29,14 @@ def positive(value: object) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise ValueError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def folds(value: object) -> int:
+    """Return a number of folds: one trains, one validates, one tests."""
+    number = positive(value)
+    if not 3 <= number <= 100:
+        raise ValueError(f"{number} folds; give 3 to 100")
+    return number
 
 
 def whole(value: object) -> int:
@@ -182,6 +191,15 @@ Engine = Annotated[
         parser=one_of(ENGINES),
         autocompletion=lambda: list(ENGINES),
         help="simulator, or inprocess: the same numbers in one process, without NVFlare",
+    ),
+]
+Primary = Annotated[
+    Literal["mean", "pooled", "worst-site"],
+    typer.Option(
+        metavar="ENDPOINT",
+        parser=one_of(PRIMARIES),
+        autocompletion=lambda: list(PRIMARIES),
+        help=f"the question, declared before the runs: {', '.join(PRIMARIES)}; all else is exploratory",
     ),
 ]
 Kit = Annotated[Path, typer.Option(metavar="KIT", help="your own kit, from the consortium's lead")]

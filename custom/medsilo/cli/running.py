@@ -147,6 +147,14 @@ def compare(
     seeds: Annotated[
         options.Seeds, typer.Option(metavar="N,N,N", parser=options.seeds, help="every row runs with each")
     ] = options.USUAL_SEEDS,
+    folds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            parser=options.folds,
+            help="every seed K times, each time with other patients in the test part (default: the task's own parts)",
+        ),
+    ] = None,
     sweep: Annotated[
         list[str],
         typer.Option(
@@ -163,6 +171,7 @@ def compare(
     against: Annotated[
         str | None, typer.Option(metavar="ROW", help="the row that all are held against (default: fedavg)")
     ] = None,
+    primary: options.Primary = "mean",
     protocol: Annotated[
         str | None,
         typer.Option(
@@ -207,10 +216,10 @@ def compare(
     from medsilo.study.asked import Asked, asked
     from medsilo.study.compare import Study, most_at_once, shown
 
-    wanted = Asked(task, plan, methods, row, seeds.numbers, sweep, equal_work, protocol, changes, out)
+    wanted = Asked(task, plan, methods, row, seeds.numbers, sweep, equal_work, protocol, changes, out, folds)
     base, cells = asked(wanted)
     about = About(title=title, notes=notes, command=shown(ctx.obj), machine=machine or f"{os.cpu_count()} CPU cores")
-    study = Study(out, about, base, cells, against)
+    study = Study(out, about, base, cells, against, primary)
     settings = settings_of(device, data, site_config, **ALL_MINE)
     with screen.busy("comparing"):
         failures = study.run(engine, settings, at_once or most_at_once(), screen.say)

@@ -67,7 +67,8 @@ class Algorithm(Section):
     pooled: ClassVar[bool] = False  # needs all data in one place, so it never runs on NVFlare
     # Networks that are made anew in every round from what arrives: a site does not keep them on its disk.
     made_anew: ClassVar[frozenset[str]] = frozenset()
-    # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise.
+    # What a protocol says of the plan, by dotted key; a plan that declares the protocol may not say otherwise. A
+    # protocol that is missing here can't be declared, but for "clinical", which says nothing.
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     own_step: ClassVar[bool] = False  # the step is the method itself, so it can't be a perturbed one
 
@@ -148,6 +149,10 @@ class Algorithm(Section):
         layer = self.input_layer(modules)
         model = modules[name]
         return model if layer is None else nn.Sequential(OrderedDict(input=layer, model=model))
+
+
+# What "paper" says of a method that its paper describes without HarmoFL's halves.
+BY_ITSELF: Mapping[str, Any] = {"algorithm.amplitude": None, "algorithm.perturbation": None}
 
 
 def without(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensors:

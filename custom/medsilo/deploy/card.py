@@ -56,10 +56,11 @@ def _gamma(model: Experts, origin: Origin) -> str:
     if origin.tuning is None or origin.tuning.threshold != model.threshold:
         return f"{model.threshold:g}, as it was set; it was not tuned."
     rows = "\n".join(f"| {gamma:g} | {cases} | {score:.4f} |" for gamma, cases, score in origin.tuning.curve)
-    metric = origin.plan.task.metric
+    metric, (low, high) = origin.plan.task.metric, origin.tuning.plateau
     return (
-        f"{model.threshold:g}: of the values tried, the best mean {metric} over the validation cases of all hospitals "
-        f"together; of equal ones the largest.\n\n| gamma | cases | mean {metric} |\n|---|---|---|\n{rows}"
+        f"{model.threshold:g}: the middle of the range from {low:g} to {high:g}, within which all values tried have "
+        f"the best mean {metric} over the validation cases of all hospitals together.\n\n"
+        f"| gamma | cases | mean {metric} |\n|---|---|---|\n{rows}"
     )
 
 

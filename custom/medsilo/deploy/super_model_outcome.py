@@ -22,10 +22,12 @@ from medsilo.deploy.model import GLOBAL, Rule
 from medsilo.deploy.origin import Origin, Spacing
 from medsilo.deploy.supermodel import SuperModel, assemble
 from medsilo.deploy.tuning import THRESHOLDS, Tuning, tune
+from medsilo.learning.loop import refuse_nan
 from medsilo.models.network import Network
 from medsilo.runs import paths
 from medsilo.runs.messages import Message
 
+ALWAYS_COMMON = 1.0  # gamma: no confidence is above it
 DETAILS = "super_model"  # the key in the summary's details
 FURTHEST_APART = 1e6  # millimetres between the centres of two voxels
 Ends = Annotated[tuple[float, float], Field(strict=False)]
@@ -52,6 +54,7 @@ class Told(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     shown: tuple[str, ...] = ()
+    common_only: bool = False
     curve: tuple[tuple[float, int, float], ...] = ()
     spacing: Spacing | None = None
 
@@ -84,6 +87,7 @@ class SuperModelOutcome(Outcome):
     personal: bool = True
     common: str | None = GLOBAL
     for_others: bool = True
+    least: float = 0.0  # share of cases whose hospital the selector has to name, else the global model answers for all
 
     @property
     def scores_besides(self) -> int:
@@ -139,6 +143,8 @@ class SuperModelOutcome(Outcome):
             with end.compute.cast():
                 output, names, confidence = model.answer(inputs)
                 common = model.expert(GLOBAL)(inputs) if model.rule == "threshold" else output
+            refuse_nan(output)
+            refuse_nan(common)
             by_choice, by_all = (end.task.case_scores(scores.float(), targets).double() for scores in (output, common))
             chosen.update(names)
             for threshold in THRESHOLDS:
@@ -175,6 +181,8 @@ class SuperModelOutcome(Outcome):
         told: dict[str, Choices] = dict(answers)
         mine = [told[site] for site in end.plan.participation.sites if site in told]
         tuning, spacing = tuned(mine), common_spacing(mine)
+        share = recognised({site: own for site, own in told.items() if site in end.plan.participation.sites})
+        common_only = self.rule == "threshold" and share is not None and share < self.least
         common, selector = (end.server.mixers[name].current(end.server.sites[0]) for name in ("global", "selector"))
         sharing = end.server.sharing()
         personal = {
@@ -183,6 +191,8 @@ class SuperModelOutcome(Outcome):
             if site in sharing
         }
         model = self._assemble(end.plan, end.layout, common, personal, selector, tuning, spacing)
+        if common_only:
+            model.threshold = ALWAYS_COMMON
         model.save(end.folder / paths.SUPER_MODEL)
         curve = [list(point) for point in tuning.curve] if tuning else []
         details = {
@@ -190,10 +200,21 @@ class SuperModelOutcome(Outcome):
             "sites": list(model.sites),
             "agreed": list(model.agreed),
             "threshold": model.threshold,
+            "plateau": list(tuning.plateau) if tuning else None,
             "curve": curve,
             "validated": _chosen(told),
         }
-        return Conclusion({DETAILS: details}, {"curve": curve, "spacing": spacing and [list(ends) for ends in spacing]})
+        told_to_all: Facts = {"curve": curve, "spacing": spacing and [list(ends) for ends in spacing]}
+        found: Facts = {DETAILS: details}
+        if common_only:
+            told_to_all["common_only"] = True
+            found["cautions"] = [
+                *end.plan.cautions(end.plan.participation.sites),
+                f"the selector names the own hospital of {share:.0%} of validation cases, less than {self.least:.0%}, "
+                "so the global model answers for every image; try algorithm.selector_weighting=hospitals or more "
+                "rounds",
+            ]
+        return Conclusion(found, told_to_all)
 
     def concluded(self, details: Facts, answers: Mapping[str, Any]) -> Facts:
         return {**details, DETAILS: {**details[DETAILS], "tested": _chosen(answers)}}
@@ -254,6 +275,12 @@ def tuned(told: Sequence[Choices]) -> Tuning | None:
     return tune({gamma: (cases, total) for gamma, total in zip(THRESHOLDS, sums, strict=True)})
 
 
+def recognised(told: Mapping[str, Choices]) -> float | None:
+    """Return the share of validation cases whose own hospital the selector names, mean over those that tell."""
+    shares = [own.chosen.get(site, 0) / sum(own.chosen.values()) for site, own in told.items() if own.chosen]
+    return sum(shares) / len(shares) if shares else None
+
+
 def settle(folder: Path, found: Told) -> SuperModel:
     """Return the super model in a site's folder with what was found, and keep it so."""
     model = SuperModel.load(folder)
@@ -261,7 +288,8 @@ def settle(folder: Path, found: Told) -> SuperModel:
     model.origin = replace(model.origin, spacing=found.spacing)
     if found.curve:
         tuning = Tuning(found.curve)
-        model.threshold, model.origin = tuning.threshold, replace(model.origin, tuning=tuning)
+        model.threshold = ALWAYS_COMMON if found.common_only else tuning.threshold
+        model.origin = replace(model.origin, tuning=tuning)
     model.save(folder)
     return model
 

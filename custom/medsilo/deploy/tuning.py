@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from medsilo.core.errors import MedsiloError
 
 THRESHOLDS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)  # those that are tried by default
+EQUAL = 1e-9  # mean scores that are nearer to each other are equal
 
 
 @dataclass(frozen=True)
@@ -17,9 +18,22 @@ class Tuning:
 
     @property
     def threshold(self) -> float:
-        """The one with the best mean. Of equal ones the largest: where the personal models are no better, the global
-        model answers, which has learnt from all data."""
-        return max(self.curve, key=lambda point: (point[2], point[0]))[0]
+        """The middle of the plateau: its edges are where the next image may already be answered by the wrong model."""
+        low, high = self.plateau
+        return low if low == high else round((low + high) / 2, 6)
+
+    @property
+    def plateau(self) -> tuple[float, float]:
+        """The ends of the widest run of neighbours that all have the best mean score."""
+        best = max(score for _, _, score in self.curve)
+        runs: list[list[float]] = [[]]
+        for gamma, _, score in self.curve:
+            if best - score <= EQUAL:
+                runs[-1].append(gamma)
+            elif runs[-1]:
+                runs.append([])
+        low, *_, high = max(((run[0], run[-1]) for run in runs if run), key=lambda ends: (ends[1] - ends[0], ends[1]))
+        return low, high
 
 
 def tune(counts: Mapping[float, tuple[int, float]]) -> Tuning:

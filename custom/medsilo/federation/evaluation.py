@@ -14,7 +14,7 @@ from medsilo.core.errors import DataError
 from medsilo.federation.drawing import draw_found, draw_images
 from medsilo.federation.protection import Protection
 from medsilo.learning.layers import judges_by_batch
-from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite
+from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite, refuse_nan
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
 from medsilo.runs import paths
@@ -71,6 +71,7 @@ class Evaluation:
         measure = measure or (lambda output, target: {task.metric: task.case_scores(output, target)})
         if self.protected:
             measure = with_losses(measure, task.loss)
+        measure = of_numbers(measure)
         data = self._in_order(part, order)
         loss, measures = evaluate(model, data, task.loss, measure, self.compute, stop, task.infer)
         if order is not None:
@@ -218,6 +219,16 @@ class Evaluation:
                 for which, n in here.items():
                     draw_found(inputs[n], found[n], right[n], folder / paths.PICTURES / f"test-{which}.png")
             first += len(inputs)
+
+
+def of_numbers(measure: Measure) -> Measure:
+    """Return what measures outputs that are numbers, and refuses others: argmax makes a class of NaN, too."""
+
+    def measured(output: Tensor, target: Tensor) -> Measures:
+        refuse_nan(output)
+        return measure(output, target)
+
+    return measured
 
 
 def with_losses(measure: Measure, loss: Callable[[Tensor, Tensor], Tensor]) -> Measure:

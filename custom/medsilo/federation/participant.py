@@ -67,7 +67,7 @@ class Participant:
         self.protection = Protection(plan, site, settings, folder, lead)
         if data is None:
             self.protection.admit()
-            data = plan.task.read(site, self.sites, plan.seed, self.protection.source())
+            data = plan.task.site_data(site, self.sites, plan.seed, self.protection.source())
         self.data = data
         self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection)
         self.cases = self.evaluation.cases

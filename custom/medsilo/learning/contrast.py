@@ -27,5 +27,6 @@ def frozen_features(model: nn.Module, inputs: Tensor) -> Tensor:
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
     """-log(e^{cos(z, near) / τ} / (e^{cos(z, near) / τ} + e^{cos(z, far) / τ})), the mean over cases."""
-    closer, further = (functional.cosine_similarity(z.float(), other.float()) for other in (near, far))
+    kind = torch.promote_types(z.dtype, torch.float32)  # half precision is too coarse for a cosine
+    closer, further = (functional.cosine_similarity(z.to(kind), other.to(kind)) for other in (near, far))
     return functional.softplus((further - closer) / temperature).mean()

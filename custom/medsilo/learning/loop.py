@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, TensorDataset
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, Refused
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.steps import Step, plain_step
 
@@ -157,6 +157,15 @@ class DrawnCases(Dataset):
 
     def __getitem__(self, index: int) -> Case:
         return self.draw(self.cases[index], seed_for(self.seed, index))
+
+
+def refuse_nan(output: Tensor) -> None:
+    """Raise Refused where a network's output is no number, so that nothing is scored by it."""
+    if bool(output.isnan().any()):
+        raise Refused(
+            "the model's output is NaN, so it is not scored; lower training.learning_rate, or the server's step if "
+            "the plan has one"
+        )
 
 
 @torch.no_grad()

@@ -79,8 +79,10 @@ class MetaGradient:
     batches stand in for those that aren't there yet. Running statistics are those of the passes with w over D.
     """
 
-    def __init__(self, model: nn.Module, loss: LossFunction, rate: float, compute: Compute) -> None:
-        self.model, self.loss, self.rate, self.compute = model, loss, rate, compute
+    def __init__(
+        self, model: nn.Module, loss: LossFunction, rate: float, compute: Compute, delta: float = DELTA
+    ) -> None:
+        self.model, self.loss, self.rate, self.compute, self.delta = model, loss, rate, compute, delta
         self.batches: list[Batch] = []
 
     def lesson(self, inner: Lesson) -> Lesson:
@@ -105,11 +107,11 @@ class MetaGradient:
         parameters = list(self.model.parameters())
         direction = [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in parameters]
         weights = [p.detach().clone() for p in parameters]
-        ahead, behind = (self._gradient_at(weights, direction, step) for step in (DELTA, -DELTA))
+        ahead, behind = (self._gradient_at(weights, direction, step) for step in (self.delta, -self.delta))
         for p, w, one, other in zip(parameters, weights, ahead, behind, strict=True):
             p.copy_(w)
             if p.grad is not None:
-                p.grad.sub_(one - other, alpha=self.rate / (2 * DELTA))
+                p.grad.sub_(one - other, alpha=self.rate / (2 * self.delta))
 
     def _gradient_at(self, weights: Sequence[Tensor], direction: Sequence[Tensor], step: float) -> tuple[Tensor, ...]:
         for p, w, d in zip(self.model.parameters(), weights, direction, strict=True):

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import Algorithm, require, without
+from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, without
 from medsilo.course.group import FURTHEST, Facts, Group, Ranges, network
 from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import Phase
@@ -44,6 +44,18 @@ class StatisticsMixture(Algorithm):
     """
 
     paper = "Chen et al. 2022"
+    # Eqs. 2 to 8 and the experiments' settings; what the text leaves open is not said.
+    literal: ClassVar[Mapping[str, Any]] = {
+        **BY_ITSELF,
+        "algorithm.self_weight": 0.5,
+        "algorithm.weights": "similarity",
+        "algorithm.refresh": None,
+        "algorithm.bn_share": "local",
+        "algorithm.noise": 0.0,
+        "training.optimizer": "sgd",
+        "training.momentum": 0.0,
+    }
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": literal}
     layers: ClassVar[Layers] = "all"  # whose statistics are measured
 
     self_weight: float = Field(0.5, ge=0, le=1, description="λ of Eq. 8: a site's own weight in its mixture")
@@ -190,6 +202,13 @@ class AdaFed(StatisticsMixture):
     """
 
     title = "AdaFed"
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {
+            **StatisticsMixture.literal,
+            "algorithm.pretraining.source": "share",
+            "algorithm.pretraining.share": 0.2,
+        }
+    }
     made_anew = frozenset({"pretrained", "statistics"})
 
     name: Literal["adafed"] = "adafed"

@@ -1,9 +1,9 @@
 """Central training: all hospitals' data in one place, the upper bound that federated methods are held against."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
-from medsilo.course.algorithm import Algorithm
+from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import Phase
 from medsilo.learning.training import Training
@@ -14,6 +14,7 @@ class Central(Algorithm):
 
     title = "Central"
     paper = "upper bound"
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": BY_ITSELF}
     pooled = True
 
     name: Literal["central"] = "central"

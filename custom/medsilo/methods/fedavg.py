@@ -1,12 +1,12 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import Algorithm, without
+from medsilo.course.algorithm import BY_ITSELF, Algorithm, without
 from medsilo.course.group import Group
 from medsilo.course.outcome import OneModel, Outcome, OwnModels
 from medsilo.course.phase import Phase, learn
@@ -19,6 +19,8 @@ from medsilo.mixing.mixers import Mixer, UniformMean, WeightedMean
 
 class Averaging(Algorithm):
     """Methods whose server takes a mean over the sites."""
+
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": BY_ITSELF}
 
     weighting: Literal["samples", "uniform"] = Field(
         "samples", description="weight of a site in the average: by its number of training cases, or equal"
@@ -34,6 +36,9 @@ class FedAvg(Averaging):
 
     title = "FedAvg"
     paper = "McMahan et al. 2017"
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {**BY_ITSELF, "algorithm.batch_norm_buffers": "average"}
+    }
 
     name: Literal["fedavg"] = "fedavg"
     batch_norm_buffers: Literal["average", "local"] = Field(

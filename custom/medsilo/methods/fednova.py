@@ -28,8 +28,9 @@ class Reach(nn.Module):
 class FedNova(ServerStep):
     """w ← w - τ_eff Σ p_i (w - w_i) / ‖a_i‖₁: sites that make more steps don't pull the model towards themselves.
 
-    ‖a_i‖₁ follows from the steps a site made in the round and SGD's momentum, and is their number with Adam. Momentum
-    that a site kept from earlier rounds is not in it.
+    ‖a_i‖₁ follows from the steps a site made in the round and SGD's momentum, and is their number with Adam. It counts
+    the round's own gradients, so SGD's momentum starts afresh in every round, whatever `training.optimizer_state` says:
+    with momentum from earlier rounds sites would again pull the model by how many steps they make.
     """
 
     title = "FedNova"
@@ -49,7 +50,10 @@ class FedNova(ServerStep):
         return FedNovaStep(uniform=self.weighting == "uniform")
 
     def work(self, bench: Workbench) -> float:
-        with counting(bench.optimizers["model"]) as steps:
+        optimizer = bench.optimizers["model"]
+        if bench.training.momentum:
+            optimizer.state.clear()
+        with counting(optimizer) as steps:
             loss = bench.train()
         cast(Reach, bench.modules["reach"]).value.fill_(reach(steps(), bench.training.momentum))
         return loss

@@ -94,6 +94,13 @@ class ModelsAndSelector(Algorithm):
     selector_step: Literal["batch", "full-batch"] = Field(
         "batch", description="a step per batch, or one per round with the sum of all batches' gradients"
     )
+    selector_weighting: Literal["hospitals", "samples"] = Field(
+        "samples",
+        exclude_if=lambda weighting: weighting == "samples",
+        description="with `server-adam`, what counts alike in the selector's mean. `samples`: each case, as in the "
+        "paper; a hospital with ten times the cases also makes ten times the steps, and may be named for every image. "
+        "`hospitals`: each hospital, whose steps together go as far as one",
+    )
     selector_learning_rate: float | None = Field(
         None,
         gt=0,
@@ -177,7 +184,8 @@ class ModelsAndSelector(Algorithm):
     def selector_mean(self, server: ServerSide) -> Mixer:
         """Return line 15 for the selector, or the server's Adam."""
         if self.selector_sync == "server-adam":
-            return FedAdam(self.selector_server_lr, betas=(0.9, 0.999), tau=1e-8, variant="torch")
+            alike = self.selector_weighting == "hospitals"
+            return FedAdam(self.selector_server_lr, (0.9, 0.999), tau=1e-8, variant="torch", uniform=alike)
         return sample_mean(server)
 
     # What is trained
@@ -185,17 +193,33 @@ class ModelsAndSelector(Algorithm):
     def learning_selector(self, bench: Workbench, objective: Objective) -> Iterator[Lesson]:
         """Give the selector's lesson, for a round's passes over the data."""
         optimizer = bench.optimizers["selector"]
+        alike = self.selector_sync == "server-adam" and self.selector_weighting == "hospitals"
+        steps = bench.steps * bench.training.local_epochs if alike and self.selector_step == "batch" else 1
         moments = cast(Moments | None, bench.modules.get("moments"))
         if moments:
             moments.lend(optimizer)
         if self.selector_step == "batch":
-            yield bench.lesson("selector", objective, plain_step)
+            with shared_out(optimizer, steps):
+                yield bench.lesson("selector", objective, plain_step)
         else:
             total = GradientSum(optimizer)
             yield bench.lesson("selector", objective, total.collect)
             total.step(optimizer)
         if moments:
             moments.take_back(optimizer)
+
+
+@contextmanager
+def shared_out(optimizer: Optimizer, steps: int) -> Iterator[None]:
+    """Inside, so many steps together go as far as one."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate / steps
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def own_expert(modules: Modules, place: int | None) -> None:
@@ -243,6 +267,15 @@ class FedSM(ModelsAndSelector):
         "then travel once, in a last round (Table 6)",
     )
 
+    selector_least: float = Field(
+        0.9,
+        ge=0,
+        le=1,
+        exclude_if=lambda least: least == 0.9,
+        description="share of validation cases whose own hospital the selector has to name, mean over hospitals; with "
+        "less the global model answers for every image, and the summary has a caution",
+    )
+
     def phases(self, training: Training) -> Sequence[Phase]:
         selector = self.selector_groups()  # lines 7, 10 and 15
         if self.personal_method is None:
@@ -260,7 +293,7 @@ class FedSM(ModelsAndSelector):
 
     @property
     def outcome(self) -> Outcome:
-        return SuperModelOutcome("threshold", self.selector_network, (experts(),))
+        return SuperModelOutcome("threshold", self.selector_network, (experts(),), least=self.selector_least)
 
     def outputs(self, sites: int) -> int:
         return sites

@@ -1,9 +1,9 @@
 """Local training, the papers' "Base": every hospital for itself."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
-from medsilo.course.algorithm import Algorithm
+from medsilo.course.algorithm import BY_ITSELF, Algorithm
 from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import Phase
 from medsilo.learning.training import Training
@@ -14,6 +14,7 @@ class Local(Algorithm):
 
     title = "Local"
     paper = "the papers' Base"
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": BY_ITSELF}
 
     name: Literal["local"] = "local"
 

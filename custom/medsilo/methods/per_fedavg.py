@@ -8,7 +8,7 @@ from pydantic import Field
 
 from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson, objective_of
-from medsilo.learning.personal import MetaGradient, adapt, copy_into
+from medsilo.learning.personal import DELTA, MetaGradient, adapt, copy_into
 from medsilo.learning.steps import correcting
 from medsilo.methods.shared_and_own import SharedAndOwn
 
@@ -31,6 +31,14 @@ class PerFedAvg(SharedAndOwn):
         "first-order",
         description="the derivative of the adaptation: left out, or followed by a difference of gradients",
     )
+    delta: float = Field(
+        DELTA,
+        gt=0,
+        le=1,
+        exclude_if=lambda delta: delta == DELTA,
+        description="δ of `hessian-free`: how far along the gradient the difference is taken. 0.001 suits single "
+        "precision, whose rounding grows as 1/δ; in double precision 0.00001 agrees with the exact product",
+    )
 
     def personalise(self, bench: Workbench) -> None:
         model = bench.modules["model"]
@@ -39,7 +47,7 @@ class PerFedAvg(SharedAndOwn):
 
     @contextmanager
     def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:
-        meta = MetaGradient(bench.modules["global"], bench.loss, self.inner_lr, bench.compute)
+        meta = MetaGradient(bench.modules["global"], bench.loss, self.inner_lr, bench.compute, self.delta)
         second = correcting(bench.optimizers["global"], meta.subtract_curvature)
         with second if self.variant == "hessian-free" else nullcontext():
             yield [meta.lesson(bench.lesson("global", meta.objective))]

@@ -30,7 +30,11 @@ class PFedMe(SharedAndOwn):
     )
     steps: int = Field(5, ge=1, le=1000, description="K: steps with the plan's optimizer for each batch")
     outer_lr: float = Field(
-        0.01, gt=0, le=1, description="η: the step of the shared model; `outer_lr` times `pull` is at most 1"
+        0.05,
+        gt=0,
+        le=1,
+        description="η: the step of the shared model; `outer_lr` times `pull` is at most 1. With 0.01 the shared model "
+        "hardly follows within tens of rounds",
     )
     server_lr: float = Field(1.0, gt=0, le=10, description="β: the server's share of the new average")
 

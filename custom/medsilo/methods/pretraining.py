@@ -65,7 +65,7 @@ class Pretraining(Section):
     def _train(self, model: nn.Module, at: ServerSide) -> dict[str, Any]:
         if not at.task.synthetic and at.data is None:
             raise MedsiloError(f"the public share of the data is not at the server; {REMEDY}")
-        parts = [self._public(at.task.read(site, at.sites, at.seed, at.data).train, site, at) for site in at.sites]
+        parts = [self._public(at.task.site_data(site, at.sites, at.seed, at.data).train, site, at) for site in at.sites]
         public = at.task.pieces(_together(parts), seed_for(at.seed, "pre-training pieces"))
         model.to(at.compute.device).requires_grad_(True)
         optimizer = at.training.make_optimizer(model.parameters())

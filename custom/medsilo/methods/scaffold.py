@@ -1,7 +1,7 @@
 """SCAFFOLD: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, 2020."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
+from medsilo.course.algorithm import BY_ITSELF
 from medsilo.course.group import Group, network
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
@@ -30,6 +31,7 @@ class Scaffold(ServerStep):
 
     title = "SCAFFOLD"
     paper = "Karimireddy et al. 2020"
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**BY_ITSELF, "algorithm.optimizer": "sgd"}}
 
     name: Literal["scaffold"] = "scaffold"
     weighting: Literal["uniform"] = "uniform"

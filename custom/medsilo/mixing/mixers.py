@@ -37,6 +37,7 @@ from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
 
 # Numbers of each site that are mixed at once: 20 sites' fit into a processor's cache in double precision.
 COLUMNS = 4 << 10
+RUNNING = ("running_mean", "running_var")  # torch's names of running statistics
 
 
 class Mixer(ABC):
@@ -197,7 +198,8 @@ class WeightedMean(Mixer):
     also for a site that has answered.
 
     spill_folder: where that file lies; the system's folder for temporary files if not given.
-    rate: η_g, the server's step: θ ← θ + η_g (mean - θ). 1 is the mean itself, to the last bit. A function is asked
+    rate: η_g, the server's step: θ ← θ + η_g (mean - θ). 1 is the mean itself, to the last bit. Running statistics
+        always take the mean. A function is asked
         when the round closes, for one number, one per tensor or one per element: it may look at groups that were
         declared earlier, which are closed by then.
     weigh: a site's weights in place of its samples, from its name and samples: one number, or one per tensor or per
@@ -390,13 +392,22 @@ class WeightedMean(Mixer):
 
     def _move(self, blocks: Iterator[tuple[Tensor, Tensor]], layout: Layout) -> None:
         """The server's step from the last model, d being the mean way from it: d ← θ + η_g d."""
-        if not callable(self.rate):
+        rate = self.rate() if callable(self.rate) else self._but_for_statistics(self.rate, layout)
+        if not isinstance(rate, Mapping) and not callable(self.rate):
             for theta, d in blocks:
-                torch.add(theta, d, alpha=self.rate, out=d)
+                torch.add(theta, d, alpha=rate, out=d)
             return
-        rates = Spread.of(self.rate(), layout, "rate")
-        for (theta, d), rate in zip(blocks, rates.blocks(), strict=True):
-            torch.addcmul(theta, d, rate.to(d.dtype), out=d)
+        rates = Spread.of(rate, layout, "rate")
+        for (theta, d), numbers in zip(blocks, rates.blocks(), strict=True):
+            torch.addcmul(theta, d, numbers.to(d.dtype), out=d)
+
+    def _but_for_statistics(self, rate: float, layout: Layout) -> Numbers:
+        """The rate of each tensor where some are running statistics: these take their mean, as a variance that is
+        stepped beyond it may be negative."""
+        names = [name for section in layout.sections for name in section.names]
+        if rate == 1.0 or not any(name.endswith(RUNNING) for name in names):
+            return rate
+        return {name: 1.0 if name.endswith(RUNNING) else rate for name in names}
 
     def _beside(self, read: Read, layout: Layout) -> Iterator[tuple[Tensor, Tensor]]:
         """A model and, to be changed in place, the mean, block by block in double precision."""

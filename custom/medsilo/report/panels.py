@@ -117,13 +117,20 @@ def _frequencies(
     return rows
 
 
+def _nearest(gammas: Sequence[float], threshold: float | None) -> int | None:
+    """Return the place of the tried γ that is nearest to the chosen one."""
+    if threshold is None or not gammas:
+        return None
+    return min(range(len(gammas)), key=lambda place: abs(gammas[place] - threshold))
+
+
 def _thresholds(subject: Subject, facts: Sequence[SuperModelFacts], key: str) -> dict[str, Any]:
     """The pooled validation score by γ, a line for each run; nothing for a rule that knows no γ."""
     lines = [f"seed {run.summary.seed}" if subject.several else "Pooled validation score" for run in subject.runs]
     series, rows = [], []
     for style, (line, one) in enumerate(zip(lines, facts, strict=True)):
         gammas, scores = [point[0] for point in one.curve], [point[2] for point in one.curve]
-        chosen = gammas.index(one.threshold) if one.threshold in gammas else None
+        chosen = _nearest(gammas, one.threshold)
         series.append(Series(line, scores, style, chosen, gammas))
         rows.append((line, [cell(score, aside="chosen" if n == chosen else "") for n, score in enumerate(scores)]))
     known = [score for one in series for score in one.values if score is not None]

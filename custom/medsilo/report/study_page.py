@@ -21,6 +21,7 @@ from medsilo.runs.reading import read_verdict
 from medsilo.runs.schema import Level, PairedDifference, Verdict, VerdictRow
 
 MEGABYTE = 1e6
+ENDPOINTS = {"mean": "Mean over sites", "pooled": "Pooled over cases", "worst-site": "Worst site"}
 Rows = dict[str, list[RunResult]]  # a row's finished runs, by its title
 
 
@@ -29,7 +30,8 @@ def write_study(folder: Path, destination: Path | None = None) -> Path:
     verdict = read_verdict(folder)
     found: Rows = {row.title: [] for row in verdict.rows}
     for one in verdict.runs:
-        found[one.row].append(replace(read(folder / one.run), label=f"{one.row}, seed {one.seed}"))
+        turn = f", fold {one.fold}" if one.fold else ""
+        found[one.row].append(replace(read(folder / one.run), label=f"{one.row}, seed {one.seed}{turn}"))
     return save(render(verdict, found), destination or folder / paths.REPORT)
 
 
@@ -44,9 +46,10 @@ def render(verdict: Verdict, found: Rows) -> str:
         about=about,
         verdict=verdict,
         context=_context(verdict),
-        answer=Answer(verdict.headline, _joining_in_words(verdict)),
+        answer=Answer(verdict.headline, (*_could_have_seen(verdict), *_joining_in_words(verdict))),
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],
+        difference_heads=_heads(verdict),
         tested=[_differences(row, verdict) for row in rows if row.against],
         joining=[_joining(row, verdict.sites) for row in rows if any(row.joining.values())],
         bars=_bars(verdict),
@@ -71,9 +74,14 @@ def _context(verdict: Verdict) -> str:
         f"{len(sites)} site{'s' if len(sites) != 1 else ''}",
         f"{len(verdict.rows)} rows",
         f"seed{'s' if len(seeds) != 1 else ''} {', '.join(map(str, seeds))}",
+        *([f"{verdict.folds} folds"] if verdict.folds else []),
         verdict.network,
     ]
     return " · ".join(parts)
+
+
+def _could_have_seen(verdict: Verdict) -> tuple[str, ...]:
+    return (verdict.could_have_seen.words,) if verdict.could_have_seen else ()
 
 
 def _joining_in_words(verdict: Verdict) -> tuple[str, ...]:
@@ -97,6 +105,10 @@ def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
     told = {f"{title}: {line}" for title, own in found.items() for run in own for line in run.summary.details.cautions}
     notices += [Notice("caution", "Caution", text) for text in sorted(told)]
     notices += [notice for notice in findings.notices(runs) if notice.word == STANDS_OUT]
+    for row in verdict.rows:
+        if row.unlike:
+            text = f"{row.title} and {row.against} differ in more than the method: {row.unlike}."
+            notices.append(Notice("caution", "Norms", text))
     kept = sorted({site for row in verdict.rows for site in row.means_only})
     if kept:
         text = f"{', '.join(kept)} keep their cases' scores: their intervals rest on the seeds alone."
@@ -132,10 +144,19 @@ def _difference(found: PairedDifference | None) -> dict[str, Any]:
 
 def _differences(row: VerdictRow, verdict: Verdict) -> tuple[tuple[str, str], list[dict[str, Any]]]:
     found = row.difference
-    p = cell(found.mean.adjusted, _p(found.mean.adjusted)) if found.mean else cell(None)
-    at_sites = (_difference(found.sites[site]) for site in verdict.sites)
+    by_name = {"mean": found.mean, "pooled": found.pooled, "worst-site": found.worst}
+    primary = by_name.pop(verdict.primary)
+    p = cell(primary.adjusted, _p(primary.adjusted)) if primary else cell(None)
+    rest = (_difference(one) for one in (*by_name.values(), *(found.sites[site] for site in verdict.sites)))
     against = "" if row.against == verdict.against else f"against {row.against}"
-    return (row.title, against), [_difference(found.mean), p, _difference(found.pooled), *at_sites]
+    return (row.title, against), [_difference(primary), p, *rest]
+
+
+def _heads(verdict: Verdict) -> list[tuple[str, str]]:
+    """The columns of the differences: the question that was declared, and what is exploratory."""
+    rest = [name for name in ENDPOINTS if name != verdict.primary]
+    exploratory = [*(ENDPOINTS[name] for name in rest), *verdict.sites]
+    return [(ENDPOINTS[verdict.primary], "declared"), ("p", "after Holm"), *((n, "exploratory") for n in exploratory)]
 
 
 def _joining(row: VerdictRow, sites: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
@@ -250,6 +271,11 @@ def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> list[str]:
             f"Intervals are for other patients of the same sites and for other seeds, of which there are {seeds}: so "
             "few make them wide where seeds differ. They are not for other hospitals."
         )
+        if verdict.folds:
+            found.append(
+                f"Patients took turns in the test part, in {verdict.folds} folds of every seed. Each counts once per "
+                "seed; the folds of a seed are not taken for independent studies."
+            )
     else:
         found.append("There is one seed: intervals are for other patients only, and nothing is said to be sure.")
     found.append(

@@ -229,6 +229,9 @@ class SuperModelFacts(Part):
     sites: list[str] = Field(description="the selector's outputs")
     agreed: list[str] = Field([], description="the sites whose personal models it holds")
     threshold: Share | None = Field(None, description="the chosen γ")
+    plateau: tuple[Share, Share] | None = Field(
+        None, description="the ends of the range of γ with the best score, of which the chosen one is the middle"
+    )
     curve: list[tuple[Share, Count, Number]] = Field([], description="(γ, pooled validation cases, mean score)")
     validated: dict[str, dict[str, Count]] = Field(
         {}, description="site → model → how often it was chosen for validation cases, with γ = 0"
@@ -432,6 +435,7 @@ class Differences(Part):
 
     mean: PairedDifference | None = Field(None, description="of the mean over sites")
     pooled: PairedDifference | None = Field(None, description="of the mean over all cases")
+    worst: PairedDifference | None = Field(None, description="of the score at each row's own worst site")
     sites: dict[str, PairedDifference | None] = Field({}, description="at each site")
 
 
@@ -444,10 +448,14 @@ class VerdictRow(Part):
     seeds: list[Seed] = Field([], description="seeds with a finished run")
     score: Level | None = Field(None, description="mean test score over sites, see below")
     pooled: Level | None = Field(None, description="the same over all cases")
+    worst: Level | None = Field(None, description="the same at the site with the lowest score")
     sites: dict[str, Level | None] = Field({}, description="the same at each site")
     against: Text | None = Field(None, description="the row that this one is held against; `null` if there is none")
+    unlike: Text | None = Field(
+        None, description="in what the two networks differ, if they do: then the difference is not the method's alone"
+    )
     difference: Differences = Field(
-        Differences(), description="`mean`, `pooled` and `sites`: differences from that row"
+        Differences(), description="`mean`, `pooled`, `worst` and `sites`: differences from that row"
     )
     joining: dict[str, PairedDifference | None] = Field(
         {}, description="site → this method's model minus the one that the site trains alone"
@@ -472,6 +480,17 @@ class RunOfRow(Part):
     row: Text
     seed: Seed
     run: str
+    fold: Count | None = Field(None, exclude_if=lambda fold: fold is None)
+
+
+class CouldHaveSeen(Part):
+    """The gain that a comparison would have found in 80 % of such studies."""
+
+    seeds: Count = Field(description="seeds of the comparison")
+    gain: Number = Field(description="the gain, in the score's unit")
+    more_seeds: Count = Field(description="seeds with which half of that gain would be found, if there are as many")
+    smaller_gain: Number = Field(description="the gain that these would find")
+    words: Text = Field(description="the same as a sentence")
 
 
 class Verdict(Part):
@@ -484,10 +503,18 @@ class Verdict(Part):
     metric: Text = Field(description="the name of the score")
     network: Text = Field(description="the network's name")
     seeds: list[Seed] = Field(description="the seeds that were asked for")
+    folds: Count | None = Field(None, description="how often patients took turns in the test part; `null`: never")
     sites: list[str] = Field(description="the sites with a score")
     level: Share = Field(description="how sure the intervals are, 0.95")
-    draws: Count = Field(description="how often patients were resampled")
     against: Text | None = Field(None, description="the row that all are held against")
+    primary: Literal["mean", "pooled", "worst-site"] = Field(
+        "mean",
+        description="what was declared before as the question to be answered: the score's mean over sites or over all "
+        "cases, or the worst site's score. All else is exploratory",
+    )
+    could_have_seen: CouldHaveSeen | None = Field(
+        None, description="the gain that would have been found, see below; `null` with one seed"
+    )
     headline: str = Field(description="the answer in words")
     winner: Text | None = Field(None, description="the row that is surely better than all others; `null` if none is")
     joining: dict[str, Literal["yes", "no", "open", "unknown"]] = Field(
@@ -495,4 +522,6 @@ class Verdict(Part):
     )
     rows: list[VerdictRow] = Field(description="the rows, see below")
     about: About = Field(description="`title`, `notes`, `command`, `machine`, `cells`, `failures`")
-    runs: list[RunOfRow] = Field(description="`row`, `seed` and folder (`run`) of each finished run")
+    runs: list[RunOfRow] = Field(
+        description="`row`, `seed`, folder (`run`) and, if there are folds, `fold` of each finished run"
+    )

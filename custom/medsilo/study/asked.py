@@ -10,7 +10,8 @@ from medsilo.flare.jobs import PLAN, find_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.registry import METHODS
 from medsilo.study.base_plan import base_plan
-from medsilo.study.cells import Cell, Row, cells_of, parse_sweep, swept_rows
+from medsilo.study.cells import Cell, Row, cells_of, parse_sweep, plan_of, swept_rows
+from medsilo.study.norms import with_local_pairs
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Asked:
     protocol: str | None
     changes: Sequence[str]
     out: Path
+    folds: int | None = None
 
 
 def asked(options: Asked) -> tuple[Plan, list[Cell]]:
@@ -47,7 +49,8 @@ def asked(options: Asked) -> tuple[Plan, list[Cell]]:
         training = plan.with_changes(options.changes).training
         work = training.rounds * training.local_epochs
     rows = swept_rows(rows, parse_sweep(options.sweep), work)
-    return plan, cells_of(plan, rows, options.seeds, options.changes, options.out)
+    rows = with_local_pairs(rows, {row: plan_of(plan, row, options.changes) for row in rows})
+    return plan, cells_of(plan, rows, options.seeds, options.changes, options.out, options.folds)
 
 
 def _under(row: Row, protocol: str, plan: Plan) -> Row:

@@ -114,7 +114,7 @@ def swept_rows(rows: Sequence[Row], sweep: Mapping[str, Sequence[str]], work: in
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a row's plan with a seed."""
+    """One run: a row's plan with a seed, and with a fold where patients take turns in the test part."""
 
     row: Row
     seed: int
@@ -122,8 +122,13 @@ class Cell:
     folder: Path
 
     @property
+    def fold(self) -> int | None:
+        """The number of its fold, if patients take turns in the test part."""
+        return self.plan.task.fold.number if self.plan.task.fold else None
+
+    @property
     def name(self) -> str:
-        return f"{self.row.title}, seed {self.seed}"
+        return f"{self.row.title}, seed {self.seed}{f', fold {self.fold}' if self.fold else ''}"
 
     def summary(self) -> Summary | None:
         """Return the finished run's summary, if it is one of this very plan and tells a score."""
@@ -132,20 +137,34 @@ class Cell:
         return summary if summary and whole and summary.mean_test is not None else None
 
 
-def cells_of(plan: Plan, rows: Sequence[Row], seeds: Sequence[int], changes: Sequence[str], folder: Path) -> list[Cell]:
-    """All cells, seed by seed; a wrong plan is an error before anything starts."""
+def cells_of(
+    plan: Plan,
+    rows: Sequence[Row],
+    seeds: Sequence[int],
+    changes: Sequence[str],
+    folder: Path,
+    folds: int | None = None,
+) -> list[Cell]:
+    """All cells, seed by seed and fold by fold; a wrong plan is an error before anything starts."""
     folders = [_folder_name(row.title) for row in rows]
     twice = next((row.title for row, name in zip(rows, folders, strict=True) if folders.count(name) > 1), None)
     if twice is not None:
         raise PlanError(f"two rows are called {twice!r}; give each a title of its own")
     cells = []
-    for seed, (row, name) in product(seeds, zip(rows, folders, strict=True)):
-        try:
-            own = plan.with_changes([*row.changes, *changes, f"seed={seed}"])
-        except PlanError as error:
-            raise PlanError(f"{row.title}: {error}") from error
-        cells.append(Cell(row, seed, own, folder / f"{name}-{seed}"))
+    numbers = range(1, folds + 1) if folds else (None,)
+    for seed, fold, (row, name) in product(seeds, numbers, zip(rows, folders, strict=True)):
+        turn = [f"task.fold={{number: {fold}, of: {folds}}}"] if fold else []
+        own = plan_of(plan, row, [*changes, f"seed={seed}", *turn])
+        cells.append(Cell(row, seed, own, folder / (f"{name}-{seed}-fold-{fold}" if fold else f"{name}-{seed}")))
     return cells
+
+
+def plan_of(plan: Plan, row: Row, changes: Sequence[str]) -> Plan:
+    """Return the row's plan; a wrong one is an error that names the row."""
+    try:
+        return plan.with_changes([*row.changes, *changes])
+    except PlanError as error:
+        raise PlanError(f"{row.title}: {error}") from error
 
 
 def fill(
@@ -195,6 +214,37 @@ def run_cell(cell: Cell, engine: Engine, settings: SiteSettings) -> str:
 
 def _folder_name(title: str) -> str:
     return "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in title)
+
+
+def results_of(cells: Sequence[Cell], row: Row) -> dict[int, CellResult]:
+    """Return what a table needs of a row's seeds: those whose folds are all finished."""
+    found = {}
+    for seed in dict.fromkeys(cell.seed for cell in cells):
+        results = [result_of(cell) for cell in cells if cell.row == row and cell.seed == seed]
+        finished = [result for result in results if result]
+        if finished and len(finished) == len(results):
+            found[seed] = over_folds(finished)
+    return found
+
+
+def over_folds(results: Sequence[CellResult]) -> CellResult:
+    """Return the results of a seed's folds as one: the means of scores, and the sum of times."""
+    if len(results) == 1:
+        return results[0]
+    curves = zip(*(result.validation for result in results), strict=False)
+    return results[0].changed(
+        test=_mean(result.test for result in results),
+        pooled=_mean(result.pooled for result in results),
+        sites={site: _mean(result.sites.get(site) for result in results) for site in results[0].sites},
+        validation=[_mean(column) for column in curves],
+        seconds=sum(result.seconds or 0 for result in results),
+        bytes_up=_mean(result.bytes_up for result in results),
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def result_of(cell: Cell) -> CellResult | None:

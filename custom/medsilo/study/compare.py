@@ -15,6 +15,7 @@ from medsilo.runs import paths
 from medsilo.runs.schema import About, RunOfRow, Verdict
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cells import Cell, Engine, fill
+from medsilo.study.evidence import Endpoint
 from medsilo.study.tables import write_page
 from medsilo.study.verdict import Statistics, chosen_baseline
 
@@ -38,6 +39,7 @@ class Study:
     plan: Plan  # that the rows change
     cells: Sequence[Cell]
     against: str | None = None  # the row that all are held against; by default FedAvg's
+    primary: Endpoint = "mean"  # the question that was declared before
 
     def run(self, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]) -> list[str]:
         """Fill the cells and write the page after each; returns what failed."""
@@ -67,9 +69,11 @@ class Study:
         """Write the statistics of what is finished into verdict.json and the page."""
         about = self.about.changed(cells=len(self.cells), failures=list(failures))
         runs = [
-            RunOfRow(row=cell.row.title, seed=cell.seed, run=cell.folder.name) for cell in self.cells if cell.summary()
+            RunOfRow(row=cell.row.title, seed=cell.seed, run=cell.folder.name, fold=cell.fold)
+            for cell in self.cells
+            if cell.summary()
         ]
-        verdict = Statistics(self.cells, self.against).verdict(about, runs)
+        verdict = Statistics(self.cells, self.against, self.primary).verdict(about, runs)
         write_json(self.folder / paths.VERDICT, verdict.as_json())
         write_page(self.folder, self.about, self.plan, self.cells, failures, verdict)
         return verdict

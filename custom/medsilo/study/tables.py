@@ -10,9 +10,10 @@ from medsilo.core.files import write_json, write_text
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.schema import About, CellResult, PairedDifference, Verdict
-from medsilo.study.cells import Cell, Row, result_of
+from medsilo.study.cells import Cell, Row, results_of
 
 MOST_SITES = 8  # with a column each
+NAMES = {"mean": "mean over sites", "pooled": "pooled over cases", "worst-site": "worst site"}
 
 
 def write_page(
@@ -24,8 +25,8 @@ def write_page(
     verdict: Verdict | None = None,
 ) -> Path:
     """table.md and table.json: what was run, where, how long, what came out, how sure it is, what failed."""
-    found = {row: _results(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
-    finished = sum(map(len, found.values()))
+    found = {row: results_of(cells, row) for row in dict.fromkeys(cell.row for cell in cells)}
+    finished = sum(1 for cell in cells if cell.summary())
     hours = sum(one.seconds or 0 for own in found.values() for one in own.values()) / 3600
     parts = [
         f"# {about.title}",
@@ -64,20 +65,18 @@ def write_page(
     return folder / paths.TABLE
 
 
-def _results(cells: Sequence[Cell], row: Row) -> dict[int, CellResult]:
-    return {cell.seed: result for cell in cells if cell.row == row and (result := result_of(cell))}
-
-
 def table(plan: Plan, found: dict[Row, dict[int, CellResult]]) -> list[str]:
     """Per row: the sites' mean test score and its spread over seeds, the worst site, how soon, at what price."""
     sites = sorted({site for own in found.values() for result in own.values() for site in result.sites})
     sites = sites if len(sites) <= MOST_SITES else []
     average = next((own for row, own in found.items() if "algorithm.name=fedavg" in row.changes), {})
+    folds = plan.task.fold.of if plan.task.fold else None
     heads = ["row", "mean over sites", "lowest, highest seed", "worst site", *sites]
-    heads += ["rounds to FedAvg's end", "seconds a run", "MB up, a site and round"]
+    heads += ["rounds to FedAvg's end", "seconds a seed" if folds else "seconds a run", "MB up, a site and round"]
     lines = [
         f"Test {plan.task.metric} in %, mean ± standard deviation over seeds. Task `{plan.task.name}`, network "
         f"`{plan.network.name}`, norm `{getattr(plan.network, 'norm', 'none')}` unless the row says otherwise.",
+        *([f"Patients take turns in the test part: {folds} folds, the runs of a seed."] if folds else []),
         "",
         *_lines(heads),
     ]
@@ -106,29 +105,32 @@ def sure(verdict: Verdict) -> list[str]:
     sites = verdict.sites if len(verdict.sites) <= MOST_SITES else []
     lines = []
     held = [row for row in verdict.rows if row.against]
+    order = [verdict.primary, *(name for name in NAMES if name != verdict.primary)]
     if held:
         lines += [
             f"## Against {verdict.against}",
             "",
             "Difference in points, paired by test case, with its 95 % interval for other patients and other seeds "
-            "(whole patients are resampled); p after Holm's correction for all rows. "
-            "**Bold**: the interval leaves zero out, and so does the corrected test.",
+            "(whole patients count); p after Holm's correction for all rows. "
+            "**Bold**: the interval leaves zero out, and so does the corrected test. "
+            f"The question that was declared before is the {NAMES[verdict.primary]}; all else is exploratory.",
             "",
-            *_lines(["row", "mean over sites", "p", "pooled over cases", "p", *sites]),
+            *_lines(["row", *(text for name in order for text in (NAMES[name], "p")), *sites]),
         ]
         for row in held:
-            found = row.difference
-            cells = [_difference(found.mean), _p(found.mean), _difference(found.pooled), _p(found.pooled)]
-            cells += [_difference(found.sites[site]) for site in sites]
+            of = {"mean": row.difference.mean, "pooled": row.difference.pooled, "worst-site": row.difference.worst}
+            cells = [text for name in order for text in (_difference(of[name]), _p(of[name]))]
+            cells += [_difference(row.difference.sites[site]) for site in sites]
             lines.append(f"| {' | '.join([row.title, *cells])} |")
-        lines.append("")
+        lines += ["", *(f"* **{row.title}**, against {row.against}: {row.unlike}." for row in held if row.unlike)]
+        lines += [verdict.could_have_seen.words, ""] if verdict.could_have_seen else [""]
     joined = [row for row in verdict.rows if any(row.joining.values())]
     if joined and sites:
         lines += [
             "## Does joining pay?",
             "",
-            "Every site: the method's model minus the site's own, in points, with the interval; Holm's correction for "
-            "all methods that the site may choose from.",
+            "Every site: the method's model minus the site's own with the same norm, in points, with the interval; "
+            "Holm's correction for all methods and all sites together.",
             "",
             *_lines(["row", *sites]),
             *(f"| {' | '.join([row.title, *(_difference(row.joining[site]) for site in sites)])} |" for row in joined),

@@ -3,16 +3,48 @@ pays; with intervals, and with a name only where the interval allows one. It is 
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+
+import numpy as np
 
 from medsilo.core.errors import MedsiloError
-from medsilo.runs.schema import About, Differences, Level, PairedDifference, RunOfRow, Verdict, VerdictRow
+from medsilo.runs.schema import (
+    About,
+    CouldHaveSeen,
+    Differences,
+    Level,
+    PairedDifference,
+    RunOfRow,
+    Verdict,
+    VerdictRow,
+)
 from medsilo.study.cells import Cell, Row
-from medsilo.study.evidence import DRAWS, LEVEL, Difference, Scores, better, compare, holm, level
+from medsilo.study.evidence import (
+    LEVEL,
+    Difference,
+    Endpoint,
+    Key,
+    Scores,
+    Variance,
+    better,
+    compare,
+    holm,
+    joined,
+    level,
+    seeds_of,
+)
+from medsilo.study.luck import luck_of
+from medsilo.study.norms import ALONE, POOLED, unlike
+from medsilo.study.power import in_words, sensitivity
 from medsilo.study.scores import scores_in
 
 DEFAULT = "fedavg"
-ALONE, POOLED = "local", "central"  # what no federation makes; others are held against it
 Seeds = dict[int, dict[str, Scores]]  # by seed, by site
+ENDPOINTS: Mapping[Endpoint, str] = {
+    "mean": "in mean test {metric}",
+    "pooled": "in test {metric} pooled over cases",
+    "worst-site": "in test {metric} at the worst site",
+}
 
 
 def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
@@ -26,25 +58,30 @@ def chosen_baseline(rows: Sequence[Row], against: str | None) -> str | None:
 class Statistics:
     """The statistics of a comparison's finished cells."""
 
-    def __init__(self, cells: Sequence[Cell], against: str | None) -> None:
-        self.cells = {(cell.row, cell.seed): cell for cell in cells}
+    def __init__(self, cells: Sequence[Cell], against: str | None, primary: Endpoint = "mean") -> None:
+        self.primary: Endpoint = primary
+        self.cells = {(cell.row, cell.seed): cell for cell in cells}  # of folds the last: they are alike but for it
         self.rows = list(dict.fromkeys(cell.row for cell in cells))
         self.found: dict[Row, Seeds] = {row: {} for row in self.rows}
-        for cell in cells:
-            if summary := cell.summary():
-                self.found[cell.row][cell.seed] = scores_in(cell.folder, summary.metric, summary.told())
+        for row, seed in self.cells:
+            if scores := _scores_of([cell for cell in cells if (cell.row, cell.seed) == (row, seed)]):
+                self.found[row][seed] = scores
         self.against = chosen_baseline(self.rows, against)
         self.base = {row: self._kin(row, lambda other: other.name == self.against) for row in self.rows}
-        self.alone = {row: self._kin(row, lambda other: other.method == ALONE) for row in self.rows}
+        alone = {row: self._kin(row, lambda other: other.method == ALONE) for row in self.rows}
+        self.alone = {row: own if own and not self._unlike(row, own) else None for row, own in alone.items()}
 
     def verdict(self, about: About, runs: Sequence[RunOfRow]) -> Verdict:
         """Return all of it, as verdict.json has it."""
         sites = sorted({site for seeds in self.found.values() for scores in seeds.values() for site in scores})
         plan = next(iter(self.cells.values())).plan
-        differences = {part: self._against(pooled=part == "pooled") for part in ("mean", "pooled")}
-        at_site = {site: self._against([site]) for site in sites}
-        joining = {site: self._joining(site) for site in sites}
-        headline, named = self.sentence(differences["mean"])
+        found = {endpoint: self._against(endpoint=endpoint) for endpoint in ENDPOINTS}
+        differences = {endpoint: _tested(own) for endpoint, own in found.items()}
+        at_site = {site: _tested(self._against([site])) for site in sites}
+        joined = _tested({(site, row): one for site in sites for row, one in self._joining(site).items()})
+        joining = {site: {row: one for (at, row), one in joined.items() if at == site} for site in sites}
+        headline, named = self.sentence(differences[self.primary])
+        seen = sensitivity([one for row, one in found[self.primary].items() if row.method not in (ALONE, POOLED)])
         rows = []
         for row in self.rows:
             means_only = {s for own in self.found[row].values() for s in own if own[s].summed_up is not None}
@@ -54,12 +91,15 @@ class Statistics:
                 changes=list(row.changes),
                 seeds=sorted(self.found[row]),
                 score=self._score(row),
-                pooled=self._score(row, pooled=True),
+                pooled=self._score(row, endpoint="pooled"),
+                worst=self._score(row, endpoint="worst-site"),
                 sites={site: self._score(row, [site]) for site in sites},
                 against=base.title if (base := self.base[row]) else None,
+                unlike=self._unlike(row, base) if base else None,
                 difference=Differences(
                     mean=differences["mean"].get(row),
                     pooled=differences["pooled"].get(row),
+                    worst=differences["worst-site"].get(row),
                     sites={site: at_site[site].get(row) for site in sites},
                 ),
                 joining={site: joining[site].get(row) for site in sites},
@@ -73,10 +113,12 @@ class Statistics:
             metric=plan.task.metric,
             network=plan.network.name,
             seeds=sorted({seed for _, seed in self.cells}),
+            folds=plan.task.fold.of if plan.task.fold else None,
             sites=sites,
             level=LEVEL,
-            draws=DRAWS,
             against=self.against,
+            primary=self.primary,
+            could_have_seen=CouldHaveSeen(**asdict(seen), words=in_words(seen)) if seen else None,
             headline=headline,
             winner=named,
             joining={site: self._pays(joining[site]) for site in sites},
@@ -87,9 +129,12 @@ class Statistics:
 
     # ------------------------------------------------------------------ what is held against what
     def _kin(self, row: Row, is_base: Callable[[Row], bool]) -> Row | None:
-        """The baseline with the same values of the sweep, else the one without any."""
+        """The baseline with the same values of the sweep, else the one without; of the same norm if there is one."""
         bases = [other for other in self.rows if is_base(other)]
+        if row in bases:
+            return None
         alike = [other for other in bases if other.values == row.values] or [o for o in bases if not o.values]
+        alike = [other for other in alike if not self._unlike(row, other)] or alike
         return alike[0] if alike and alike[0] != row else None
 
     def _pairs(self, row: Row, base: Row) -> Iterator[int]:
@@ -99,41 +144,73 @@ class Statistics:
             if one.task == other.task and one.participation.sites == other.participation.sites:
                 yield seed
 
+    def _unlike(self, row: Row, base: Row) -> str | None:
+        one, other = (next(cell.plan for (of, _), cell in self.cells.items() if of == each) for each in (row, base))
+        return unlike(one, other)
+
     def _difference(
-        self, row: Row, base: Row, sites: Sequence[str] | None = None, pooled: bool = False
+        self,
+        row: Row,
+        base: Row,
+        sites: Sequence[str] | None = None,
+        endpoint: Endpoint = "mean",
+        luck: Variance | None = None,
     ) -> Difference | None:
         seeds = list(self._pairs(row, base))
         mine, theirs = ([self.found[each][seed] for seed in seeds] for each in (row, base))
         names = sites or sorted({site for own in mine for site in own})
         whole = bool(seeds) and all(set(names) <= own.keys() for own in [*mine, *theirs])
-        return compare(mine, theirs, names, pooled=pooled) if whole else None
+        return compare(mine, theirs, names, endpoint=endpoint, luck=luck) if whole else None
 
-    def _score(self, row: Row, sites: Sequence[str] | None = None, pooled: bool = False) -> Level | None:
+    def _luck(
+        self, base: Row, rows: Sequence[Row], sites: Sequence[str] | None, endpoint: Endpoint
+    ) -> dict[Row, Variance]:
+        """One seed's variance of each row's difference from the base, as all rows with the base's seeds tell it."""
+        seeds = sorted(self.found[base])
+        alike = [base, *(row for row in rows if list(self._pairs(row, base)) == seeds)]
+        names = sites or sorted({site for own in self.found[base].values() for site in own})
+        whole = all(set(names) <= self.found[row][seed].keys() for row in alike for seed in seeds)
+        if len(seeds) < 2 or len(alike) < 3 or not names or not whole:
+            return {}
+        scores = np.array([seeds_of([self.found[row][seed] for seed in seeds], names, endpoint) for row in alike])
+        return {row: luck for row, luck in zip(alike, luck_of(scores, 0), strict=True) if luck}
+
+    def _differences(
+        self, pairs: Mapping[Row, Row | None], sites: Sequence[str] | None = None, endpoint: Endpoint = "mean"
+    ) -> dict[Row, Difference]:
+        """Each row's difference from its base; what is known of training's luck is known from all of them."""
+        found = {}
+        for base in dict.fromkeys(base for base in pairs.values() if base):
+            rows = [row for row, own in pairs.items() if own == base]
+            luck = self._luck(base, rows, sites, endpoint)
+            for row in rows:
+                if difference := self._difference(row, base, sites, endpoint, luck.get(row)):
+                    found[row] = difference
+        return found
+
+    def _score(self, row: Row, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> Level | None:
         """The mean over seeds, its standard deviation, and the interval; no score lies beyond 0 and 1."""
         seeds = list(self.found[row].values())
         names = sites or sorted({site for own in seeds for site in own})
         if not seeds or not names or not all(set(names) <= own.keys() for own in seeds):
             return None
-        found = level(seeds, names, pooled=pooled)
-        each = [level([own], names, pooled=pooled).mean for own in seeds]
+        found = level(seeds, names, endpoint=endpoint)
+        each = seeds_of(seeds, names, endpoint).tolist()
         spread = statistics.stdev(each) if len(each) > 1 else None
         return Level(mean=found.mean, sd=spread, low=max(found.low, 0.0), high=min(found.high, 1.0), by_seed=each)
 
-    def _against(self, sites: Sequence[str] | None = None, pooled: bool = False) -> dict[Row, PairedDifference]:
-        pairs = {row: base for row, base in self.base.items() if base}
-        found = {row: self._difference(row, base, sites, pooled) for row, base in pairs.items()}
-        return _tested({row: difference for row, difference in found.items() if difference})
+    def _against(self, sites: Sequence[str] | None = None, endpoint: Endpoint = "mean") -> dict[Row, Difference]:
+        return self._differences({row: base for row, base in self.base.items() if base}, sites, endpoint)
 
-    def _joining(self, site: str) -> dict[Row, PairedDifference]:
+    def _joining(self, site: str) -> dict[Row, Difference]:
         """Every federation against what the site reaches alone."""
         pairs = {row: own for row, own in self.alone.items() if own and row.method not in (ALONE, POOLED)}
-        found = {row: self._difference(row, own, [site]) for row, own in pairs.items()}
-        return _tested({row: difference for row, difference in found.items() if difference})
+        return self._differences(pairs, [site])
 
     # ------------------------------------------------------------------ in words
     def sentence(self, differences: Mapping[Row, PairedDifference]) -> tuple[str, str | None]:
         """The answer, and the method it names if it names one."""
-        metric = next(iter(self.cells.values())).plan.task.metric
+        where = ENDPOINTS[self.primary].format(metric=next(iter(self.cells.values())).plan.task.metric)
         held = {row: found for row, found in differences.items() if row.method not in (ALONE, POOLED)}
         if self.against is None:
             return "No row is named to hold the others against, so nothing is tested; see --against.", None
@@ -150,15 +227,15 @@ class Statistics:
             )
         ahead = [row for row, found in held.items() if found.sure and found.mean > 0]
         ahead.sort(key=lambda row: -held[row].mean)
-        rest = self._also(differences, ahead)
+        rest = self._also(differences, ahead) + self._other_norms(held)
         if not ahead:
             return (
-                f"No federated method is surely better than {self.against} in mean test {metric}: no interval stays "
+                f"No federated method is surely better than {self.against} {where}: no interval stays "
                 f"above zero after correction for {len(differences)} comparisons.{rest}"
             ), None
         listed = "; ".join(f"{row.title} by {_with_interval(held[row])}" for row in ahead)
-        text = f"Better than {self.against} in mean test {metric}: {listed}.{rest}"
-        rivals = {row: self._difference(ahead[0], row) for row in held if row != ahead[0]}
+        text = f"Better than {self.against} {where}: {listed}.{rest}"
+        rivals = {row: self._difference(ahead[0], row, endpoint=self.primary) for row in held if row != ahead[0]}
         known = {row.title: difference for row, difference in rivals.items() if difference}
         if len(better(known)) < len(rivals):
             return f"{text} {ahead[0].title} is not surely better than every other, so none is named the best.", None
@@ -172,6 +249,13 @@ class Statistics:
         found = {"Surely higher, but no federation": higher, "Surely lower": lower}
         return "".join(f" {words}: {', '.join(titles)}." for words, titles in found.items() if titles)
 
+    def _other_norms(self, held: Mapping[Row, PairedDifference]) -> str:
+        """Rows whose networks have another norm than the base's: what they gain may be the norm's."""
+        told = {row.title: words for row in held if (base := self.base[row]) and (words := self._unlike(row, base))}
+        return "".join(
+            f" {title} differs from {self.against} in more than the method: {w}." for title, w in told.items()
+        )
+
     def _pays(self, found: Mapping[Row, PairedDifference]) -> str:
         """Whether joining pays for a site: yes, no, open; or nothing where there is no model of its own."""
         if not found:
@@ -181,20 +265,32 @@ class Statistics:
         return "no" if all(one.sure and one.mean < 0 for one in found.values()) else "open"
 
 
-def _tested(found: Mapping[Row, Difference]) -> dict[Row, PairedDifference]:
+def _scores_of(folds: Sequence[Cell]) -> dict[str, Scores] | None:
+    """A seed's scores by site. Folds are parts of one seed: all have to be finished, and their cases are one test."""
+    found = []
+    for cell in folds:
+        summary = cell.summary()
+        if summary is None:
+            return None
+        found.append(scores_in(cell.folder, summary.metric, summary.told()))
+    sites = [site for site in found[0] if all(site in scores for scores in found)]
+    return {site: joined([scores[site] for scores in found]) for site in sites}
+
+
+def _tested(found: Mapping[Key, Difference]) -> dict[Key, PairedDifference]:
     """Differences with their p-values corrected for all of them."""
-    adjusted = holm({row.title: difference.p for row, difference in found.items()})
+    adjusted = holm({key: difference.p for key, difference in found.items()})
     return {
-        row: PairedDifference(
+        key: PairedDifference(
             mean=difference.mean,
             low=max(difference.low, -1.0),  # no difference of scores lies beyond
             high=min(difference.high, 1.0),
             p=difference.p,
             seeds=difference.seeds,
-            adjusted=adjusted[row.title],
-            sure=difference.decides and adjusted[row.title] < 1 - LEVEL,
+            adjusted=adjusted[key],
+            sure=difference.decides and adjusted[key] < 1 - LEVEL,
         )
-        for row, difference in found.items()
+        for key, difference in found.items()
     }
 
 

@@ -3,12 +3,13 @@
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
@@ -16,6 +17,7 @@ from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 from medsilo.learning.loop import DrawnCases
 from medsilo.models.network import Network
+from medsilo.tasks.folds import Dealt, Fold, together
 from medsilo.tasks.listing import links_out
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
 from medsilo.tasks.ready import LazyCases, Memory
@@ -77,6 +79,12 @@ class Task(Section):
     largest_input: ClassVar[float] = 65_535.0  # no input of a network is far above it; by default, 16 bits as stored
 
     name: str = ""  # only a task that helps another has none
+    fold: Fold | None = Field(
+        None,
+        exclude_if=lambda fold: fold is None,
+        description="`{number: 1, of: 5}`: patients take turns in the test part, by themselves at each site; "
+        "`medsilo compare --folds 5` runs all of them. `null`: the task's own parts",
+    )
 
     reads_images: ClassVar[bool] = False  # whether `inputs_of` takes image files
     split_by_site: ClassVar[bool] = False  # whether a site can decide who is in which part, by `data` in its settings
@@ -103,6 +111,15 @@ class Task(Section):
     @abstractmethod
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         """One site's data. `sites` are all the study's sites in sorted order; `folder` is the site's data folder."""
+
+    def site_data(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
+        """One site's data in the parts of the plan's fold, if it has one: what training and tests work with."""
+        data = self.read(site, sites, seed, source)
+        if self.fold is None:
+            return data
+        if self.mixes_patients:
+            raise DataError("a patient's cases are in several parts of this task or split, so it has no folds")
+        return folded(data, self.fold, (source.split if source else None) or 0)
 
     def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
         """One site's data as its settings say where they lie: how all who need data come by them."""
@@ -226,6 +243,24 @@ class Task(Section):
         """Return what is reported, from one site's counts or from those of several added up."""
         pairs = {name: counts[name] for name, length in self.layout.items() if length == 2 and name in counts}
         return {name: total / number if number else None for name, (total, number) in pairs.items()}
+
+
+def folded(data: SiteData, fold: Fold, split: int) -> SiteData:
+    """Return a site's data with its patients dealt anew; split: the site's own number."""
+    parts = [getattr(data, part) for part in PARTS]
+    if any(getattr(one.entry, "part", None) for part in parts for one in getattr(part, "held", ())):
+        raise DataError("this site's table fixes who is tested, so there are no folds; compare without --folds")
+    whole: Dataset = ConcatDataset(parts)
+    patients = patients_of(whole)
+    dealt = fold.parts(patients, split)
+    if all(isinstance(part, Cases) for part in parts):
+        inputs, targets = together(parts)
+        sets: list[Dataset] = [Cases(inputs[p], targets[p], [patients[place] for place in p]) for p in dealt]
+    else:
+        labels = labels_of(whole)
+        sets = [Dealt(whole, places, patients, labels) for places in dealt]
+    train, validation, test = sets
+    return replace(data, train=train, validation=validation, test=test)
 
 
 def patients_of(data: Dataset) -> Sequence[str]:

@@ -240,7 +240,8 @@ class FolderTask(Task):
             listing.entries = self._dealt(self.partition, site, sites, listing.entries, classes)
         source = source if keeps else source.once()
         parts = self._split(listing, source)
-        cache_key = f"{self.model_dump_json()} {source.label_map}"
+        unfolded = self.model_copy(update={"fold": None})  # images are prepared once for all folds
+        cache_key = f"{unfolded.model_dump_json()} {source.label_map}"
         numbers = self._numbers(source)
         holder = Cache(source, partial(self._made, classes=classes, numbers=numbers), cache_key)
         wrong: defaultdict[str, list[str]] = defaultdict(list)
