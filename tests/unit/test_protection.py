@@ -265,6 +265,16 @@ def test_a_plan_that_deals_patients_out_is_refused(asks: Asks, photos: Path) -> 
         asks("dealt", photos, "task.partition={kind: iid}", "participation.sites=[a,b]")
 
 
+def test_patients_take_turns_only_in_the_parts_that_the_hospital_names(
+    asks: Asks, photos: Path, tmp_path: Path
+) -> None:
+    for own in ({}, {"folds": 4}):
+        with pytest.raises(Refused, match=r"data\.folds: 5 in its medsilo\.yaml"):
+            asks("refused", {"folder": photos, "table": "cases.csv", **own}, "task.fold={number: 1, of: 5}")
+    summary = asks("agreed", {"folder": photos, "table": "cases.csv", "folds": 5}, "task.fold={number: 1, of: 5}")
+    assert summary.finished and summary.sites["a"].test["accuracy"] is not None
+
+
 def test_sites_of_one_size_are_cut_in_steps_and_always_alike(photos: Path, tmp_path: Path) -> None:
     settings = make_settings({"device": "cpu", "data": photos}, "x")
     kept = []

@@ -9,7 +9,7 @@ from medsilo.core.coarse import Resolution
 from medsilo.core.text import size_text
 from medsilo.federation.evaluation import MOST
 from medsilo.federation.limits import asked_of, learning_per_answer
-from medsilo.federation.protection import SHARES, planned_answers, with_own_split
+from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, with_own_split
 from medsilo.plan import Plan
 from medsilo.runs.paths import HOSPITAL
 from medsilo.site.book import PARTS, Book, data_set
@@ -55,6 +55,9 @@ def limit_findings(plan: Plan, settings: SiteSettings, book: Book | None, survey
     if plan.task.deals:
         told = "the plan deals a hospital's patients to simulated sites (task.partition)"
         yield Finding(where, "stops", told, "ask the lead to remove it")
+    if fold_refused := not_its_folds(plan, settings):
+        what, _, remedy = fold_refused.partition("; ")
+        yield Finding(where, "stops", what, remedy)
     if plan.task.split_by_site:
         yield _split(plan, settings, book)
     if book and book.has_key:

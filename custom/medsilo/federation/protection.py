@@ -35,6 +35,8 @@ class Protection:
                 "the plan deals a hospital's data to simulated sites (task.partition), and these are patients' data: "
                 f"remove it, or the hospital says public_data in its {FILE_NAME}"
             )
+        if fold_refused := not_its_folds(self.plan, self.settings):
+            raise Refused(fold_refused)
         self.book.admit(self.asker, planned_answers(self.plan), self.settings.limits)
 
     def source(self) -> DataSource | None:
@@ -70,6 +72,18 @@ class Protection:
         told: Any = {part: int(times) for part, times in parts.items() if times}
         if self.on and told:
             self.book.note(self.asker, told, self.settings.limits)
+
+
+def not_its_folds(plan: Plan, settings: SiteSettings) -> str | None:
+    """Return why a plan may not move this hospital's patients between parts; None where it may or doesn't."""
+    fold, own = plan.task.fold, settings.data.folds if settings.data else None
+    if fold is None or fold.of == own:
+        return None
+    has = "names no folds" if own is None else f"has {own}"
+    return (
+        f"the plan lets patients take turns in {fold.of} parts (task.fold), and this hospital {has}; ask it to set "
+        f"data.folds: {fold.of} in its {FILE_NAME}"
+    )
 
 
 def book_of(settings: SiteSettings, site: str, folder: Path) -> Book:

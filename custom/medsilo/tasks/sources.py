@@ -44,6 +44,7 @@ class DataSource(Section):
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
     shares: OwnShares | None = None
     split: int | None = Field(None, ge=0, lt=2**32)
+    folds: int | None = Field(None, ge=3, le=100)  # plans may let patients take turns in so many parts, and no others
     cache: Literal["memory", "disk", "none"] = "memory"  # where images that are ready for the network are kept
     cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again
     cache_disk: float = Field(100, gt=0, le=1_000_000)  # GiB that they may take on the disk
@@ -52,7 +53,7 @@ class DataSource(Section):
     @property
     def is_described(self) -> bool:
         """Return whether more is said than where the folder is and what is kept of it."""
-        return self != DataSource(**{key: getattr(self, key) for key in ("folder", "cache", "cache_memory")})
+        return self != DataSource(**{key: getattr(self, key) for key in ("folder", "folds", "cache", "cache_memory")})
 
     def once(self) -> Self:
         """The same for a single look at the data: nothing is kept in memory."""
