@@ -1,0 +1,158 @@
+"""What releases cost together: ε at a δ, by the privacy loss distributions of Google's dp-accounting.
+
+The estimate is pessimistic: losses are rounded so that ε is never below the true one.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, reduce
+from typing import Any
+
+from medsilo.core.errors import MedsiloError
+from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Gaussian, Geometric, Laplace, SampledGaussian, Unprotected
+
+STEP = 1e-4  # of the grid of privacy losses
+POINTS = 1 << 20  # of that grid, about, that a distribution may have: with more loss the grid is coarser
+COARSEST = 0.01  # of such grids: whoever loses more loses all, and ε is said to be infinite
+TAIL = 12.0  # standard deviations that count for how wide a distribution is
+NOTHING = 1e-12  # ε
+ROUGH = 1.001  # noise that is looked for is at most this much too large
+
+Part = tuple[str, float, float, int]  # kind, noise, rate, cases: what is counted together
+Parts = tuple[tuple[Part, int], ...]
+
+
+def epsilon(charges: Iterable[Charge], delta: float) -> float:
+    """Return the ε that holds at this δ for all charges together; infinite where something left unprotected."""
+    _check_delta(delta)
+    return _total(charges, delta)
+
+
+def delta_of(charges: Iterable[Charge], epsilon: float) -> float:
+    """Return the δ that holds at this ε for all charges together."""
+    parts = _parts(charges)
+    if parts is None or _step(parts) > COARSEST:
+        return 1.0
+    return float(_composed(parts).get_delta_for_epsilon(epsilon)) if parts else 0.0
+
+
+def noise_for(
+    epsilon: float, delta: float, rate: float, steps: int, cases: int = 1, beside: Sequence[Charge] = ()
+) -> float:
+    """Return the least noise, to a thousandth, with which these steps cost at most ε at this δ.
+
+    beside: what else the study releases, which costs, too. Raises MedsiloError where no noise is enough.
+    """
+    _check_delta(delta)
+
+    def fits(noise: float) -> bool:
+        steps_at = Charge(what="steps", of=SampledGaussian(noise=noise, rate=rate, steps=steps, cases=cases))
+        return _total([*beside, steps_at], delta) <= epsilon
+
+    high = 1.0
+    while not fits(high):
+        high *= 2
+        if high > MOST_NOISE:
+            raise MedsiloError(
+                f"no noise keeps {steps} steps within ε = {epsilon:g} at δ = {delta:g}, beside what else leaves: allow "
+                "more ε, or let less leave"
+            )
+    low = high / 2
+    while low > 1e-2 and fits(low):
+        low, high = low / 2, low
+    while high / low > ROUGH:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _total(charges: Iterable[Charge], delta: float) -> float:
+    parts = _parts(charges)
+    return math.inf if parts is None or _step(parts) > COARSEST else _epsilon(parts, delta)
+
+
+def _check_delta(delta: float) -> None:
+    if not 1e-12 <= delta < 1:
+        raise MedsiloError(f"δ = {delta:g} is no use: give a number from 1e-12 to less than 1")
+
+
+def _parts(charges: Iterable[Charge]) -> Parts | None:
+    """Return how often each mechanism was used; None where something left unprotected.
+
+    All Gaussians without sampling are one: their μ = 1 / noise add up in squares.
+    """
+    found: Counter[Part] = Counter()
+    squares: list[float] = []
+    for charge in charges:
+        of = charge.of
+        if isinstance(of, Unprotected):
+            return None
+        if isinstance(of, Gaussian):
+            squares.append(of.count / of.noise**2)
+        elif isinstance(of, SampledGaussian):
+            if of.rate == 1:
+                squares.append(of.steps * (of.cases / of.noise) ** 2)
+            else:
+                found["sampled", of.noise, of.rate, of.cases] += of.steps
+        elif isinstance(of, Laplace):
+            found["laplace", of.scale, 1.0, 1] += of.count
+        elif isinstance(of, Geometric):
+            found["geometric", of.scale, 1.0, of.sensitivity] += of.count
+    if squares:
+        found["gaussian", 1 / math.sqrt(math.fsum(squares)), 1.0, 1] = 1
+    return tuple(sorted(found.items()))
+
+
+@lru_cache(4096)
+def _epsilon(parts: Parts, delta: float) -> float:
+    if not parts:
+        return 0.0
+    return max(0.0, float(_composed(parts).get_epsilon_for_delta(delta)))
+
+
+@lru_cache(16)
+def _composed(parts: Parts) -> Any:
+    """Return the privacy loss distribution of all parts, the rarer composed last."""
+    step = _step(parts)
+    return reduce(lambda one, other: one.compose(other), (_distribution(part, times, step) for part, times in parts))
+
+
+def _step(parts: Parts) -> float:
+    """Return the step of the grid of privacy losses: the finest, or such that all losses are on the grid."""
+    width = math.fsum(_reach(part, times) for part, times in parts)
+    return STEP if width <= STEP * POINTS else STEP * 2.0 ** math.ceil(math.log2(width / STEP / POINTS))
+
+
+def _reach(part: Part, times: int) -> float:
+    kind, noise, rate, cases = part
+    if kind in ("laplace", "geometric"):
+        return times / noise
+    square = (cases / noise) ** 2
+    chance = min(1.0, rate * cases)
+    drift = times * min(chance * square / 2, chance**2 * math.expm1(min(square, 700.0)))
+    one = square / 2 + TAIL * math.sqrt(square)
+    return min(drift + TAIL * math.sqrt(times * chance * square), times * one) + one
+
+
+@lru_cache(64)
+def _distribution(part: Part, times: int, step: float) -> Any:
+    """Return the privacy loss distribution of one mechanism that is used so many times."""
+    once = _once(part, step)
+    return once.self_compose(times) if times > 1 else once
+
+
+@lru_cache(64)
+def _once(part: Part, step: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution as losses
+
+    kind, noise, rate, cases = part
+    given: dict[str, Any] = {"value_discretization_interval": step}
+    if kind == "laplace":
+        return losses.from_laplace_mechanism(noise, **given)
+    if kind == "geometric":
+        return losses.from_discrete_laplace_mechanism(1 / (noise * cases), cases, **given)
+    if kind == "sampled" and cases > 1:
+        chances = [math.comb(cases, drawn) * rate**drawn * (1 - rate) ** (cases - drawn) for drawn in range(cases + 1)]
+        return losses.from_mixture_gaussian_mechanism(noise, list(range(cases + 1)), chances, **given)
+    return losses.from_gaussian_mechanism(noise, sampling_prob=rate, **given)
