@@ -1,7 +1,6 @@
 """What a method declares of its training under a plan with privacy, and what a plan offers."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -58,9 +57,12 @@ class Offer(Promise):
         return 1 / math.sqrt(gradients * each)
 
 
-def must_be_declared(method: str, able: Sequence[str]) -> PlanError:
+ABLE = ("fedavg", "fedprox", "fedbn", "fedper", "ditto", "mr-mtl", "harmofl", "fedsm")  # that declare an account
+
+
+def must_be_declared(method: str) -> PlanError:
     """Return the error for a method that has no account."""
     return PlanError(
         f"privacy: not all that leaves a hospital under {method} follows from noisy gradients, so the promise would be "
-        f"false; use {', '.join(able)}, or leave privacy out"
+        f"false; use {', '.join(ABLE)}, or leave privacy out"
     )

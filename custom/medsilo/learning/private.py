@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -25,21 +25,12 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
 from medsilo.learning.loop import Case, Compute, Lesson, LossFunction
 from medsilo.learning.steps import Step, plain_step
+from medsilo.privacy.noise import NoiseSource
 
 AT_ONCE = 1 << 26  # numbers of single cases' gradients that are held at once
 WITHIN = 1 - 1e-6  # of the bound, for what float32 rounds up
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-class Secret(Protocol):
-    """Random numbers that nobody else can know."""
-
-    def drawn(self, count: int, rate: float) -> list[int]:
-        """Return which of so many are in a Poisson sample."""
-
-    def with_normal(self, exact: Tensor, deviation: float) -> Tensor:
-        """Return the tensor with normal noise of this standard deviation."""
 
 
 # ---------------------------------------------------------------------------------------------------- which cases
@@ -49,7 +40,7 @@ class PoissonSample:
     A batch has its units one after the other, and may be empty or larger than expected.
     """
 
-    def __init__(self, units: Sequence[str] | None, cases: int, expected: float, secret: Secret) -> None:
+    def __init__(self, units: Sequence[str] | None, cases: int, expected: float, secret: NoiseSource) -> None:
         """units: the unit of each case, None where each is its own. expected: cases in a batch, on average."""
         names = range(cases) if units is None else units
         places = {name: place for place, name in enumerate(dict.fromkeys(names))}
@@ -118,7 +109,7 @@ class Bounds(nn.Module):
         """Return a network's bound, a number on the CPU or the site's device."""
         return self.get_buffer(f"bound_{self.networks.index(network)}")
 
-    def follow(self, network: str, lengths: Tensor, expected: float, secret: Secret) -> None:
+    def follow(self, network: str, lengths: Tensor, expected: float, secret: NoiseSource) -> None:
         """Move a bound by the noisy share of these lengths that were within it."""
         if self.adaptive is None:
             return
@@ -141,14 +132,15 @@ def mixes_cases(module: nn.Module) -> str | None:
 class PrivateSteps:
     """What private lessons of a round share: the sample, the bounds, the noise.
 
-    noise: its standard deviation over the bound, of one network's gradient in one step.
+    noise: its standard deviation over the bound, of one network's gradient in one step. at_home: networks that learn by
+    exact steps, since nothing of them leaves.
     """
 
     sample: PoissonSample
     bounds: Bounds
     noise: float
-    secret: Secret
-    compute: Compute
+    secret: NoiseSource
+    at_home: tuple[str, ...] = ()
     steps: int = field(default=0, init=False)  # noisy gradients that were taken, of all networks
 
     def lesson(
@@ -193,6 +185,15 @@ class PrivateSteps:
         """Yield the cases that are computed together: no more than expected in a batch, and than memory is for."""
         most = max(1, min(round(self.sample.expected), AT_ONCE // max(weights, 1)))
         return (slice(first, min(first + most, cases)) for first in range(0, cases, most))
+
+
+def unless_empty(inner: Lesson) -> Lesson:
+    """Return the lesson that leaves out batches without cases, which a Poisson sample may bring."""
+
+    def learn(inputs: Tensor, targets: Tensor) -> Tensor:
+        return inner(inputs, targets) if len(inputs) else torch.zeros((), device=inputs.device)
+
+    return learn
 
 
 def losses_of_cases(output: Tensor, targets: Tensor, loss: LossFunction) -> Tensor:
