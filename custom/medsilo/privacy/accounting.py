@@ -5,16 +5,28 @@ The estimate is pessimistic: losses are rounded so that ε is never below the tr
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, reduce
 from typing import Any
 
 from medsilo.core.errors import MedsiloError
-from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Gaussian, Geometric, Laplace, SampledGaussian, Unprotected
+from medsilo.privacy.mechanisms import (
+    MOST_NOISE,
+    Charge,
+    Gaussian,
+    Geometric,
+    Laplace,
+    Mechanism,
+    Public,
+    SampledGaussian,
+    Unprotected,
+)
 
-STEP = 1e-4  # of the grid of privacy losses
-POINTS = 1 << 20  # of that grid, about, that a distribution may have: with more loss the grid is coarser
-COARSEST = 0.01  # of such grids: whoever loses more loses all, and ε is said to be infinite
+# The grid of privacy losses is as coarse as ε allows, within 1e-3 (tests/unit/test_accounting.py): so many points for
+# all losses, more where a single step loses so little that its losses would fall between them.
+POINTS, MOST_POINTS = 1 << 16, 1 << 19
+WITHIN = 1 / 32  # of the standard deviation of a single step's loss
+FINEST, COARSEST = 2.0**-26, 2.0**-4  # whoever loses more than fits on the coarsest loses all: ε is infinite
 TAIL = 12.0  # standard deviations that count for how wide a distribution is
 NOTHING = 1e-12  # ε
 ROUGH = 1.001  # noise that is looked for is at most this much too large
@@ -25,13 +37,19 @@ Parts = tuple[tuple[Part, int], ...]
 
 def epsilon(charges: Iterable[Charge], delta: float) -> float:
     """Return the ε that holds at this δ for all charges together; infinite where something left unprotected."""
+    return epsilon_of(counted(charges), delta)
+
+
+def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
+    """Return the ε that holds at this δ for mechanisms that were used so often, as `counted` counts them."""
     _check_delta(delta)
-    return _total(charges, delta)
+    parts = _parts(used)
+    return math.inf if parts is None or _step(parts) > COARSEST else _epsilon(parts, delta)
 
 
 def delta_of(charges: Iterable[Charge], epsilon: float) -> float:
     """Return the δ that holds at this ε for all charges together."""
-    parts = _parts(charges)
+    parts = _parts(counted(charges))
     if parts is None or _step(parts) > COARSEST:
         return 1.0
     return float(_composed(parts).get_delta_for_epsilon(epsilon)) if parts else 0.0
@@ -44,16 +62,16 @@ def noise_for(
 
     beside: what else the study releases, which costs, too. Raises MedsiloError where no noise is enough.
     """
-    _check_delta(delta)
 
     def fits(noise: float) -> bool:
         steps_at = Charge(what="steps", of=SampledGaussian(noise=noise, rate=rate, steps=steps, cases=cases))
-        return _total([*beside, steps_at], delta) <= epsilon
+        return epsilon_of(counted([*beside, steps_at]), delta) <= epsilon
 
     high = 1.0
-    while not fits(high):
+    possible = epsilon_of(counted(beside), delta) < epsilon
+    while not possible or not fits(high):
         high *= 2
-        if high > MOST_NOISE:
+        if not possible or high > MOST_NOISE:
             raise MedsiloError(
                 f"no noise keeps {steps} steps within ε = {epsilon:g} at δ = {delta:g}, beside what else leaves: allow "
                 "more ε, or let less leave"
@@ -67,40 +85,48 @@ def noise_for(
     return high
 
 
-def _total(charges: Iterable[Charge], delta: float) -> float:
-    parts = _parts(charges)
-    return math.inf if parts is None or _step(parts) > COARSEST else _epsilon(parts, delta)
-
-
 def _check_delta(delta: float) -> None:
     if not 1e-12 <= delta < 1:
         raise MedsiloError(f"δ = {delta:g} is no use: give a number from 1e-12 to less than 1")
 
 
-def _parts(charges: Iterable[Charge]) -> Parts | None:
-    """Return how often each mechanism was used; None where something left unprotected.
+def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
+    """Return how often each mechanism was used, each as one of its kind; what is public does not count."""
+    found: Counter[Mechanism] = Counter()
+    for charge in charges:
+        of = charge.of
+        if isinstance(of, SampledGaussian):
+            found[of.model_copy(update={"steps": 1})] += of.steps
+        elif isinstance(of, Unprotected):
+            found[of] += 1
+        elif not isinstance(of, Public):
+            found[of.model_copy(update={"count": 1})] += of.count
+    return found
+
+
+def _parts(used: Mapping[Mechanism, int]) -> Parts | None:
+    """Return what is counted together; None where something left unprotected.
 
     All Gaussians without sampling are one: their μ = 1 / noise add up in squares.
     """
     found: Counter[Part] = Counter()
     squares: list[float] = []
-    for charge in charges:
-        of = charge.of
+    for of, times in used.items():
         if isinstance(of, Unprotected):
             return None
         if isinstance(of, Gaussian):
-            squares.append(of.count / of.noise**2)
+            squares.append(times / of.noise**2)
         elif isinstance(of, SampledGaussian):
             if of.rate == 1:
-                squares.append(of.steps * (of.cases / of.noise) ** 2)
+                squares.append(times * (of.cases / of.noise) ** 2)
             else:
-                found["sampled", of.noise, of.rate, of.cases] += of.steps
+                found["sampled", of.noise, of.rate, of.cases] += times
         elif isinstance(of, Laplace):
-            found["laplace", of.scale, 1.0, 1] += of.count
+            found["laplace", of.scale, 1.0, 1] += times
         elif isinstance(of, Geometric):
-            found["geometric", of.scale, 1.0, of.sensitivity] += of.count
+            found["geometric", of.scale, 1.0, of.sensitivity] += times
     if squares:
-        found["gaussian", 1 / math.sqrt(math.fsum(squares)), 1.0, 1] = 1
+        found["gaussian", 1 / math.sqrt(math.fsum(sorted(squares))), 1.0, 1] = 1
     return tuple(sorted(found.items()))
 
 
@@ -119,9 +145,19 @@ def _composed(parts: Parts) -> Any:
 
 
 def _step(parts: Parts) -> float:
-    """Return the step of the grid of privacy losses: the finest, or such that all losses are on the grid."""
+    """Return the step of the grid of privacy losses: such that they all are on it."""
     width = math.fsum(_reach(part, times) for part, times in parts)
-    return STEP if width <= STEP * POINTS else STEP * 2.0 ** math.ceil(math.log2(width / STEP / POINTS))
+    finest = min((_spread(part) for part, _ in parts), default=1.0) * WITHIN
+    step = max(min(width / POINTS, finest), width / MOST_POINTS, FINEST)
+    return 2.0 ** math.floor(math.log2(step))
+
+
+def _spread(part: Part) -> float:
+    """Return about the standard deviation of the privacy loss of one use."""
+    kind, noise, rate, cases = part
+    if kind in ("laplace", "geometric"):
+        return 1 / noise
+    return min(1.0, rate * cases) * math.sqrt(math.expm1(min((1 / noise) ** 2, 1.0)))
 
 
 def _reach(part: Part, times: int) -> float:
