@@ -5,6 +5,7 @@ momentum, weight decay or a pull to other weights, tells no more of the cases. G
 Opacus, whose hooks are on a network only while a batch passes through it.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -182,8 +183,9 @@ class PrivateSteps:
         return total / max(1, len(inputs))
 
     def _portions(self, cases: int, weights: int) -> Iterator[slice]:
-        """Yield the cases that are computed together: no more than expected in a batch, and than memory is for."""
-        most = max(1, min(round(self.sample.expected), AT_ONCE // max(weights, 1)))
+        """Yield the cases that are computed together: about as many as in a batch, and no more than memory is for."""
+        usual = round(self.sample.expected + 3 * math.sqrt(self.sample.expected))
+        most = max(1, min(usual, AT_ONCE // max(weights, 1)))
         return (slice(first, min(first + most, cases)) for first in range(0, cases, most))
 
 
