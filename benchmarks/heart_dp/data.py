@@ -15,7 +15,7 @@ HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 USED, LABEL, DUMMIES = 10, 13, (2, 6)  # columns that are read, the disease's level, those that become dummies
 TRAIN, SPLIT = 0.66, 43
 PRESSURE, CHOLESTEROL, HEART_RATE = 3, 4, 7  # columns; a cholesterol of 0 is UCI's own in the last two hospitals
-NEVER = {name: (PRESSURE, HEART_RATE) for name in HOSPITALS} | {"hungarian": (PRESSURE, CHOLESTEROL, HEART_RATE)}
+NEVER = dict.fromkeys(HOSPITALS, (PRESSURE, HEART_RATE)) | {"hungarian": (PRESSURE, CHOLESTEROL, HEART_RATE)}
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,10 @@ def run(hospitals: dict[str, Hospital], setup: Setup, promise: Promise, seed: in
         for net in own.values():
             net.load_state_dict(common)
     with torch.no_grad():
-        found = {name: accuracy(own[name](hospitals[name].test.tensors[0])[:, 0], hospitals[name].test.tensors[1]) for name in own}
+        found = {
+            name: accuracy(own[name](hospitals[name].test.tensors[0])[:, 0], hospitals[name].test.tensors[1])
+            for name in own
+        }
     return Outcome(found, max(site.epsilon() for site in sites.values()))
 
 

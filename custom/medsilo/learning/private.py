@@ -82,7 +82,9 @@ class AdaptiveClipping(Section):
     """The bound follows a quantile of the gradients' lengths (Andrew et al. 2021, Algorithm 1)."""
 
     quantile: float = Field(0.5, gt=0, lt=1, description="share of gradients that shall be within the bound")
-    rate: float = Field(0.2, gt=0, le=10, description="how fast the bound follows: C ← C · exp(−rate · (share − quantile))")
+    rate: float = Field(
+        0.2, gt=0, le=10, description="how fast the bound follows: C ← C · exp(−rate · (share − quantile))"
+    )
     noise: float = Field(
         10.0,
         gt=0.5,
@@ -160,7 +162,7 @@ class PrivateSteps:
         return learn
 
     def gradient(self, name: str, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Put (Σ_units clip(∇ of the unit) + noise) / expected cases into the weights' gradients; returns the mean loss.
+        """Put (Σ_units clip(∇ of the unit) + noise) / expected cases into the weights; returns the mean loss.
 
         The mean loss is exact: it must not leave as it is.
         """
@@ -336,9 +338,7 @@ def _hooks() -> type[Any]:
     return GradientsOfCases
 
 
-def _of_convolution(
-    layer: _ConvNd, activations: Sequence[Tensor], gradients: Tensor
-) -> dict[nn.Parameter, Tensor]:
+def _of_convolution(layer: _ConvNd, activations: Sequence[Tensor], gradients: Tensor) -> dict[nn.Parameter, Tensor]:
     """Return the gradients of a convolution for each case, one case after the other.
 
     Opacus unfolds the inputs, which takes as often their memory as the kernel has values, and works transposed ones out
