@@ -16,7 +16,7 @@ EPSILONS, DELTAS = (50.0, 10.0, 5.0, 1.0, 0.1), (0.1, 0.01, 0.001, 0.0001)
 OPEN = Promise(None, None)
 PUBLISHED = (OPEN, *(Promise(e, d) for e, d in product(EPSILONS, DELTAS)))
 BETTER = (Promise(1.0, 0.001), Promise(0.1, 0.001))
-DRAWS = 8  # of validation cases and noise, by which candidates are compared
+DRAWS = 5  # of validation cases and noise, by which candidates are compared
 FULL = Setup(batch=None, start="zero", weighting="uniform")
 
 

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
@@ -58,7 +58,7 @@ class PoissonSample:
         """Yield so many batches on the site's device."""
         drawn = [self.secret.drawn(len(self.members), self.rate) for _ in range(steps)]
         cases = [[case for unit in units for case in self.members[unit]] for units in drawn]
-        loader = iter(DataLoader(dataset, batch_sampler=[own for own in cases if own], num_workers=compute.workers))
+        loader = _loaded(dataset, [own for own in cases if own], compute)
         nothing: Case | None = None
         for units, own in zip(drawn, cases, strict=True):
             sizes = torch.tensor([len(self.members[unit]) for unit in units], dtype=torch.int64)
@@ -69,6 +69,13 @@ class PoissonSample:
                 nothing = nothing or _no_cases(dataset)
                 inputs, targets = nothing
             yield inputs.to(compute.device, non_blocking=True), targets.to(compute.device, non_blocking=True)
+
+
+def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) -> Iterator[Case]:
+    """Return batches of these cases; of a data set in memory by one indexing each."""
+    if isinstance(dataset, TensorDataset):
+        return ((dataset.tensors[0][own], dataset.tensors[1][own]) for own in batches)
+    return iter(DataLoader(dataset, batch_sampler=batches, num_workers=compute.workers))
 
 
 def _no_cases(dataset: Dataset) -> Case:
