@@ -27,6 +27,7 @@ from medsilo.course.workbench import Workbench
 from medsilo.federation.accepting import check_ranges, same_layout
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
+from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
 from medsilo.federation.scoring import write_measures
 from medsilo.federation.sealed.identity import KitFiles, signer_of
@@ -43,6 +44,7 @@ from medsilo.tasks.task import SiteData
 
 Metrics = dict[str, float | None]
 Told = dict[str, Any]  # fields of an answer
+SHUFFLE = "shuffle"  # for what data are drawn in training
 
 
 class Participant:
@@ -74,6 +76,7 @@ class Participant:
         check_limits(plan, settings, plan.parameters, self.cases["train"], free_disk(folder))
         self.train = self.data.train
         self._check_averages()
+        self.private = PrivateSite.of(plan, site, None, self.train)
         self.state = SiteState(plan, site, folder, self.compute)
         self.outcome = plan.algorithm.outcome
         self.chooses = self.outcome.personal and plan.tracking.select == "best"
@@ -358,12 +361,13 @@ class Participant:
     def _train(self, number: int, phase: Phase, stop: Stop) -> float:
         if self.plan.training.optimizer_state == "reset":
             self.state.make_optimizers()
-        return phase.work(self.bench("shuffle", number, stop))
+        return phase.work(self.bench(SHUFFLE, number, stop))
 
     def bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
         """Return what the method works with; the order of the data is drawn for this purpose and round."""
         layer = self.plan.algorithm.input_layer(self.state.modules)
-        size = self.plan.training.batch_size
+        size, steps = self.plan.training.batch_size, steps_in(self._samples(), self.plan.training.batch_size)
+        private = self.private.training(number, self.state.modules) if self.private and purpose == SHUFFLE else None
 
         def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:
             order = generator_for(self.plan.seed, self.site, purpose, number, local_epoch)
@@ -371,9 +375,12 @@ class Participant:
             if self.plan.task.augments:
                 drawn = seed_for(self.plan.seed, self.site, "augment", purpose, number, local_epoch)
                 cases = DrawnCases(cases, self.plan.task.augmented, drawn)
+            if private:
+                drawn = private.sample.batches(cases, steps if most is None else min(most, steps), self.compute)
+                return train_epoch(drawn, lessons, self.compute, stop)
             data: Iterator[tuple[Tensor, Tensor]] = islice(batches(cases, size, self.compute, order), most)
             if layer:
-                data = passed_through(layer, data, learns=purpose == "shuffle")
+                data = passed_through(layer, data, learns=purpose == SHUFFLE)
             return train_epoch(data, lessons, self.compute, stop)
 
         def in_order() -> Iterator[tuple[Tensor, Tensor]]:
@@ -393,9 +400,10 @@ class Participant:
             epoch,
             in_order,
             self.cases["train"],
-            steps_in(self._samples(), size),
+            steps,
             generator_for(self.plan.seed, self.site, "method", number),
             self.plan.algorithm.perturbation,
+            private,
         )
 
     # ------------------------------------------------------------------ evaluation

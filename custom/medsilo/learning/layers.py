@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 HEAD_TYPES = (nn.Linear, _ConvNd)
 
@@ -24,6 +25,12 @@ def _names_within(module: nn.Module, layers: set[nn.Module]) -> list[str]:
 def batch_norm_names(module: nn.Module) -> list[str]:
     """State-dict names of every batch-norm tensor: weights, biases, running statistics and counters."""
     return _names_within(module, set(batch_norm_layers(module)))
+
+
+def norm_names(module: nn.Module) -> list[str]:
+    """State-dict names of every batch norm's tensors; where there is none, of every group, instance or layer norm's."""
+    others = {layer for layer in module.modules() if isinstance(layer, (nn.GroupNorm, _InstanceNorm, nn.LayerNorm))}
+    return batch_norm_names(module) or _names_within(module, others)
 
 
 def batch_norm_buffer_names(module: nn.Module) -> list[str]:

@@ -10,6 +10,7 @@ from medsilo.course.algorithm import Algorithm, without
 from medsilo.course.group import Group
 from medsilo.course.outcome import OneModel, Outcome, OwnModels
 from medsilo.course.phase import Phase, learn
+from medsilo.course.private import Private
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import batch_norm_buffer_names
@@ -48,6 +49,9 @@ class FedAvg(Averaging):
 
     def phases(self, training: Training) -> Sequence[Phase]:
         return [Phase("train", training.rounds, (Group("model", self.travelling, self.mean),), self.work)]
+
+    def private(self) -> Private:
+        return Private(("model",))
 
     def travelling(self, modules: Modules) -> Tensors:
         """Return what of the model travels."""
