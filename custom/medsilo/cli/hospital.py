@@ -300,7 +300,7 @@ def audit_privacy(
 ) -> int:
     """Attack a run: does its private training keep the claim, and do its models tell who was in the training set?
 
-    Ends with 1 where a claim is broken or a model should not be released. docs/privacy.md says what the tests can't see.
+    Ends with 1 where a claim is broken or a model should not leave. docs/privacy.md says what the tests can't see.
     """
     screen.note("reading the run")
     from dataclasses import asdict
