@@ -23,6 +23,7 @@ from medsilo.privacy.agreed import Demands, Told, stricter
 from medsilo.privacy.mechanisms import Charge, Gaussian, Public
 from medsilo.runs.messages import Parcel
 from medsilo.runs.paths import SPENT
+from medsilo.runs.schema import Spent
 from medsilo.sealing.signing import Certified
 from medsilo.site.ledger import Ledger, Spending
 from medsilo.site.settings import FILE_NAME
@@ -124,14 +125,14 @@ class Account:
         standing = self.ledger.standing()
         delta = self.demands.delta if self.demands else 1e-5
         study, spent = epsilon_of(standing.of(self.spending.study), delta), standing.epsilon(delta)
-        said = {
-            "study": _finite(study),
-            "all_studies": _finite(spent),
-            "delta": delta,
-            "allowed": self.demands.epsilon if self.demands else None,
-            "entries": sum(entry.spending == self.spending for entry in standing.entries),
-        }
-        write_json(self.folder / SPENT, said)
+        said = Spent(
+            study=_finite(study),
+            all_studies=_finite(spent),
+            delta=delta,
+            allowed=self.demands.epsilon if self.demands else None,
+            entries=sum(entry.spending == self.spending for entry in standing.entries),
+        )
+        write_json(self.folder / SPENT, said.as_json())
 
 
 def _finite(epsilon: float) -> float | None:
