@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.given_settings import check_device, folder_of_settings
+from medsilo.cli.given_settings import check_device, folder_of_settings, settings_of
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 
