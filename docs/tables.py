@@ -20,6 +20,7 @@ from medsilo.core.section import Section
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
 from medsilo.plan import Mixing, Participation, Plan, Tracking, TransportSettings
+from medsilo.privacy.agreed import Demands
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
@@ -217,6 +218,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-rest": top_level,
     "limits": lambda: section(Limits, "limits"),
     "protection": lambda: settings(PROTECTION),
+    "demands": lambda: section(Demands, "privacy"),
     "run-tree": lambda: tree(RUN_TREE),
     "summary": lambda: fields(schema.Summary),
     "agreed": lambda: fields(schema.Agreement, "agreed."),

@@ -25,6 +25,7 @@ from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase
 from medsilo.course.workbench import Workbench
 from medsilo.federation.accepting import check_ranges, same_layout
+from medsilo.federation.account import Account
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
 from medsilo.federation.private_site import PrivateSite
@@ -36,6 +37,7 @@ from medsilo.federation.site_state import SiteState
 from medsilo.learning.loop import DrawnCases, Lesson, Stop, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
+from medsilo.privacy.mechanisms import Charge
 from medsilo.runs import paths
 from medsilo.runs.messages import ANSWERS, LETTERED, Parcel, Request
 from medsilo.site.settings import SiteSettings
@@ -67,8 +69,10 @@ class Participant:
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
         self.compute, self.settings = settings.compute(), settings
         self.protection = Protection(plan, site, settings, folder, lead)
+        self.account: Account | None = None
         if data is None:
             self.protection.admit()
+            self.account = Account.of(plan, self.protection, folder, kit)
             data = plan.task.read(site, self.sites, plan.seed, self.protection.source())
         self.data = data
         self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection)
@@ -76,8 +80,11 @@ class Participant:
         check_limits(plan, settings, plan.parameters, self.cases["train"], free_disk(folder))
         self.train = self.data.train
         self._check_averages()
-        self.private = PrivateSite.of(plan, site, None, self.train)
+        self.private = PrivateSite.of(plan, site, settings.privacy, self.train)
         self.state = SiteState(plan, site, folder, self.compute)
+        if self.account:
+            self.account.admit(self._planned())
+            self.state.counts = self.account.counts
         self.outcome = plan.algorithm.outcome
         self.chooses = self.outcome.personal and plan.tracking.select == "best"
         self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
@@ -90,6 +97,8 @@ class Participant:
         asked = Request.read(parcel.facts)
         check_disk(self.folder, self.settings.limits)
         self.warnings = []
+        if self.account and (reply := self._begin_counted(self.account, asked, parcel)):
+            return reply
         work = {"join": self._join, "round": self._round, "deliver": self._deliver, "test": self._test}
         work |= dict.fromkeys(LETTERED, self._answer_letters)
         with self.compute.reproducible(seed_for(self.plan.seed, self.site, "work", asked.round)):
@@ -110,7 +119,36 @@ class Participant:
             name: self.settings.rounded(value) if isinstance(value, float) else value
             for name, value in reply.metrics.items()
         }
+        if self.account:
+            self._settle(self.account, asked, parcel, reply)
         return reply
+
+    # ------------------------------------------------------------------ what answers cost
+    def _begin_counted(self, account: Account, asked: Request, parcel: Parcel) -> Parcel | None:
+        """Return the answer that this request got already; where there is none, begin an attempt at one."""
+        if reply := account.again(parcel):
+            return reply
+        account.afford(self._charges(asked.task, asked.round))
+        self.state.attempt = account.begin()
+        return None
+
+    def _settle(self, account: Account, asked: Request, parcel: Parcel, reply: Parcel) -> None:
+        """Enter an answer in the hospital's ledger; unless that succeeds it does not leave, and its state is void."""
+        number, self.state.done = self.state.done, -1
+        what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
+        account.settle(parcel, reply, what, self._charges(asked.task, asked.round))
+        self.state.done = number
+
+    def _charges(self, task: str, number: int) -> list[Charge]:
+        """Return what an answer costs."""
+        assert self.account
+        trained = self.private.charges(number, self.plan.course.phase_of(number)) if self.private else []
+        return [*(trained if task == "round" else ()), *self.account.numbers(task)]
+
+    def _planned(self) -> list[Charge]:
+        """Return what all answers of the study cost."""
+        rounds = range(1, self.plan.rounds + 1)
+        return [charge for number in rounds for charge in self._charges("round", number)]
 
     # ------------------------------------------------------------------ the four kinds of work
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:

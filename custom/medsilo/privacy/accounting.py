@@ -5,7 +5,7 @@ The estimate is pessimistic: losses are rounded so that ε is never below the tr
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -33,6 +33,7 @@ ROUGH = 1.001  # noise that is looked for is at most this much too large
 
 Part = tuple[str, float, float, int]  # kind, noise, rate, cases: what is counted together
 Parts = tuple[tuple[Part, int], ...]
+Point = tuple[float, float]  # noise, and what it costs
 
 
 def epsilon(charges: Iterable[Charge], delta: float) -> float:
@@ -63,13 +64,13 @@ def noise_for(
     beside: what else the study releases, which costs, too. Raises MedsiloError where no noise is enough.
     """
 
-    def fits(noise: float) -> bool:
+    def cost(noise: float) -> float:
         steps_at = Charge(what="steps", of=SampledGaussian(noise=noise, rate=rate, steps=steps, cases=cases))
-        return epsilon_of(counted([*beside, steps_at]), delta) <= epsilon
+        return epsilon_of(counted([*beside, steps_at]), delta)
 
-    high = 1.0
+    high, above = 1.0, math.inf  # noise that is enough, and what it costs
     possible = epsilon_of(counted(beside), delta) < epsilon
-    while not possible or not fits(high):
+    while not possible or (above := cost(high)) > epsilon:
         high *= 2
         if not possible or high > MOST_NOISE:
             raise MedsiloError(
@@ -77,12 +78,25 @@ def noise_for(
                 "more ε, or let less leave"
             )
     low = high / 2
-    while low > 1e-2 and fits(low):
-        low, high = low / 2, low
-    while high / low > ROUGH:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    while low > 1e-2 and (below := cost(low)) <= epsilon:
+        low, high, above = low / 2, low, below
+    return _crossing(cost, epsilon, (low, cost(low)), (high, above))
+
+
+def _crossing(cost: Callable[[float], float], target: float, low: Point, high: Point) -> float:
+    """Return noise that is enough, and at most a thousandth too much: between one that is too little and one that is
+    enough, where the logarithms nearly lie on a line."""
+    nudge = ROUGH**0.3
+    while high[0] / low[0] > ROUGH:
+        middle = math.sqrt(low[0] * high[0])
+        if math.isfinite(low[1]) and low[1] > target > high[1] > 0:
+            share = math.log(low[1] / target) / math.log(low[1] / high[1])
+            middle = low[0] * (high[0] / low[0]) ** share * nudge
+            nudge = 1 / nudge
+        middle = min(max(middle, low[0] * ROUGH**0.3), high[0] / ROUGH**0.3)
+        here = middle, cost(middle)
+        low, high = (low, here) if here[1] <= target else (here, high)
+    return high[0]
 
 
 def _check_delta(delta: float) -> None:
@@ -134,6 +148,10 @@ def _parts(used: Mapping[Mechanism, int]) -> Parts | None:
 def _epsilon(parts: Parts, delta: float) -> float:
     if not parts:
         return 0.0
+    if len(parts) == 1 and parts[0][0][0] == "gaussian":
+        from dp_accounting import get_epsilon_gaussian
+
+        return float(get_epsilon_gaussian(parts[0][0][1], delta))
     return max(0.0, float(_composed(parts).get_epsilon_for_delta(delta)))
 
 

@@ -33,6 +33,8 @@ BEST, LAST = "best.safetensors", "last.safetensors"
 AMPLITUDE = "amplitude.png"
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
 SEALING_FILES, OPENED_FILES = "sealing-*.json", "opened-*.safetensors"
+ANSWER_FILES = "answer-*.safetensors"
+SPENT = "privacy.json"
 METRICS = "metrics.csv"
 CASES = "test.csv"
 DATA = "data.json"
@@ -74,6 +76,10 @@ RUN_TREE: Mapping[str, str] = {
     f"{SITES}/<site>/{STATE_FILES}": "the site's private state, for resuming",
     f"{SITES}/<site>/{SEALING_FILES}": "the site's keys of a sealed study, secret, one file for each time that it "
     "agreed on keys. It never leaves the site",
+    f"{SITES}/<site>/{ANSWER_FILES}": "in a study that is charged to the site's privacy ledger: its last answers, so "
+    "that one that has to be sent again is the same and costs nothing",
+    f"{SITES}/<site>/{SPENT}": "in such a study: what it and all studies of these data cost (ε at δ), for the "
+    "hospital's own report. It never leaves the site",
     f"{SITES}/<site>/{OPENED_FILES}": "where the server can't read the common model: the model after the last rounds "
     "and after the best one, as this site opened it",
     f"{SITES}/<site>/{CASES}": "the scores of each test case. Case and patient are numbers in the order of the data; a "

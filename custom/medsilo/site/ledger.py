@@ -15,7 +15,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +49,7 @@ WAIT = 120.0  # seconds that another process may hold the lock
 START = "0" * 64  # what stands for the line before the first
 MOST_CHARGES = 10_000  # of an entry
 SLACK = 1e-9  # of ε, for sums in another order
+ABOUT = 0.01  # of ε, where the account of a study is only estimated
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=200)]
 Kind = Literal["opened", "planned", "charged"]
@@ -151,6 +152,20 @@ class Ledger:
                 asked = standing.of(spending.study) | counted(planned)
                 _check(standing, spending.study, asked, demands, runs)
             self._append(standing, "planned", demands, spending, "the whole study", "", planned)
+
+    def expect(
+        self,
+        spending: Spending,
+        planned: Sequence[Charge],
+        demands: Demands | None,
+        runs: Callable[[str], bool] = lambda study: False,
+    ) -> None:
+        """Raise Refused where there is no room for a study of about this cost; one that was let in has its own plan."""
+        if demands:
+            with self._alone():
+                standing = self._opened()
+                asked = standing.most_of(spending.study) or counted(planned)
+                _check(standing, spending.study, asked, demands, runs, ABOUT)
 
     def afford(
         self,
@@ -348,8 +363,9 @@ def _check(
     asked: Mapping[Mechanism, int],
     demands: Demands,
     runs: Callable[[str], bool],
+    over: float = SLACK,
 ) -> None:
-    """Raise Refused where a study that is charged this in all is more than the hospital allows."""
+    """Raise Refused where a study that is charged this in all is more than the hospital allows, and `over`."""
     where = f"in its {FILE_NAME}"
     unprotected = next((of for of in asked if of.kind == "unprotected"), None)
     if unprotected:
@@ -357,7 +373,7 @@ def _check(
             f"this hospital demands differential privacy, and something would leave without it: {unprotected.reason}"
         )
     alone = epsilon_of(asked, demands.delta)
-    if demands.study_epsilon is not None and alone > demands.study_epsilon + SLACK:
+    if demands.study_epsilon is not None and alone > demands.study_epsilon + over:
         raise Refused(
             f"the study costs {_told(alone)} at δ = {demands.delta:g}, and this hospital allows "
             f"{demands.study_epsilon:g} for one study (privacy.study_epsilon {where})"
@@ -367,7 +383,7 @@ def _check(
         if other != study:
             others += standing.most_of(other) if runs(other) else standing.of(other)
     total = epsilon_of(others + Counter(asked), demands.delta)
-    if total > demands.epsilon + SLACK:
+    if total > demands.epsilon + over:
         spent = epsilon_of(others, demands.delta)
         raise Refused(
             f"the study costs {_told(alone)} at δ = {demands.delta:g}, with what other studies of these data cost "
@@ -445,8 +461,3 @@ def _sync(folder: Path) -> None:
 def ledgers(book: Path) -> list[str]:
     """Return the data sets of which a hospital has a ledger."""
     return sorted(path.name.removesuffix(".jsonl") for path in (book / FOLDER_NAME).glob("*.jsonl"))
-
-
-def total_of(entries: Iterable[LedgerEntry]) -> Counter[Mechanism]:
-    """Return what these entries charge."""
-    return counted(charge for entry in entries if entry.kind == "charged" for charge in entry.charges)
