@@ -18,13 +18,13 @@ from medsilo.core.package import package_facts
 from medsilo.core.section import SHOWN, Section, checked, in_words
 from medsilo.core.text import plain
 from medsilo.course.algorithm import Algorithm
+from medsilo.course.declared import PrivacyOffer, Private
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Course, Phase
-from medsilo.course.private import Offer, Private
 from medsilo.course.promises import Sealing
 from medsilo.course.sealable import forms_of
 from medsilo.course.workbench import Blueprint
-from medsilo.learning.private import Bounds, mixes_cases
+from medsilo.learning.private import GradientBounds, mixes_cases
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.mixing.defence import Shield
@@ -333,7 +333,7 @@ class Plan(Section):
     mixing: Mixing = Field(Mixing(), exclude_if=lambda mixing: mixing == Mixing())
     transport: TransportSettings = TransportSettings()
     tracking: Tracking = Tracking()
-    privacy: Offer | None = Field(
+    privacy: PrivacyOffer | None = Field(
         None,
         exclude_if=lambda offer: offer is None,
         description="what the study promises of every hospital's records ([privacy.md](privacy.md)): differential "
@@ -485,7 +485,7 @@ class Plan(Section):
             torch.manual_seed(seed_for(self.seed, "initial weights"))
             networks = self.algorithm.modules(self._blueprint())
         if self.privacy:
-            networks[BOUNDS] = Bounds(self.private.networks, self.privacy.clip, self.privacy.adaptive)
+            networks[BOUNDS] = GradientBounds(self.private.networks, self.privacy.clip, self.privacy.adaptive)
         return networks
 
     @property

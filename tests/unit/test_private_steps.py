@@ -9,7 +9,14 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from medsilo.learning.loop import Compute
-from medsilo.learning.private import AdaptiveClipping, Bounds, Clipped, PoissonSample, PrivateSteps, gradients_of_cases
+from medsilo.learning.private import (
+    AdaptiveClipping,
+    GradientBounds,
+    ClippedSum,
+    PoissonSample,
+    PrivateSteps,
+    gradients_of_cases,
+)
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.alexnet import AlexNet
 from medsilo.models.basic_unet import BasicUNet
@@ -103,7 +110,7 @@ def one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor
 
 def steps_for(model: nn.Module, secret: KnownNumbers, bound: float = 1.0, noise: float = 1.0) -> PrivateSteps:
     sample = PoissonSample(None, 5, 5, secret)
-    return PrivateSteps(sample, Bounds(["model"], bound), noise, secret)
+    return PrivateSteps(sample, GradientBounds(["model"], bound), noise, secret)
 
 
 def flat_gradient(model: nn.Module) -> Tensor:
@@ -176,7 +183,7 @@ def test_the_package_s_own_noise_has_that_scale_and_no_two_attempts_share_it() -
     seen = []
     for source in (NoiseSource(), NoiseSource(), NoiseSource.from_seed(1, "a", 1), NoiseSource.from_seed(1, "a", 2)):
         sample = PoissonSample(None, 5, 5, source)
-        steps = PrivateSteps(sample, Bounds(["model"], 2.0), 1.1, source)
+        steps = PrivateSteps(sample, GradientBounds(["model"], 2.0), 1.1, source)
         steps.gradient("model", model, functional.cross_entropy, torch.zeros(0, 300), torch.zeros(0, dtype=torch.int64))
         seen.append(flat_gradient(model))
         assert float(seen[-1].std()) == pytest.approx(1.1 * 2.0 / 5, rel=0.02)
@@ -272,12 +279,12 @@ def test_where_a_batch_has_all_cases_every_unit_is_in_every_step() -> None:
 # ---------------------------------------------------------------------------------------------------- adaptive
 def test_the_bound_finds_the_quantile_of_the_lengths() -> None:
     secret = NoiseSource.from_seed(5, "bound")
-    bounds = Bounds(["model"], 10.0, AdaptiveClipping(quantile=0.3, rate=0.2, noise=5.0))
+    bounds = GradientBounds(["model"], 10.0, AdaptiveClipping(quantile=0.3, rate=0.2, noise=5.0))
     lengths = torch.linspace(0, 2, 200)
     for _ in range(150):
         bounds.follow("model", lengths, 200, secret)
     assert float(bounds.of("model")) == pytest.approx(0.6, abs=0.1)
-    fixed = Bounds(["model"], 10.0)
+    fixed = GradientBounds(["model"], 10.0)
     fixed.follow("model", lengths, 200, secret)
     assert float(fixed.of("model")) == 10.0
 
@@ -288,7 +295,7 @@ def test_of_a_count_one_unit_changes_half() -> None:
     shares = []
     for lengths in (torch.tensor([0.5, 2.0, 3.0]), torch.tensor([0.5, 2.0]), torch.tensor([2.0, 3.0])):
         secret = KnownNumbers(silent=True)
-        bounds = Bounds(["model"], 1.0, adaptive)
+        bounds = GradientBounds(["model"], 1.0, adaptive)
         bounds.follow("model", lengths, 10, secret)
         assert secret.deviations == [4.0]
         shares.append(-float(bounds.of("model").log()) / adaptive.rate * 10)
@@ -297,5 +304,5 @@ def test_of_a_count_one_unit_changes_half() -> None:
 
 
 def test_clipped_sums_begin_anew() -> None:
-    clipped = Clipped([torch.zeros(2)], 1.0)
+    clipped = ClippedSum([torch.zeros(2)], 1.0)
     assert len(clipped.finish()) == 0 and float(clipped.total[0].abs().sum()) == 0

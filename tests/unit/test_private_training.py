@@ -8,7 +8,7 @@ import torch
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.course.algorithm import Algorithm
-from medsilo.course.private import ABLE, Offer, Private
+from medsilo.course.declared import ABLE, PrivacyOffer, Private
 from medsilo.federation import inprocess
 from medsilo.federation.private_site import PrivateSite
 from medsilo.learning.private import AdaptiveClipping
@@ -24,7 +24,7 @@ from tests.conftest import SITES, make_plan
 GROUP = ["network.name=activity-cnn", "network.norm=group"]
 PROMISE = 'privacy={"epsilon": 2.0, "delta": 0.001}'
 SMALL = ["task.persons=6", "task.windows=4", "task.steps=32", "training.batch_size=8", "training.learning_rate=0.2"]
-MORE = {"harmofl": ["algorithm.amplitude=null"]}
+MORE = {"harmofl": ["algorithm.amplitude=null"], "fedbn": ["algorithm.keeps=norms"]}
 
 
 def promised(method: str = "fedavg", *changes: str) -> Plan:
@@ -103,7 +103,7 @@ def test_what_all_rounds_are_charged_is_what_was_promised(method: str) -> None:
 
 
 def test_counts_of_an_adaptive_bound_are_part_of_the_account() -> None:
-    offer = Offer(epsilon=1, delta=1e-3, adaptive=AdaptiveClipping(noise=2.0))
+    offer = PrivacyOffer(epsilon=1, delta=1e-3, adaptive=AdaptiveClipping(noise=2.0))
     noise = offer.noise(1.0, 1)
     assert 1 / noise**2 + 1 / 4.0**2 == pytest.approx(1.0)
     assert offer.effective(noise, 1) == pytest.approx(1.0)

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 from medsilo.analyses.analysis import FinishedRun, drawn
 from medsilo.learning.loop import Case, Compute, LossFunction, batches
-from medsilo.learning.private import Bounds, PoissonSample, PrivateSteps
+from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
 from medsilo.learning.seeds import generator_for
 from medsilo.privacy.accounting import epsilon
 from medsilo.privacy.mechanisms import Charge, SampledGaussian
@@ -33,7 +33,7 @@ RATE_OF_LEARNING = 0.1
 OTHERS = 3  # cases beside the canary
 LOUDER = 20.0  # times the case that the canary is made of
 NAME = "audited"
-MakesSteps = Callable[[PoissonSample, Bounds, float, NoiseSource], PrivateSteps]
+MakesSteps = Callable[[PoissonSample, GradientBounds, float, NoiseSource], PrivateSteps]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _train(
     """Train once by the package's own private steps; return the log of the canary's likelihood ratio."""
     secret = NoiseSource()
     sample = PoissonSample(None, len(cases[0]), rate * len(cases[0]), secret)
-    private = makes(sample, Bounds([NAME], clip), noise, secret)
+    private = makes(sample, GradientBounds([NAME], clip), noise, secret)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     model.train()
     score = 0.0

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from medsilo.core.errors import PlanError
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.declared import Private, not_declared
 from medsilo.course.outcome import OneModel, Outcome
 from medsilo.course.phase import Course, Phase
-from medsilo.course.private import Private, must_be_declared
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.steps import Step
 from medsilo.learning.training import Training
@@ -117,7 +117,7 @@ class Algorithm(Section):
 
         A method declares that for itself: what it does beside the one that it derives from is not covered by that.
         """
-        raise must_be_declared(self.name)
+        raise PlanError(not_declared(self.name))
 
     # What makes no sense
     def cautions(self, sites: Sequence[str]) -> list[str]:
@@ -150,7 +150,7 @@ class Algorithm(Section):
     def privately(self) -> Private:
         """Return how the plan's promise of privacy is kept; raises PlanError where it would be false."""
         if "private" not in vars(type(self)):
-            raise must_be_declared(self.name)
+            raise PlanError(not_declared(self.name))
         if self.amplitude:
             raise PlanError(
                 "algorithm.amplitude: the amplitude is an average of images that leaves without an account of its own, "

@@ -414,8 +414,8 @@ class Participant:
                 drawn = seed_for(self.plan.seed, self.site, "augment", purpose, number, local_epoch)
                 cases = DrawnCases(cases, self.plan.task.augmented, drawn)
             if private:
-                drawn = private.sample.batches(cases, steps if most is None else min(most, steps), self.compute)
-                return train_epoch(drawn, lessons, self.compute, stop)
+                number_of = steps if most is None else min(most, steps)
+                return train_epoch(private.sample.batches(cases, number_of, self.compute), lessons, self.compute, stop)
             data: Iterator[tuple[Tensor, Tensor]] = islice(batches(cases, size, self.compute, order), most)
             if layer:
                 data = passed_through(layer, data, learns=purpose == SHUFFLE)

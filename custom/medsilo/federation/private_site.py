@@ -11,7 +11,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.course.phase import Phase
 from medsilo.learning.loop import steps_in
-from medsilo.learning.private import Bounds, PoissonSample, PrivateSteps
+from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
 from medsilo.plan import BOUNDS, Plan
 from medsilo.privacy.accounting import noise_for
 from medsilo.privacy.agreed import Demands, Promise, stricter
@@ -99,5 +99,5 @@ class PrivateSite:
     def training(self, number: int, modules: Modules) -> PrivateSteps:
         """Return how the networks of this site learn in one attempt at a round."""
         secret = self.secret(number)
-        bounds = cast(Bounds, modules[BOUNDS])
+        bounds = cast(GradientBounds, modules[BOUNDS])
         return PrivateSteps(self.sample(secret), bounds, self.noise, secret, self.plan.private.at_home)

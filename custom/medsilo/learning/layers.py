@@ -9,6 +9,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 HEAD_TYPES = (nn.Linear, _ConvNd)
+NORM_TYPES: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, _InstanceNorm, nn.LayerNorm)
 
 
 def _names_within(module: nn.Module, layers: set[nn.Module]) -> list[str]:
@@ -28,9 +29,8 @@ def batch_norm_names(module: nn.Module) -> list[str]:
 
 
 def norm_names(module: nn.Module) -> list[str]:
-    """State-dict names of every batch norm's tensors; where there is none, of every group, instance or layer norm's."""
-    others = {layer for layer in module.modules() if isinstance(layer, (nn.GroupNorm, _InstanceNorm, nn.LayerNorm))}
-    return batch_norm_names(module) or _names_within(module, others)
+    """State-dict names of every norm's tensors: batch, group, instance or layer norm."""
+    return _names_within(module, {layer for layer in module.modules() if isinstance(layer, NORM_TYPES)})
 
 
 def batch_norm_buffer_names(module: nn.Module) -> list[str]:

@@ -106,7 +106,7 @@ class AdaptiveClipping(Section):
         return 2 * self.noise
 
 
-class Bounds(nn.Module):
+class GradientBounds(nn.Module):
     """The bound on a unit's gradient for every network that learns privately, kept from round to round."""
 
     def __init__(self, networks: Sequence[str], bound: float, adaptive: AdaptiveClipping | None = None) -> None:
@@ -131,7 +131,7 @@ class Bounds(nn.Module):
 
 # ---------------------------------------------------------------------------------------------------- what is learnt
 def mixes_cases(module: nn.Module) -> str | None:
-    """Return the kind of layer through which cases of a batch reach each other or leave traces; None if there is none."""
+    """Return the kind of layer through which cases of a batch reach each other, or leave traces; None without one."""
     for layer in module.modules():
         if isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats):
             return type(layer).__name__
@@ -147,7 +147,7 @@ class PrivateSteps:
     """
 
     sample: PoissonSample
-    bounds: Bounds
+    bounds: GradientBounds
     noise: float
     secret: NoiseSource
     at_home: tuple[str, ...] = ()
@@ -175,7 +175,7 @@ class PrivateSteps:
         """
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         bound = float(self.bounds.of(name))
-        clipped = Clipped(weights, bound)
+        clipped = ClippedSum(weights, bound)
         total = torch.zeros((), dtype=torch.float64, device=inputs.device)
         with gradients_of_cases(model) as gradients:
             for part in self._portions(len(inputs), sum(weight.numel() for weight in weights)):
@@ -212,7 +212,7 @@ def losses_of_cases(output: Tensor, targets: Tensor, loss: LossFunction) -> Tens
     return torch.stack([loss(output[case : case + 1], targets[case : case + 1]) for case in range(len(output))])
 
 
-class Clipped:
+class ClippedSum:
     """The sum of units' gradients, each cut to the bound. A unit's cases may come in several portions, in order."""
 
     def __init__(self, weights: Sequence[Tensor], bound: float) -> None:
@@ -336,7 +336,7 @@ def _hooks() -> type[Any]:
             "privacy: gradients of single cases need Opacus, which is not installed; install medsilo[dp]"
         ) from error
 
-    class GradientsOfCases(GradSampleModule):  # type: ignore[misc]
+    class GradientsOfCases(GradSampleModule):
         GRAD_SAMPLERS: Mapping[type[nn.Module], Any] = {
             **GradSampleModule.GRAD_SAMPLERS,
             **dict.fromkeys((*CONVOLUTIONS, *TRANSPOSED), _of_convolution),
@@ -345,7 +345,7 @@ def _hooks() -> type[Any]:
     return GradientsOfCases
 
 
-def _of_convolution(layer: _ConvNd, activations: Sequence[Tensor], gradients: Tensor) -> dict[nn.Parameter, Tensor]:
+def _of_convolution(layer: _ConvNd, activations: Sequence[Tensor], gradients: Tensor) -> dict[Tensor, Tensor]:
     """Return the gradients of a convolution for each case, one case after the other.
 
     Opacus unfolds the inputs, which takes as often their memory as the kernel has values, and works transposed ones out
@@ -370,7 +370,7 @@ def _of_convolution(layer: _ConvNd, activations: Sequence[Tensor], gradients: Te
             [False, True, False],
         )[1]
 
-    found: dict[nn.Parameter, Tensor] = {}
+    found: dict[Tensor, Tensor] = {}
     if layer.weight.requires_grad:
         each = [of(case) for case in range(len(inputs))]
         found[layer.weight] = torch.stack(each) if each else layer.weight.new_zeros(0, *layer.weight.shape)

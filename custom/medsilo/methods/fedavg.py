@@ -7,10 +7,10 @@ from pydantic import Field
 
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import Algorithm, without
+from medsilo.course.declared import Private
 from medsilo.course.group import Group
 from medsilo.course.outcome import OneModel, Outcome, OwnModels
 from medsilo.course.phase import Phase, learn
-from medsilo.course.private import Private
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import batch_norm_buffer_names

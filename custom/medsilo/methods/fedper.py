@@ -5,10 +5,10 @@ from typing import Literal
 
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import require, without
+from medsilo.course.declared import Private
 from medsilo.course.group import Group
 from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import Phase
-from medsilo.course.private import Private
 from medsilo.learning.layers import head_names
 from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from medsilo.core.errors import PlanError
-from medsilo.course.private import Private
+from medsilo.course.declared import Private
 from medsilo.course.workbench import Workbench
 from medsilo.learning.steps import correcting, pull_back
 from medsilo.learning.training import Training

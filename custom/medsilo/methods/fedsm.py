@@ -19,10 +19,10 @@ from torch.optim import SGD, Adam, Optimizer
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
+from medsilo.course.declared import Private
 from medsilo.course.group import Group, Ranges, network, sample_mean
 from medsilo.course.outcome import Outcome
 from medsilo.course.phase import Phase
-from medsilo.course.private import Private
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.deploy.super_model_outcome import SuperModelOutcome

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import INPUT, InputLayer, LearningStep
+from medsilo.course.declared import Private
 from medsilo.course.group import Group, Ranges, network
 from medsilo.course.phase import Phase
-from medsilo.course.private import Private
 from medsilo.course.server_side import ServerSide
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
 from medsilo.learning.perturbation import PerturbedOptimizer

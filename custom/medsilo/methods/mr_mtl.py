@@ -8,10 +8,10 @@ from typing import Literal
 from pydantic import Field
 
 from medsilo.core.tensors import Modules
+from medsilo.course.declared import Private
 from medsilo.course.group import Group, network
 from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import Phase
-from medsilo.course.private import Private
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.personal import copy_into, near_as_it_arrived
 from medsilo.learning.steps import correcting

@@ -24,7 +24,7 @@ class Private:
     says: str = "everything that leaves follows from noisy gradients"
 
 
-class Offer(Promise):
+class PrivacyOffer(Promise):
     """The plan's `privacy`: what the study promises every hospital of its records."""
 
     clip: float = Field(
@@ -60,9 +60,9 @@ class Offer(Promise):
 ABLE = ("fedavg", "fedprox", "fedbn", "fedper", "ditto", "mr-mtl", "harmofl", "fedsm")  # that declare an account
 
 
-def must_be_declared(method: str) -> PlanError:
-    """Return the error for a method that has no account."""
-    return PlanError(
+def not_declared(method: str) -> str:
+    """Return why a method that has no account can't keep a promise."""
+    return (
         f"privacy: not all that leaves a hospital under {method} follows from noisy gradients, so the promise would be "
         f"false; use {', '.join(ABLE)}, or leave privacy out"
     )
