@@ -1,4 +1,4 @@
-"""A study that is charged to a hospital's ledger: refused before data are read, charged before it leaves, sent again."""
+"""A study that a hospital's ledger counts: refused before data are read, charged before it leaves, sent again."""
 
 import json
 from pathlib import Path
@@ -6,17 +6,21 @@ from typing import Any
 
 import pytest
 
+from medsilo.check.leaks import describe
+from medsilo.check.spending import price_list, privacy_findings
+from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.tensors import Groups
 from medsilo.federation import inprocess
 from medsilo.federation.participant import Participant
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon_of
+from medsilo.report.page import write
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.paths import SPENT, site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
-from medsilo.site.book import data_set
+from medsilo.site.book import Book, data_set
 from medsilo.site.ledger import Ledger, Standing, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
 from tests.unit.test_protection import NAMES, STUDY, write_photos
@@ -184,6 +188,54 @@ def test_a_server_that_asks_again_and_again_ends_at_the_budget(photos: Path, tmp
             shifted = {name: tensor + number * 1e-3 for name, tensor in model["model"].items()}
             one.answer(ask(one.plan, {"model": shifted}, 1))
     assert number >= 2 and standing(tmp_path).epsilon(1e-3) <= 2.2
+
+
+# ---------------------------------------------------------------------------------------------------- what people see
+def test_the_command_shows_verifies_and_exports(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "study", photos, "privacy.epsilon=0.5")
+    book, export = tmp_path / "_hospital/a", tmp_path / "export.jsonl"
+    assert main(["ledger", "show", "--records", str(book)]) == 0
+    shown = capsys.readouterr().out
+    assert "study: FedAvg" in shown and "answers: 5" in shown and "at δ = 0.001" in shown
+    assert main(["ledger", "export", "--records", str(book), "-o", str(export)]) == 0
+    assert main(["ledger", "verify", "--records", str(book), "--against", str(export), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "7 lines are as they were written, 0 since the export" in printed.err
+    assert json.loads(printed.out[printed.out.index("{") :])["ledgers"][0]["lines"] == 7
+    [file] = (book / "ledger").glob("*.jsonl")
+    file.write_bytes(file.read_bytes()[:-200] + b"\n")
+    assert main(["ledger", "verify", "--records", str(book)]) == 1
+    assert "was changed or is damaged" in capsys.readouterr().err
+    assert main(["ledger", "show", "--records", str(tmp_path)]) == 1
+    page = write([tmp_path / "study"], tmp_path / "page.html", "x").read_text()
+    assert "What it cost in privacy" in page and "ε of this study" in page
+
+
+def test_check_and_leak_report_name_the_price(photos: Path, tmp_path: Path) -> None:
+    plan, own = parse_plan(PRIVATE), settings_of(photos, public={**REASON, "test": "published"})
+    prices = dict(price_list(plan, own))
+    assert "at most ε = 2 at δ = 0.001 for each record" in prices["tensors: model"]
+    assert prices["numbers of cases"] == "0: declared public (in our annual report)"
+    assert prices["score and loss over validation cases"] == "0: does not leave"
+    assert "What each costs" in "\n".join(describe(plan, {}, own))
+    book = Book(tmp_path / "_hospital/a")
+    [before] = privacy_findings(plan, own, book)
+    assert before.severity == "ok" and "cost ε = 0.000 of 5 allowed" in before.what
+    run(tmp_path / "study", photos)
+    [after] = privacy_findings(plan, own, book)
+    assert after.severity == "ok" and "cost ε = 2.000 of 5" in after.what
+    [bare] = privacy_findings(parse_plan(STUDY), own, book)
+    assert bare.severity == "stops" and dict(price_list(parse_plan(STUDY), own))["tensors: model"] == "not protected"
+
+
+def test_a_run_is_audited_and_its_models_are_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = parse_plan({**PRIVATE, "task": {"name": "synthetic-histology", "patients": 12, "patches": 4}})
+    inprocess.run(plan, folder=tmp_path / "run")
+    assert main(["audit-privacy", str(tmp_path / "run"), "--trainings", "60", "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "private steps: nothing speaks against the claim" in shown and "model of a: nothing found" in shown
 
 
 def test_another_folder_of_data_has_another_ledger(photos: Path) -> None:
