@@ -21,7 +21,7 @@ from medsilo.runs.paths import SPENT, site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.book import Book, data_set
-from medsilo.site.ledger import Ledger, Standing, ledgers
+from medsilo.site.ledger import Ledger, LedgerStanding, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 
@@ -49,7 +49,7 @@ def run(root: Path, data: Path, *changes: str, plan: dict = PRIVATE, **demands: 
     return inprocess.run(parse_plan(plan, changes), folder=root, settings=settings_of(data, **demands)).summary
 
 
-def standing(root: Path) -> Standing:
+def standing(root: Path) -> LedgerStanding:
     book = root / "_hospital/a"
     [data] = ledgers(book)
     return Ledger(book, data).standing()
