@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 from medsilo.learning.loop import Compute
-from medsilo.learning.private import Bounds, PoissonSample, PrivateSteps, gradients_of_cases
+from medsilo.learning.private import AdaptiveClipping, Bounds, Clipped, PoissonSample, PrivateSteps, gradients_of_cases
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.alexnet import AlexNet
 from medsilo.models.basic_unet import BasicUNet
