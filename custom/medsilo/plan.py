@@ -433,7 +433,7 @@ class Plan(Section):
         for name in self.private.networks:
             if layer := mixes_cases(networks[name]):
                 raise PlanError(
-                    f"privacy: {layer} of network {name} lets the cases of a batch change each other's gradients, so no "
+                    f"privacy: {layer} of network {name} lets cases of a batch change each other's gradients, so no "
                     "bound holds for one; choose network.norm=group, or instance for a U-Net"
                 )
 

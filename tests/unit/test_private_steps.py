@@ -17,6 +17,7 @@ from medsilo.models.lenet5 import LeNet5
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.unet import UNet
 from medsilo.models.vgg11 import Vgg11
+from medsilo.privacy.noise import NoiseSource
 
 COMPUTE = Compute()
 
@@ -102,7 +103,7 @@ def one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor
 
 def steps_for(model: nn.Module, secret: KnownNumbers, bound: float = 1.0, noise: float = 1.0) -> PrivateSteps:
     sample = PoissonSample(None, 5, 5, secret)
-    return PrivateSteps(sample, Bounds(["model"], bound), noise, secret, COMPUTE)
+    return PrivateSteps(sample, Bounds(["model"], bound), noise, secret)
 
 
 def flat_gradient(model: nn.Module) -> Tensor:
@@ -114,8 +115,10 @@ def test_gradients_of_cases_are_those_of_a_loop(network: tuple[nn.Module, Tensor
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     by_hand = one_by_one(model, inputs, targets)
     with gradients_of_cases(model) as gradients:
-        loss = functional.cross_entropy(model(inputs), targets, reduction="none").flatten(1).mean(1).sum() if targets.ndim > 1 else (
-            functional.cross_entropy(model(inputs), targets, reduction="sum")
+        loss = (
+            functional.cross_entropy(model(inputs), targets, reduction="none").flatten(1).mean(1).sum()
+            if targets.ndim > 1
+            else (functional.cross_entropy(model(inputs), targets, reduction="sum"))
         )
         found = gradients(loss, list(model.parameters()))
     for case, expected in enumerate(by_hand):
@@ -143,3 +146,156 @@ def test_no_case_moves_the_sum_by_more_than_the_bound(network: tuple[nn.Module, 
         assert moved.max() > 0.99 * min(bound, float(lengths.max()))  # and the bound is used
         expected = torch.stack([min(1.0, bound / float(g.norm())) * g for g in one_by_one(model, inputs, targets)])
         assert torch.allclose(sums[0], expected.sum(0), rtol=1e-3, atol=1e-4 * bound)
+
+
+def linear(inputs: int = 4) -> nn.Module:
+    """Zero weights, so that gradients are known: x · (p − y)."""
+    model = nn.Linear(inputs, 2)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return model
+
+
+def test_the_noise_has_the_scale_that_is_charged_and_is_new_in_every_step() -> None:
+    """Of one step's gradient without any case: nothing but noise, of noise × bound / expected cases."""
+    model, secret = nn.Linear(200, 50), KnownNumbers(3)
+    steps = steps_for(model, secret, bound=0.5, noise=3.0)
+    steps.sample.owners = torch.zeros(0, dtype=torch.int64)
+    seen = []
+    for _ in range(2):
+        steps.gradient("model", model, functional.cross_entropy, torch.zeros(0, 200), torch.zeros(0, dtype=torch.int64))
+        seen.append(flat_gradient(model))
+    assert secret.deviations == [1.5, 1.5]
+    for noise in seen:
+        assert float(noise.std()) == pytest.approx(1.5 / 5, rel=0.03)
+    assert abs(float(torch.corrcoef(torch.stack(seen))[0, 1])) < 0.05
+
+
+def test_the_package_s_own_noise_has_that_scale_and_no_two_attempts_share_it() -> None:
+    model = nn.Linear(300, 100)
+    seen = []
+    for source in (NoiseSource(), NoiseSource(), NoiseSource.from_seed(1, "a", 1), NoiseSource.from_seed(1, "a", 2)):
+        sample = PoissonSample(None, 5, 5, source)
+        steps = PrivateSteps(sample, Bounds(["model"], 2.0), 1.1, source)
+        steps.gradient("model", model, functional.cross_entropy, torch.zeros(0, 300), torch.zeros(0, dtype=torch.int64))
+        seen.append(flat_gradient(model))
+        assert float(seen[-1].std()) == pytest.approx(1.1 * 2.0 / 5, rel=0.02)
+    assert float((torch.corrcoef(torch.stack(seen)) - torch.eye(4)).abs().max()) < 0.03
+
+
+def test_an_exact_step_is_the_mean_of_the_cases_where_nothing_is_cut() -> None:
+    model, inputs, targets = nn.Linear(4, 2), torch.randn(5, 4), torch.tensor([0, 1, 1, 0, 1])
+    steps = steps_for(model, KnownNumbers(silent=True), bound=1e3)
+    steps.sample.owners = torch.arange(5)
+    loss = steps.gradient("model", model, functional.cross_entropy, inputs, targets)
+    mine = flat_gradient(model)
+    plain = functional.cross_entropy(model(inputs), targets)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(plain, list(model.parameters()))])
+    assert torch.allclose(mine, expected, atol=1e-6)
+    assert float(loss) == pytest.approx(float(plain))
+
+
+def test_a_case_whose_gradient_is_not_finite_changes_nothing_of_the_others() -> None:
+    model, inputs, targets = linear(), torch.randn(5, 4), torch.tensor([0, 1, 1, 0, 1])
+    sums = []
+    for broken in (torch.zeros(4), torch.full((4,), float("nan")), torch.tensor([float("inf"), 0, 0, 0])):
+        inputs[2] = broken
+        steps = steps_for(model, KnownNumbers(silent=True))
+        steps.sample.owners = torch.arange(5)
+        steps.gradient("model", model, functional.cross_entropy, inputs, targets)
+        sums.append(model.weight.grad.clone())
+    assert torch.equal(sums[1], sums[2])
+    assert sums[1].isfinite().all()
+    assert torch.allclose(sums[0], sums[1])  # zeros in, zero gradient of the weight
+
+
+def test_a_patient_s_gradients_are_cut_together_however_they_are_portioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, targets = torch.randn(7, 4), torch.tensor([0, 1, 1, 0, 1, 0, 0])
+    owners, bound = torch.tensor([0, 0, 0, 1, 2, 2, 2]), 0.4
+    model = linear()
+    each = one_by_one(model, inputs, targets)
+    together = [sum(each[case] for case in range(7) if owners[case] == patient) for patient in range(3)]
+    expected = sum(min(1.0, bound / float(g.norm())) * g for g in together) / 5
+    for at_once in (1, 2, 3, 7):
+        monkeypatch.setattr("medsilo.learning.private.AT_ONCE", at_once * 10)  # ten weights
+        steps = steps_for(model, KnownNumbers(silent=True), bound)
+        steps.sample.owners = owners
+        steps.gradient("model", model, functional.cross_entropy, inputs, targets)
+        assert torch.allclose(flat_gradient(model), expected, atol=1e-5)
+
+
+def test_losses_that_mix_a_batch_are_taken_case_by_case() -> None:
+    """A Dice loss over the batch gives cases gradients that depend on each other; here each has its own."""
+
+    def of_batch(output: Tensor, targets: Tensor) -> Tensor:
+        chance = output.softmax(1)[:, 1]
+        return 1 - 2 * (chance * targets).sum() / (chance + targets).sum()
+
+    model, inputs, targets = linear(), torch.randn(5, 4), torch.tensor([1, 1, 1, 0, 1])
+    sums = []
+    for here in ([0, 1, 2, 3, 4], [0, 1, 2, 3]):
+        steps = steps_for(model, KnownNumbers(silent=True), bound=1e-3)
+        steps.sample.owners = torch.arange(len(here))
+        steps.gradient("model", model, of_batch, inputs[here], targets[here])
+        sums.append(flat_gradient(model) * 5)
+    assert float((sums[0] - sums[1]).norm()) <= 1e-3 * (1 + 1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------- the sample
+def test_each_unit_is_drawn_by_itself_with_its_cases_together() -> None:
+    """Counts of 4000 steps: binomial in each unit, no two units together more often than by chance, sizes vary."""
+    patients = ["a", "b", "a", "c", "b", "a", "d", "e"]
+    data = TensorDataset(torch.arange(8.0)[:, None], torch.arange(8))
+    sample = PoissonSample(patients, 8, 2.0, NoiseSource.from_seed(1, "sample"))
+    assert (sample.rate, sample.expected, sample.expected_units) == (0.25, 2.0, 1.25)
+    seen = torch.zeros(4000, 5)
+    for step, (_, cases) in enumerate(sample.batches(data, 4000, COMPUTE)):
+        names = [patients[case] for case in cases.tolist()]
+        assert all(patients.count(name) == names.count(name) for name in names)  # whole patients
+        assert len(set(names)) == len(sample.owners.unique()) and len(sample.owners) == len(cases)
+        assert sample.owners.tolist() == sorted(sample.owners.tolist())
+        for name in set(names):
+            seen[step, "abcde".index(name)] = 1
+    assert torch.allclose(seen.mean(0), torch.full((5,), 0.25), atol=4 * (0.25 * 0.75 / 4000) ** 0.5)
+    together = torch.corrcoef(seen.T) - torch.eye(5)
+    assert float(together.abs().max()) < 4 / 4000**0.5
+    assert float((seen.sum(1) == 0).double().mean()) == pytest.approx(0.75**5, abs=0.03)  # empty batches are there
+
+
+def test_where_a_batch_has_all_cases_every_unit_is_in_every_step() -> None:
+    data = TensorDataset(torch.arange(3.0)[:, None], torch.arange(3))
+    sample = PoissonSample(None, 3, 16, NoiseSource())
+    assert sample.rate == 1.0 and sample.expected == 3
+    assert [cases.tolist() for _, cases in sample.batches(data, 2, COMPUTE)] == [[0, 1, 2]] * 2
+
+
+# ---------------------------------------------------------------------------------------------------- adaptive
+def test_the_bound_finds_the_quantile_of_the_lengths() -> None:
+    secret = NoiseSource.from_seed(5, "bound")
+    bounds = Bounds(["model"], 10.0, AdaptiveClipping(quantile=0.3, rate=0.2, noise=5.0))
+    lengths = torch.linspace(0, 2, 200)
+    for _ in range(150):
+        bounds.follow("model", lengths, 200, secret)
+    assert float(bounds.of("model")) == pytest.approx(0.6, abs=0.1)
+    fixed = Bounds(["model"], 10.0)
+    fixed.follow("model", lengths, 200, secret)
+    assert float(fixed.of("model")) == 10.0
+
+
+def test_of_a_count_one_unit_changes_half() -> None:
+    """What `multiplier` says of the count's noise, measured: with and without one unit, without noise."""
+    adaptive = AdaptiveClipping(noise=4.0)
+    shares = []
+    for lengths in (torch.tensor([0.5, 2.0, 3.0]), torch.tensor([0.5, 2.0]), torch.tensor([2.0, 3.0])):
+        secret = KnownNumbers(silent=True)
+        bounds = Bounds(["model"], 1.0, adaptive)
+        bounds.follow("model", lengths, 10, secret)
+        assert secret.deviations == [4.0]
+        shares.append(-float(bounds.of("model").log()) / adaptive.rate * 10)
+    assert [abs(shares[0] - other) for other in shares[1:]] == pytest.approx([0.5, 0.5])
+    assert adaptive.multiplier == 8.0
+
+
+def test_clipped_sums_begin_anew() -> None:
+    clipped = Clipped([torch.zeros(2)], 1.0)
+    assert len(clipped.finish()) == 0 and float(clipped.total[0].abs().sum()) == 0

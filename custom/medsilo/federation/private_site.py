@@ -75,7 +75,9 @@ class PrivateSite:
         assert self.plan.privacy
         noise = self.plan.privacy.noise(self.effective, self.plan.gradients)
         if noise > MOST_NOISE:
-            raise Refused(f"no noise up to {MOST_NOISE:g} keeps ε = {self.promise.epsilon:g} here; ask for fewer rounds")
+            raise Refused(
+                f"no noise up to {MOST_NOISE:g} keeps ε = {self.promise.epsilon:g} here; ask for fewer rounds"
+            )
         return noise
 
     def charges(self, number: int, phase: Phase) -> list[Charge]:

@@ -5,6 +5,7 @@ momentum, weight decay or a pull to other weights, tells no more of the cases. G
 Opacus, whose hooks are on a network only while a batch passes through it.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section
@@ -57,7 +58,7 @@ class PoissonSample:
         """Yield so many batches on the site's device."""
         drawn = [self.secret.drawn(len(self.members), self.rate) for _ in range(steps)]
         cases = [[case for unit in units for case in self.members[unit]] for units in drawn]
-        loader = iter(DataLoader(dataset, batch_sampler=[own for own in cases if own], num_workers=compute.workers))
+        loader = _loaded(dataset, [own for own in cases if own], compute)
         nothing: Case | None = None
         for units, own in zip(drawn, cases, strict=True):
             sizes = torch.tensor([len(self.members[unit]) for unit in units], dtype=torch.int64)
@@ -68,6 +69,13 @@ class PoissonSample:
                 nothing = nothing or _no_cases(dataset)
                 inputs, targets = nothing
             yield inputs.to(compute.device, non_blocking=True), targets.to(compute.device, non_blocking=True)
+
+
+def _loaded(dataset: Dataset, batches: Sequence[list[int]], compute: Compute) -> Iterator[Case]:
+    """Return batches of these cases; of a data set in memory by one indexing each."""
+    if isinstance(dataset, TensorDataset):
+        return ((dataset.tensors[0][own], dataset.tensors[1][own]) for own in batches)
+    return iter(DataLoader(dataset, batch_sampler=batches, num_workers=compute.workers))
 
 
 def _no_cases(dataset: Dataset) -> Case:
@@ -81,7 +89,9 @@ class AdaptiveClipping(Section):
     """The bound follows a quantile of the gradients' lengths (Andrew et al. 2021, Algorithm 1)."""
 
     quantile: float = Field(0.5, gt=0, lt=1, description="share of gradients that shall be within the bound")
-    rate: float = Field(0.2, gt=0, le=10, description="how fast the bound follows: C ← C · exp(−rate · (share − quantile))")
+    rate: float = Field(
+        0.2, gt=0, le=10, description="how fast the bound follows: C ← C · exp(−rate · (share − quantile))"
+    )
     noise: float = Field(
         10.0,
         gt=0.5,
@@ -159,7 +169,7 @@ class PrivateSteps:
         return learn
 
     def gradient(self, name: str, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Put (Σ_units clip(∇ of the unit) + noise) / expected cases into the weights' gradients; returns the mean loss.
+        """Put (Σ_units clip(∇ of the unit) + noise) / expected cases into the weights; returns the mean loss.
 
         The mean loss is exact: it must not leave as it is.
         """
@@ -182,8 +192,9 @@ class PrivateSteps:
         return total / max(1, len(inputs))
 
     def _portions(self, cases: int, weights: int) -> Iterator[slice]:
-        """Yield the cases that are computed together: no more than expected in a batch, and than memory is for."""
-        most = max(1, min(round(self.sample.expected), AT_ONCE // max(weights, 1)))
+        """Yield the cases that are computed together: about as many as in a batch, and no more than memory is for."""
+        usual = round(self.sample.expected + 3 * math.sqrt(self.sample.expected))
+        most = max(1, min(usual, AT_ONCE // max(weights, 1)))
         return (slice(first, min(first + most, cases)) for first in range(0, cases, most))
 
 
@@ -334,9 +345,7 @@ def _hooks() -> type[Any]:
     return GradientsOfCases
 
 
-def _of_convolution(
-    layer: _ConvNd, activations: Sequence[Tensor], gradients: Tensor
-) -> dict[nn.Parameter, Tensor]:
+def _of_convolution(layer: _ConvNd, activations: Sequence[Tensor], gradients: Tensor) -> dict[nn.Parameter, Tensor]:
     """Return the gradients of a convolution for each case, one case after the other.
 
     Opacus unfolds the inputs, which takes as often their memory as the kernel has values, and works transposed ones out

@@ -1,0 +1,1 @@
+"""Benchmarks. A package, because Opacus installs one of the same name, which would hide a plain folder."""
