@@ -1,6 +1,7 @@
 """A study that a hospital's ledger counts: refused before data are read, charged before it leaves, sent again."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from medsilo.runs.paths import SPENT, site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.book import Book, data_set
-from medsilo.site.ledger import Ledger, LedgerStanding, ledgers
+from medsilo.site.ledger import Ledger, LedgerStanding, Spending, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
+from tests.histories import dying, ended
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 
 PRIVATE = {
@@ -178,6 +180,34 @@ def test_a_state_that_was_not_charged_is_not_used(photos: Path, tmp_path: Path, 
 
 def interrupt(*given: Any, **named: Any) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_study_that_dies_at_the_ledger_goes_on_and_is_charged_for_what_left(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """All of it, server and site, ends as the second round is entered, before or after that; then it is resumed."""
+    plan, own, charge = parse_plan(PRIVATE), settings_of(photos), Ledger.charge
+
+    def die(self: Ledger, spending: Spending, what: str, *given: Any) -> None:
+        if what == "round 2" and before:
+            os._exit(9)
+        charge(self, spending, what, *given)
+        if what == "round 2":
+            os._exit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "charge", die)
+        child = dying(lambda: inprocess.run(plan, folder=tmp_path / "study", settings=own) and None, None)
+        assert ended(child) == 9
+    assert sum(entry.what == "round 2" for entry in standing(tmp_path).entries) == (0 if before else 1)
+    assert inprocess.run(plan, folder=tmp_path / "study", settings=own, resume=True).summary.finished
+    found = standing(tmp_path)
+    assert [entry.what for entry in found.entries if entry.kind == "charged" and "round" in entry.what] == [
+        "round 1",
+        "round 2",
+    ]
+    assert 1.9 < found.epsilon(1e-3) <= 2.0
 
 
 def test_a_server_that_asks_again_and_again_ends_at_the_budget(photos: Path, tmp_path: Path) -> None:
