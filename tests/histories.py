@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from medsilo.core.files import load_facts, save_tensors
-from medsilo.federation.account import Account
+from medsilo.federation.account import PrivacyAccount
 from medsilo.privacy.agreed import Demands
 from medsilo.privacy.mechanisms import Charge, Gaussian, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
@@ -46,9 +46,9 @@ class Job:
     def sent(self) -> Path:
         return self.root / f"{self.study}.sent"
 
-    def account(self) -> Account:
+    def account(self) -> PrivacyAccount:
         ledger = Ledger(self.root / "book", DATA)
-        return Account(ledger, Spending(study=self.study, plan="p", method="FedAvg"), self.demands, self.folder)
+        return PrivacyAccount(ledger, Spending(study=self.study, plan="p", method="FedAvg"), self.demands, self.folder)
 
     def answer(self, number: int, version: int) -> None:
         """Answer one request as a participant does. version: of what the server sends with it."""

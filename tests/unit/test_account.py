@@ -1,24 +1,30 @@
-"""A study that is charged to a hospital's ledger: refused before data are read, charged before it leaves, sent again."""
+"""A study that a hospital's ledger counts: refused before data are read, charged before it leaves, sent again."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from medsilo.check.leaks import describe
+from medsilo.check.spending import price_list, privacy_findings
+from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.tensors import Groups
 from medsilo.federation import inprocess
 from medsilo.federation.participant import Participant
 from medsilo.plan import Plan, parse_plan
 from medsilo.privacy.accounting import epsilon_of
+from medsilo.report.page import write
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.paths import SPENT, site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
-from medsilo.site.book import data_set
-from medsilo.site.ledger import Ledger, Standing, ledgers
+from medsilo.site.book import Book, data_set
+from medsilo.site.ledger import Ledger, LedgerStanding, Spending, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
+from tests.histories import dying, ended
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 
 PRIVATE = {
@@ -45,7 +51,7 @@ def run(root: Path, data: Path, *changes: str, plan: dict = PRIVATE, **demands: 
     return inprocess.run(parse_plan(plan, changes), folder=root, settings=settings_of(data, **demands)).summary
 
 
-def standing(root: Path) -> Standing:
+def standing(root: Path) -> LedgerStanding:
     book = root / "_hospital/a"
     [data] = ledgers(book)
     return Ledger(book, data).standing()
@@ -176,6 +182,34 @@ def interrupt(*given: Any, **named: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_study_that_dies_at_the_ledger_goes_on_and_is_charged_for_what_left(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """All of it, server and site, ends as the second round is entered, before or after that; then it is resumed."""
+    plan, own, charge = parse_plan(PRIVATE), settings_of(photos), Ledger.charge
+
+    def die(self: Ledger, spending: Spending, what: str, *given: Any) -> None:
+        if what == "round 2" and before:
+            os._exit(9)
+        charge(self, spending, what, *given)
+        if what == "round 2":
+            os._exit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "charge", die)
+        child = dying(lambda: inprocess.run(plan, folder=tmp_path / "study", settings=own) and None, None)
+        assert ended(child) == 9
+    assert sum(entry.what == "round 2" for entry in standing(tmp_path).entries) == (0 if before else 1)
+    assert inprocess.run(plan, folder=tmp_path / "study", settings=own, resume=True).summary.finished
+    found = standing(tmp_path)
+    assert [entry.what for entry in found.entries if entry.kind == "charged" and "round" in entry.what] == [
+        "round 1",
+        "round 2",
+    ]
+    assert 1.9 < found.epsilon(1e-3) <= 2.0
+
+
 def test_a_server_that_asks_again_and_again_ends_at_the_budget(photos: Path, tmp_path: Path) -> None:
     one = site(tmp_path, photos, epsilon=2.2)
     model = weights(one)
@@ -184,6 +218,54 @@ def test_a_server_that_asks_again_and_again_ends_at_the_budget(photos: Path, tmp
             shifted = {name: tensor + number * 1e-3 for name, tensor in model["model"].items()}
             one.answer(ask(one.plan, {"model": shifted}, 1))
     assert number >= 2 and standing(tmp_path).epsilon(1e-3) <= 2.2
+
+
+# ---------------------------------------------------------------------------------------------------- what people see
+def test_the_command_shows_verifies_and_exports(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "study", photos, "privacy.epsilon=0.5")
+    book, export = tmp_path / "_hospital/a", tmp_path / "export.jsonl"
+    assert main(["ledger", "show", "--records", str(book)]) == 0
+    shown = capsys.readouterr().out
+    assert "study: FedAvg" in shown and "answers: 5" in shown and "at δ = 0.001" in shown
+    assert main(["ledger", "export", "--records", str(book), "-o", str(export)]) == 0
+    assert main(["ledger", "verify", "--records", str(book), "--against", str(export), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "7 lines are as they were written, 0 since the export" in printed.err
+    assert json.loads(printed.out[printed.out.index("{") :])["ledgers"][0]["lines"] == 7
+    [file] = (book / "ledger").glob("*.jsonl")
+    file.write_bytes(file.read_bytes()[:-200] + b"\n")
+    assert main(["ledger", "verify", "--records", str(book)]) == 1
+    assert "was changed or is damaged" in capsys.readouterr().err
+    assert main(["ledger", "show", "--records", str(tmp_path)]) == 1
+    page = write([tmp_path / "study"], tmp_path / "page.html", "x").read_text()
+    assert "What it cost in privacy" in page and "ε of this study" in page
+
+
+def test_check_and_leak_report_name_the_price(photos: Path, tmp_path: Path) -> None:
+    plan, own = parse_plan(PRIVATE), settings_of(photos, public={**REASON, "test": "published"})
+    prices = dict(price_list(plan, own))
+    assert "at most ε = 2 at δ = 0.001 for each record" in prices["tensors: model"]
+    assert prices["numbers of cases"] == "0: declared public (in our annual report)"
+    assert prices["score and loss over validation cases"] == "0: does not leave"
+    assert "What each costs" in "\n".join(describe(plan, {}, own))
+    book = Book(tmp_path / "_hospital/a")
+    [before] = privacy_findings(plan, own, book)
+    assert before.severity == "ok" and "cost ε = 0.000 of 5 allowed" in before.what
+    run(tmp_path / "study", photos)
+    [after] = privacy_findings(plan, own, book)
+    assert after.severity == "ok" and "cost ε = 2.000 of 5" in after.what
+    [bare] = privacy_findings(parse_plan(STUDY), own, book)
+    assert bare.severity == "stops" and dict(price_list(parse_plan(STUDY), own))["tensors: model"] == "not protected"
+
+
+def test_a_run_is_audited_and_its_models_are_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = parse_plan({**PRIVATE, "task": {"name": "synthetic-histology", "patients": 12, "patches": 4}})
+    inprocess.run(plan, folder=tmp_path / "run")
+    assert main(["audit-privacy", str(tmp_path / "run"), "--trainings", "60", "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "private steps: nothing speaks against the claim" in shown and "model of a: nothing found" in shown
 
 
 def test_another_folder_of_data_has_another_ledger(photos: Path) -> None:

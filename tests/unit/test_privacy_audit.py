@@ -9,6 +9,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from medsilo.analyses.privacy_audit import Audit, audit, bound
+from medsilo.analyses.release import membership
 from medsilo.learning.loop import LossFunction
 from medsilo.learning.private import Clipped, PrivateSteps
 
@@ -38,14 +39,19 @@ def without_noise(*given: object) -> PrivateSteps:
     return steps
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_training_that_keeps_its_claim_is_not_accused(rate: float) -> None:
-    found = audited(0, rate=rate)
-    assert found.holds and found.lower > 0.1 and "nothing speaks against" in found.verdict
+def test_training_that_keeps_its_claim_is_not_accused() -> None:
+    found = audited(0, 300, steps=1)
+    assert found.holds and found.estimate > 0.3 and "nothing speaks against" in found.verdict
+
+
+@pytest.mark.slow
+def test_sampled_training_that_keeps_its_claim() -> None:
+    found = audited(0, 1000, rate=0.5)
+    assert found.holds and found.estimate > 0.3
 
 
 def test_missing_noise_is_found() -> None:
-    found = audited(0, makes=without_noise)
+    found = audited(0, 200, steps=1, makes=without_noise)
     assert not found.holds and "THE CLAIM IS BROKEN" in found.verdict
 
 
@@ -56,19 +62,18 @@ def test_broken_clipping_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         cut(self, weights, 1e9)
 
     monkeypatch.setattr(Clipped, "__init__", loose)
-    assert not audited(0).holds
+    assert not audited(0, 200, steps=1).holds
 
 
 def test_a_batch_that_is_taken_twice_is_found() -> None:
-    assert not audited(0, makes=TakesTwice).holds
+    assert not audited(0, 600, steps=1, makes=TakesTwice).holds
 
 
 @pytest.mark.slow
 def test_forty_trainings_that_keep_their_claim() -> None:
     found = [audited(seed, trainings=400) for seed in range(40)]
-    print(
-        f"claimed {found[0].claimed:.3f}; lower bounds {min(f.lower for f in found):.3f} to {max(f.lower for f in found):.3f}"
-    )
+    lowest, highest = min(one.lower for one in found), max(one.lower for one in found)
+    print(f"claimed {found[0].claimed:.3f}; lower bounds {lowest:.3f} to {highest:.3f}")
     assert all(one.holds for one in found)
 
 
@@ -81,9 +86,19 @@ def test_the_bound_of_a_known_test_is_near_the_truth_and_below_it() -> None:
     def delta_at(epsilon: float) -> float:
         return norm.cdf(-epsilon + 0.5) - math.exp(epsilon) * norm.cdf(-epsilon - 0.5)
 
-    assert delta_at(lower) > 0.05 > delta_at(lower + 0.2)
-    assert lower < estimate < lower + 0.15
+    assert delta_at(lower) > 0.05 > delta_at(lower + 0.35)
+    assert lower < estimate < lower + 0.3
     assert 0 < false_positives < 0.5 < false_negatives + 0.5
+
+
+@pytest.mark.parametrize(
+    "shift, verdict, against", [(0.0, "nothing found", False), (0.35, "with care", False), (2.0, "DO NOT", True)]
+)
+def test_a_release_is_judged_by_how_well_members_are_told(shift: float, verdict: str, against: bool) -> None:
+    generator = np.random.default_rng(3)
+    found = membership(generator.normal(size=400) + shift, generator.normal(size=400))
+    assert verdict in found.verdict and found.advises_against == against
+    assert found.lowest < norm.cdf(shift / math.sqrt(2)) < found.highest
 
 
 def test_guessing_tells_nothing() -> None:

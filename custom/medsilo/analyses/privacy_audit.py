@@ -140,7 +140,7 @@ def _train(
         with torch.no_grad():
             for weight in weights:
                 assert weight.grad is not None
-                weight -= RATE_OF_LEARNING * weight.grad
+                weight.sub_(RATE_OF_LEARNING * weight.grad)
     return score
 
 

@@ -11,7 +11,7 @@ from medsilo.plan import Plan
 from medsilo.privacy.accounting import epsilon_of
 from medsilo.privacy.agreed import Demands, Told, stricter
 from medsilo.site.book import Book, data_set
-from medsilo.site.ledger import Ledger, Standing
+from medsilo.site.ledger import Ledger, LedgerStanding
 from medsilo.site.settings import SiteSettings
 
 DELTA = 1e-5  # where neither the hospital nor its ledger names one
@@ -63,7 +63,7 @@ def spent(ledger: Ledger, demands: Demands | None) -> LedgerSpent:
     )
 
 
-def _of_study(standing: Standing, study: str, delta: float) -> StudySpent:
+def _of_study(standing: LedgerStanding, study: str, delta: float) -> StudySpent:
     entries = [entry for entry in standing.entries if entry.spending and entry.spending.study == study]
     spending = entries[-1].spending
     assert spending

@@ -43,7 +43,7 @@ WHAT: dict[Told, str] = {
 }
 
 
-class Account:
+class PrivacyAccount:
     """What one study costs one hospital."""
 
     def __init__(

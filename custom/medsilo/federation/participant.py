@@ -25,7 +25,7 @@ from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase
 from medsilo.course.workbench import Workbench
 from medsilo.federation.accepting import check_ranges, same_layout
-from medsilo.federation.account import Account
+from medsilo.federation.account import PrivacyAccount
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
 from medsilo.federation.private_site import PrivateSite
@@ -69,10 +69,10 @@ class Participant:
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
         self.compute, self.settings = settings.compute(), settings
         self.protection = Protection(plan, site, settings, folder, lead)
-        self.account: Account | None = None
+        self.account: PrivacyAccount | None = None
         if data is None:
             self.protection.admit()
-            self.account = Account.of(plan, self.protection, folder, kit)
+            self.account = PrivacyAccount.of(plan, self.protection, folder, kit)
             data = plan.task.read(site, self.sites, plan.seed, self.protection.source())
         self.data = data
         self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection)
@@ -124,7 +124,7 @@ class Participant:
         return reply
 
     # ------------------------------------------------------------------ what answers cost
-    def _begin_counted(self, account: Account, asked: Request, parcel: Parcel) -> Parcel | None:
+    def _begin_counted(self, account: PrivacyAccount, asked: Request, parcel: Parcel) -> Parcel | None:
         """Return the answer that this request got already; where there is none, begin an attempt at one."""
         if reply := account.again(parcel):
             return reply
@@ -132,7 +132,7 @@ class Participant:
         self.state.attempt = account.begin()
         return None
 
-    def _settle(self, account: Account, asked: Request, parcel: Parcel, reply: Parcel) -> None:
+    def _settle(self, account: PrivacyAccount, asked: Request, parcel: Parcel, reply: Parcel) -> None:
         """Enter an answer in the hospital's ledger; unless that succeeds it does not leave, and its state is void."""
         number, self.state.done = self.state.done, -1
         what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task

@@ -86,7 +86,7 @@ class LedgerEntry(Section):
 
 
 @dataclass(frozen=True)
-class Standing:
+class LedgerStanding:
     """What a ledger says."""
 
     entries: tuple[LedgerEntry, ...]
@@ -201,7 +201,7 @@ class Ledger:
                 _check(standing, spending.study, standing.of(spending.study) + counted(charges), demands, runs)
             self._append(standing, "charged", demands, spending, what, attempt, charges)
 
-    def _opened(self) -> Standing:
+    def _opened(self) -> LedgerStanding:
         """Return what the ledger says, after opening it or going on with another key."""
         if not self.exists:
             self._write_head(0, START)
@@ -214,7 +214,7 @@ class Ledger:
 
     def _append(
         self,
-        standing: Standing,
+        standing: LedgerStanding,
         kind: Kind,
         demands: Demands | None,
         spending: Spending | None = None,
@@ -259,14 +259,14 @@ class Ledger:
         _sync(self.folder)
 
     # ------------------------------------------------------------------ reading
-    def standing(self) -> Standing:
+    def standing(self) -> LedgerStanding:
         """Return what the ledger says, while nobody writes to it; raises MedsiloError where it was changed."""
         if not self.exists:
-            return Standing((), START, False)
+            return LedgerStanding((), START, False)
         with self._alone():
             return self.read()
 
-    def read(self) -> Standing:
+    def read(self) -> LedgerStanding:
         """Return what the files say, each line checked; raises MedsiloError, also where there are fewer than once."""
         lines, torn = _lines(self.file)
         entries: list[LedgerEntry] = []
@@ -283,7 +283,7 @@ class Ledger:
             entries.append(entry)
             previous = here
         self._check_head(lines)
-        return Standing(tuple(entries), previous, torn)
+        return LedgerStanding(tuple(entries), previous, torn)
 
     def _check_head(self, lines: Sequence[bytes]) -> None:
         try:
@@ -358,7 +358,7 @@ class Ledger:
 
 
 def _check(
-    standing: Standing,
+    standing: LedgerStanding,
     study: str,
     asked: Mapping[Mechanism, int],
     demands: Demands,
