@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 from medsilo.learning.loop import Compute
 from medsilo.learning.private import (
     AdaptiveClipping,
-    GradientBounds,
     ClippedSum,
+    GradientBounds,
     PoissonSample,
     PrivateSteps,
     gradients_of_cases,
