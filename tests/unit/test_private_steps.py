@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from medsilo.core.errors import MedsiloError
 from medsilo.learning.loop import Compute
 from medsilo.learning.private import (
     AdaptiveClipping,
@@ -25,6 +26,7 @@ from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.unet import UNet
 from medsilo.models.vgg11 import Vgg11
 from medsilo.privacy.noise import NoiseSource
+from tests.conftest import slow_but
 
 COMPUTE = Compute()
 
@@ -64,13 +66,14 @@ def narrow_vgg() -> nn.Module:
     return small
 
 
+BIG = ("alexnet", "basic-unet of volumes")
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "small-cnn": (lambda: SmallCnn(norm="group", width=4).build(3, 2), (3, 16, 16)),
     "small-cnn without norm": (lambda: SmallCnn(norm="none", width=4).build(1, 2), (1, 16, 16)),
     "small-cnn of volumes": (lambda: SmallCnn(norm="group", width=4, dimensions=3).build(1, 2), (1, 8, 8, 8)),
     "activity-cnn": (lambda: ActivityCnn(norm="group").build(3, 2), (3, 16)),
     "lenet5": (lambda: LeNet5(norm="group").build(1, 2), (1, 28, 28)),
-    "alexnet": (lambda: AlexNet(norm="group", size=63, width=32).build(1, 2), (1, 63, 63)),
+    "alexnet": (lambda: AlexNet(norm="group", size=63, width=16).build(1, 2), (1, 63, 63)),
     "vgg11": (narrow_vgg, (1, 32, 32)),
     "unet": (lambda: UNet(norm="instance", features=(4, 8)).build(1, 2), (1, 16, 16)),
     "unet with residual units": (
@@ -87,7 +90,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.fixture(params=NETWORKS)
+@pytest.fixture(params=slow_but([name for name in NETWORKS if name not in BIG], NETWORKS))
 def network(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
     """A network that we ship, with cases and their targets."""
     build, shape = NETWORKS[request.param]
@@ -127,7 +130,7 @@ def test_gradients_of_cases_are_those_of_a_loop(network: tuple[nn.Module, Tensor
             if targets.ndim > 1
             else (functional.cross_entropy(model(inputs), targets, reduction="sum"))
         )
-        found = gradients(loss, list(model.parameters()))
+        found = gradients(loss, inputs, list(model.parameters()))
     for case, expected in enumerate(by_hand):
         own = torch.cat([gradient[case].flatten() for gradient in found])
         assert torch.allclose(own, expected, rtol=1e-3, atol=1e-5 * float(expected.norm()))
@@ -301,6 +304,36 @@ def test_of_a_count_one_unit_changes_half() -> None:
         shares.append(-float(bounds.of("model").log()) / adaptive.rate * 10)
     assert [abs(shares[0] - other) for other in shares[1:]] == pytest.approx([0.5, 0.5])
     assert adaptive.multiplier == 8.0
+
+
+def test_a_network_that_uses_weights_outside_their_layer_is_refused() -> None:
+    class Twice(nn.Module):
+        """Its layer's weights act a second time, which hooks on the layer do not see."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(inputs) + inputs @ self.layer.weight.T
+
+    model, secret = Twice(), KnownNumbers()
+    steps = steps_for(model, secret)
+    steps.sample.owners = torch.arange(3)
+    with pytest.raises(MedsiloError, match="outside that layer"):
+        steps.gradient("model", model, functional.cross_entropy, torch.randn(3, 4), torch.tensor([0, 1, 1]))
+
+
+def test_later_batches_give_what_the_first_gives(network: tuple[nn.Module, Tensor, Tensor]) -> None:
+    """The first batch's gradients are held against autograd's; the others take the shorter way."""
+    model, inputs, targets = network
+    steps = steps_for(model, KnownNumbers(silent=True), bound=0.5)
+    steps.sample.owners = torch.arange(5)
+    seen = []
+    for _ in range(2):
+        steps.gradient("model", model, functional.cross_entropy, inputs, targets)
+        seen.append(flat_gradient(model))
+    assert torch.allclose(seen[0], seen[1], rtol=1e-4, atol=1e-6)
 
 
 def test_clipped_sums_begin_anew() -> None:

@@ -30,6 +30,7 @@ from medsilo.privacy.noise import NoiseSource
 
 AT_ONCE = 1 << 26  # numbers of single cases' gradients that are held at once
 WITHIN = 1 - 1e-6  # of the bound, for what float32 rounds up
+SAME = 1e-2  # share by which the cases' gradients may miss the batch's through rounding
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -151,7 +152,7 @@ class PrivateSteps:
     noise: float
     secret: NoiseSource
     at_home: tuple[str, ...] = ()
-    steps: int = field(default=0, init=False)  # noisy gradients that were taken, of all networks
+    checked: set[str] = field(default_factory=set, init=False)  # networks whose cases' gradients make a batch's
 
     def lesson(
         self, name: str, model: nn.Module, loss: LossFunction, optimizer: Optimizer, step: Step = plain_step
@@ -174,21 +175,26 @@ class PrivateSteps:
         The mean loss is exact: it must not leave as it is.
         """
         weights = [weight for weight in model.parameters() if weight.requires_grad]
+        for weight in weights:
+            weight.grad = None
         bound = float(self.bounds.of(name))
         clipped = ClippedSum(weights, bound)
         total = torch.zeros((), dtype=torch.float64, device=inputs.device)
         with gradients_of_cases(model) as gradients:
             for part in self._portions(len(inputs), sum(weight.numel() for weight in weights)):
-                losses = losses_of_cases(model(inputs[part]), targets[part], loss)
+                here = inputs[part].detach()
+                if here.is_floating_point() and name in self.checked:
+                    here.requires_grad_()
+                losses = losses_of_cases(model(here), targets[part], loss)
                 total += losses.detach().sum()
-                clipped.add(gradients(losses.sum(), weights), self.sample.owners[part])
+                clipped.add(gradients(losses.sum(), here, weights), self.sample.owners[part])
+                self.checked.add(name)
             lengths = clipped.finish()
         exact = torch.cat([own.flatten() for own in clipped.total])
         noisy = self.secret.with_normal(exact, self.noise * bound) / self.sample.expected
         for weight, own in zip(weights, noisy.split([w.numel() for w in weights]), strict=True):
             weight.grad = own.view_as(weight)
         self.bounds.follow(name, lengths, self.sample.expected_units, self.secret)
-        self.steps += 1
         return total / max(1, len(inputs))
 
     def _portions(self, cases: int, weights: int) -> Iterator[slice]:
@@ -270,12 +276,18 @@ def _summed(gradients: Tensor, places: Tensor, units: int) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------- Opacus
-Gradients = Callable[[Tensor, Sequence[Tensor]], list[Tensor]]  # (sum of the cases' losses, weights) -> [cases, ...]
+Gradients = Callable[
+    [Tensor, Tensor, Sequence[Tensor]], list[Tensor]
+]  # (sum of losses, inputs, weights) -> [cases, ...]
 
 
 @contextmanager
 def gradients_of_cases(model: nn.Module) -> Iterator[Gradients]:
-    """Give a function that returns the gradient of each case of what passed through the model inside the block."""
+    """Give a function that returns the gradient of each case of what passed through the model inside the block.
+
+    Where the inputs require a gradient, the weights' own over the batch are not worked out. Where they don't, the sum
+    of the cases' is held against it: a network may use a layer's weights in ways that its hooks don't see.
+    """
     in_place = [layer for layer in model.modules() if getattr(layer, "inplace", False) is True]
     for layer in in_place:  # backward hooks and layers that write into their input exclude each other
         layer.inplace = False  # type: ignore[assignment]
@@ -283,9 +295,10 @@ def gradients_of_cases(model: nn.Module) -> Iterator[Gradients]:
     try:
         hooks = _hooked(model)
 
-        def gradients(losses: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-            losses.backward()
+        def gradients(losses: Tensor, inputs: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+            losses.backward(inputs=[inputs] if inputs.requires_grad else None)
             found = [_taken(weight) for weight in weights]
+            _check_whole(found, weights)
             cases = next((len(own) for own in found if own is not None), 0)
             return [
                 own if own is not None else weight.new_zeros(cases, *weight.shape)
@@ -316,13 +329,25 @@ def _hooked(model: nn.Module) -> Any:
 def _taken(weight: Any) -> Tensor | None:
     """Take the gradients of a weight's cases off it; None where nothing passed it."""
     own, weight.grad_sample = weight.grad_sample, None
-    if own is None and weight.grad is not None:
+    return own
+
+
+def _check_whole(found: Sequence[Tensor | None], weights: Sequence[Tensor]) -> None:
+    """Raise MedsiloError where the cases' gradients do not add up to the batch's, if that was worked out; forget it.
+
+    What is missing in them is clipped and noised by nobody, but is not used either: it would only not be learnt.
+    """
+    missed = whole = 0.0
+    for own, weight in zip(found, weights, strict=True):
+        together, weight.grad = weight.grad, None
+        if together is not None:
+            missed += float((together if own is None else together - own.sum(0)).square().sum())
+            whole += float((together if own is None else own.flatten(1)).square().sum())
+    if math.isfinite(missed) and missed > SAME**2 * whole:
         raise MedsiloError(
             "privacy: this network uses a layer's weights outside that layer, so they have no gradients of single "
             "cases; choose another network"
         )
-    weight.grad = None
-    return own
 
 
 @cache
