@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.privacy.accounting import epsilon
 from medsilo.privacy.agreed import Demands
-from medsilo.privacy.mechanisms import Charge, Gaussian, Unprotected
+from medsilo.privacy.mechanisms import Charge, Gaussian, Public, Unprotected
 from medsilo.site.ledger import OWN_KEY, Ledger, Spending, ledgers
 from tests.histories import DATA, MOST_LINES, Job, dying, ended, live
 
@@ -81,6 +81,14 @@ def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
     ledger.plan(TWO, ROUND * 3, budget)  # resumed: what it was charged is part of what it plans
     with pytest.raises(Refused, match=r"allows 0\.1 for one study \(privacy\.study_epsilon"):
         ledger.plan(ONE, ROUND, Demands(epsilon=5, delta=DELTA, study_epsilon=0.1))
+
+
+def test_a_plan_of_many_rounds_is_one_short_line(ledger: Ledger) -> None:
+    ledger.plan(
+        ONE, [*ROUND, Charge(what="counts", of=Public(reason="known"))] * 20_000, Demands(epsilon=900, delta=DELTA)
+    )
+    [charge] = ledger.standing().entries[-1].charges
+    assert charge.of == Gaussian(noise=10.0, count=20_000) and ledger.file.stat().st_size < 3000
 
 
 def test_what_leaves_without_protection_is_refused_where_protection_is_demanded(ledger: Ledger) -> None:
