@@ -47,7 +47,7 @@ def test_training_that_keeps_its_claim_is_not_accused() -> None:
 @pytest.mark.slow
 def test_sampled_training_that_keeps_its_claim() -> None:
     found = audited(0, 1000, rate=0.5)
-    assert found.holds and found.estimate > 0.3
+    assert found.holds and found.estimate > 0.1
 
 
 def test_missing_noise_is_found() -> None:
