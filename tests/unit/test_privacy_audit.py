@@ -47,7 +47,7 @@ def test_training_that_keeps_its_claim_is_not_accused() -> None:
 @pytest.mark.slow
 def test_sampled_training_that_keeps_its_claim() -> None:
     found = audited(0, 1000, rate=0.5)
-    assert found.holds and found.estimate > 0.3
+    assert found.holds and found.estimate > 0.1
 
 
 def test_missing_noise_is_found() -> None:
@@ -88,7 +88,7 @@ def test_the_bound_of_a_known_test_is_near_the_truth_and_below_it() -> None:
 
     assert delta_at(lower) > 0.05 > delta_at(lower + 0.35)
     assert lower < estimate < lower + 0.3
-    assert 0 < false_positives < 0.5 < false_negatives + 0.5
+    assert min(false_positives, false_negatives) < 0.2 < max(false_positives, false_negatives)
 
 
 @pytest.mark.parametrize(

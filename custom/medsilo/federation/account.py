@@ -25,7 +25,7 @@ from medsilo.runs.messages import Parcel
 from medsilo.runs.paths import SPENT
 from medsilo.runs.schema import Spent
 from medsilo.sealing.signing import Certified
-from medsilo.site.ledger import Ledger, Spending
+from medsilo.site.ledger import WHOLE, Ledger, Spending
 from medsilo.site.settings import FILE_NAME
 
 # What an answer tells in numbers, by what it answers.
@@ -82,7 +82,7 @@ class PrivacyAccount:
         account = cls(ledger, spending, demands, folder, protection.book.runs)
         promise = stricter(plan.privacy, demands)
         about = Gaussian(noise=noise_for(promise.epsilon, promise.delta, 1.0, 1))
-        ledger.expect(spending, [Charge(what="the whole study", of=about)], demands, account.runs)
+        ledger.expect(spending, [Charge(what=WHOLE, of=about)], demands, account.runs)
         return account
 
     def numbers(self, task: str) -> list[Charge]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from medsilo.core.errors import MedsiloError
 from medsilo.privacy.mechanisms import (
+    MOST_COUNT,
     MOST_NOISE,
     Charge,
     Gaussian,
@@ -115,6 +116,16 @@ def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
             found[of] += 1
         elif not isinstance(of, Public):
             found[of.model_copy(update={"count": 1})] += of.count
+    return found
+
+
+def together(charges: Iterable[Charge], what: str) -> list[Charge]:
+    """Return one charge for each mechanism; what is public is left out."""
+    found = []
+    for of, times in counted(charges).items():
+        key = "steps" if isinstance(of, SampledGaussian) else "count"
+        same = of if isinstance(of, Unprotected) else of.model_copy(update={key: min(times, MOST_COUNT)})
+        found.append(Charge(what=what, of=same))
     return found
 
 

@@ -38,7 +38,7 @@ from pydantic import Field, ValidationError
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import FILE, make_folder, write_bytes, write_text
 from medsilo.core.section import Section
-from medsilo.privacy.accounting import counted, epsilon_of
+from medsilo.privacy.accounting import counted, epsilon_of, together
 from medsilo.privacy.agreed import Demands
 from medsilo.privacy.mechanisms import Charge, Mechanism
 from medsilo.sealing.signing import PrivateKey, sign_with, verify
@@ -49,6 +49,7 @@ WAIT = 120.0  # seconds that another process may hold the lock
 START = "0" * 64  # what stands for the line before the first
 MOST_CHARGES = 10_000  # of an entry
 SLACK = 1e-9  # of ε, for sums in another order
+WHOLE = "the whole study"
 ABOUT = 0.01  # of ε, where the account of a study is only estimated
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Text = Annotated[str, Field(max_length=200)]
@@ -151,7 +152,7 @@ class Ledger:
             if demands:
                 asked = standing.of(spending.study) | counted(planned)
                 _check(standing, spending.study, asked, demands, runs)
-            self._append(standing, "planned", demands, spending, "the whole study", "", planned)
+            self._append(standing, "planned", demands, spending, WHOLE, "", together(planned, WHOLE))
 
     def expect(
         self,
