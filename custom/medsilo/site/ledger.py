@@ -277,7 +277,7 @@ class Ledger:
             key = entry.key or key
             here = _hash(line)
             if entry.number != number or entry.previous != previous or entry.data != self.data:
-                raise _changed(f"line {number + 1} does not follow the one before it")
+                raise MedsiloError(_changed(f"line {number + 1} does not follow the one before it"))
             if here not in self._verified:
                 _check_signature(key, entry.text(), signature, f"line {number + 1}")
                 self._verified.add(here)
@@ -292,14 +292,14 @@ class Ledger:
             head, signature, key = said["head"], bytes.fromhex(said["signature"]), said["key"]
             number, last = int(head["lines"]), str(head["hash"])
         except FileNotFoundError:
-            raise _changed("its head is not there") from None
+            raise MedsiloError(_changed("its head is not there")) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _changed("its head cannot be read", f"{type(error).__name__}") from error
+            raise MedsiloError(_changed("its head cannot be read"), private=f"{type(error).__name__}") from error
         _check_signature(key, _canonical(head), signature, "its head")
         if len(lines) < number:
-            raise _changed(f"{number} lines were written, and {len(lines)} are there")
+            raise MedsiloError(_changed(f"{number} lines were written, and {len(lines)} are there"))
         if (_hash(lines[number - 1]) if number else START) != last:
-            raise _changed(f"line {number} is not the one that was written")
+            raise MedsiloError(_changed(f"line {number} is not the one that was written"))
 
     def export(self) -> str:
         """Return the ledger as it is in the file, with its signatures."""
@@ -315,7 +315,7 @@ class Ledger:
             lines, _ = _lines(self.file)
         earlier = exported.encode().splitlines()
         if lines[: len(earlier)] != earlier:
-            raise _changed(f"it does not continue the export of {len(earlier)} lines")
+            raise MedsiloError(_changed(f"it does not continue the export of {len(earlier)} lines"))
         return len(lines) - len(earlier)
 
     # ------------------------------------------------------------------ keys and locks
@@ -415,9 +415,9 @@ def _parsed(line: bytes, number: int) -> tuple[LedgerEntry, bytes]:
         entry = LedgerEntry.model_validate_json(json.dumps(values["entry"]), strict=True)
         signature = bytes.fromhex(values["signature"])
     except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise _changed(f"line {number + 1} cannot be read", str(error)) from error
+        raise MedsiloError(_changed(f"line {number + 1} cannot be read"), private=str(error)) from error
     if _line(entry, signature) != line:
-        raise _changed(f"line {number + 1} is not in the form in which it was written")
+        raise MedsiloError(_changed(f"line {number + 1} is not in the form in which it was written"))
     return entry, signature
 
 
@@ -426,7 +426,7 @@ def _lines(file: Path) -> tuple[list[bytes], bool]:
     try:
         content = file.read_bytes() if file.exists() else b""
     except OSError as error:
-        raise _changed("it cannot be read", f"{type(error).__name__}") from error
+        raise MedsiloError(_changed("it cannot be read"), private=f"{type(error).__name__}") from error
     *lines, rest = content.split(b"\n")
     return lines, bool(rest)
 
@@ -435,14 +435,15 @@ def _check_signature(key: str, text: str, signature: bytes, what: str) -> None:
     try:
         verify(load_der_public_key(bytes.fromhex(key)), signature, text.encode())
     except (InvalidSignature, ValueError, TypeError) as error:
-        raise _changed(f"{what} is not signed by the key that it names", type(error).__name__) from error
+        raise MedsiloError(
+            _changed(f"{what} is not signed by the key that it names"), private=type(error).__name__
+        ) from error
 
 
-def _changed(how: str, private: str = "") -> MedsiloError:
-    return MedsiloError(
+def _changed(how: str) -> str:
+    return (
         f"this hospital's privacy ledger was changed or is damaged: {how}; nothing leaves until it is put back from a "
-        "copy (medsilo ledger verify)",
-        private=private,
+        "copy (medsilo ledger verify)"
     )
 
 
