@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -12,9 +11,9 @@ from benchmarks.heart_dp.data import Hospital, validation
 from benchmarks.heart_dp.federation import Outcome, Promise, Setup, run
 
 SEEDS = (42, 43, 44, 45, 46)
-EPSILONS, DELTAS = (50.0, 10.0, 5.0, 1.0, 0.1), (0.1, 0.01, 0.001, 0.0001)
+EPSILONS, DELTAS = (50.0, 10.0, 5.0, 1.0, 0.1), (0.001, 0.0001, 0.1, 0.01)
 OPEN = Promise(None, None)
-PUBLISHED = (OPEN, *(Promise(e, d) for e, d in product(EPSILONS, DELTAS)))
+PUBLISHED = (OPEN, *(Promise(e, d) for d, e in product(DELTAS, EPSILONS)))
 BETTER = (Promise(1.0, 0.001), Promise(0.1, 0.001))
 DRAWS = 5  # of validation cases and noise, by which candidates are compared
 FULL = Setup(batch=None, start="zero", weighting="uniform")
@@ -47,9 +46,14 @@ def result_of(cell: Cell, hospitals: dict[str, Hospital], folder: Path) -> Outco
     return outcome
 
 
-def published() -> Iterator[Cell]:
-    """Yield the published study's cells."""
-    return (Cell(Setup(), promise, seed) for promise, seed in product(PUBLISHED, SEEDS))
+def kept(cell: Cell, folder: Path) -> bool:
+    """Whether a cell is done."""
+    return (folder / cell.file).exists()
+
+
+def published(promise: Promise) -> list[Cell]:
+    """Return the published study's cells for one promise."""
+    return [Cell(Setup(), promise, seed) for seed in SEEDS]
 
 
 def candidates() -> list[Setup]:
@@ -62,11 +66,6 @@ def candidates() -> list[Setup]:
     ]
     own = [replace(setup, method="mr-mtl", pull=pull) for setup in fedavg for pull in (0.1, 0.5)]
     return [*fedavg, *own]
-
-
-def validated(promise: Promise) -> Iterator[Cell]:
-    """Yield the cells that compare the candidates."""
-    return (Cell(setup, promise, seed, True) for setup, seed in product(candidates(), range(DRAWS)))
 
 
 def chosen(promise: Promise, hospitals: dict[str, Hospital], folder: Path) -> tuple[Setup, float]:

@@ -9,7 +9,18 @@ from statistics import fmean, stdev
 
 from scipy import stats
 
-from benchmarks.heart_dp.cells import BETTER, DRAWS, PUBLISHED, SEEDS, Cell, candidates, chosen, result_of
+from benchmarks.heart_dp.cells import (
+    BETTER,
+    DRAWS,
+    PUBLISHED,
+    SEEDS,
+    Cell,
+    candidates,
+    chosen,
+    kept,
+    published,
+    result_of,
+)
 from benchmarks.heart_dp.data import Hospital
 from benchmarks.heart_dp.federation import Outcome, Promise, Setup
 
@@ -61,7 +72,8 @@ def compared(setup: Setup, promise: Promise, hospitals: dict[str, Hospital], tol
 
 def document(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[str, bool]:
     """Return the page, and whether the goals are met."""
-    again = [compared(Setup(), promise, hospitals, told, folder) for promise in PUBLISHED]
+    done = [promise for promise in PUBLISHED if all(kept(cell, folder) for cell in published(promise))]
+    again = [compared(Setup(), promise, hospitals, told, folder) for promise in done]
     lines = [WORDS.format(cases=_cases(hospitals)), "## The published study again", ""]
     lines += [
         "| ε | δ | published | here | difference in standard errors | ε that was spent |",
@@ -74,13 +86,18 @@ def document(hospitals: dict[str, Hospital], told: Told, folder: Path) -> tuple[
             f"| {one.errors:+.1f} | {_number(None if math.isinf(one.epsilon) else round(one.epsilon, 4))} |"
         )
     apart = [one for one in again if abs(one.errors) > ERRORS]
-    lines += ["", f"{len(again) - len(apart)} of {len(again)} cells are within two standard errors.", ""]
+    left = len(PUBLISHED) - len(done)
+    lines += [
+        "",
+        f"{len(again) - len(apart)} of {len(again)} cells are within two standard errors; {left} are left to do.",
+        "",
+    ]
     lines += [CHOICE.format(candidates=len(candidates()), draws=DRAWS), ""]
     lines += [
         "| ε | δ | published | chosen | validation | here | goal | paired difference, 95 % | ε spent |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    met = not apart
+    met = not apart and not left
     for promise in BETTER:
         setup, validated = chosen(promise, hospitals, folder)
         one = compared(setup, promise, hospitals, told, folder)
