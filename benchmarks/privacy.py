@@ -6,6 +6,8 @@ The private step has gradients of single cases, their clipping, secret noise and
 thread. Goal: at most 2.5 plain steps for the small CNN and the U-Net of slices.
 """
 
+import ctypes
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -68,6 +70,8 @@ def compare(name: str) -> tuple[dict[str, float], dict[str, float]]:
 def peak(work: Callable[[], object]) -> float:
     """Return the MiB that a piece of work adds to what the process holds, the second time that it is done."""
     work()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system, or it would not be counted again
     forget_most()
     before = most_held()
     work()

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from medsilo.core.section import Section
+from medsilo.course.declared import PrivacyOffer
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
 from medsilo.plan import Mixing, Participation, Plan, Tracking, TransportSettings
@@ -215,6 +216,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-robust": lambda: one_of(ROBUST, "mixing.robust", "rule"),
     "plan-transport": lambda: section(TransportSettings, "transport"),
     "plan-tracking": lambda: section(Tracking, "tracking"),
+    "plan-privacy": lambda: section(PrivacyOffer, "privacy"),
     "plan-rest": top_level,
     "limits": lambda: section(Limits, "limits"),
     "protection": lambda: settings(PROTECTION),

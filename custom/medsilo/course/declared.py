@@ -7,7 +7,7 @@ from pydantic import Field
 
 from medsilo.core.errors import PlanError
 from medsilo.learning.private import AdaptiveClipping
-from medsilo.privacy.agreed import Promise
+from medsilo.privacy.agreed import Delta, Epsilon, Promise, Unit
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,9 @@ class Private:
 class PrivacyOffer(Promise):
     """The plan's `privacy`: what the study promises every hospital of its records."""
 
+    epsilon: Epsilon = Field(description="ε of all rounds together, at every hospital; it may demand less")
+    delta: Delta = Field(description="δ at which ε holds; less than 1 / number of patients of the largest hospital")
+    unit: Unit = Field("record", description="whom it protects: a record, or a patient with all cases")
     clip: float = Field(
         1.0,
         gt=0,
