@@ -36,6 +36,7 @@ bench: $(VENV)/.test-ready
 	-$(BIN)/python benchmarks/adafed.py
 	-$(BIN)/python benchmarks/federation.py
 	-$(BIN)/python benchmarks/harmofl.py
+	-$(BIN)/python benchmarks/privacy.py
 	-$(BIN)/python benchmarks/fedsm.py
 	-$(BIN)/python benchmarks/data.py
 

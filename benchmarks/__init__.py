@@ -1,1 +1,1 @@
-"""Measurements that print ratios against a stated reference in the same run."""
+"""Measurements that print ratios against a stated reference. A package: Opacus installs one of the same name."""

@@ -17,9 +17,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from medsilo.core.section import Section
+from medsilo.course.declared import PrivacyOffer
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
 from medsilo.plan import Mixing, Participation, Plan, Tracking, TransportSettings
+from medsilo.privacy.agreed import Demands
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
@@ -214,9 +216,11 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-robust": lambda: one_of(ROBUST, "mixing.robust", "rule"),
     "plan-transport": lambda: section(TransportSettings, "transport"),
     "plan-tracking": lambda: section(Tracking, "tracking"),
+    "plan-privacy": lambda: section(PrivacyOffer, "privacy"),
     "plan-rest": top_level,
     "limits": lambda: section(Limits, "limits"),
     "protection": lambda: settings(PROTECTION),
+    "demands": lambda: section(Demands, "privacy"),
     "run-tree": lambda: tree(RUN_TREE),
     "summary": lambda: fields(schema.Summary),
     "agreed": lambda: fields(schema.Agreement, "agreed."),

@@ -21,7 +21,14 @@ from medsilo.study.compare import Study
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
 STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "scaffold"]  # the server makes a step of its own
-PERSONAL = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]  # a network of the site's own beside the shared one
+PERSONAL = [
+    "mr-mtl",
+    "ditto",
+    "apfl",
+    "per-fedavg",
+    "pfedme",
+    "fine-tuning",
+]  # a network of the site's own beside the shared one
 FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
 METHODS = [*PLAIN, *STEPPING, "moon", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed", *FEDSM]
 TINY = {"name": "synthetic-activity"}

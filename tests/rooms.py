@@ -27,34 +27,38 @@ def room(holds: str, uses: str = "") -> Room:
 
 ROOMS = {
     "core": room("errors, sections of a plan, files written whole, spilling to disk, version and hash"),
-    "learning": room("a site's mathematics in plain PyTorch: training loop, layers, optimizers, statistics", "core"),
+    "learning": room(
+        "a site's mathematics in plain PyTorch: training loop, layers, optimizers, statistics", "core privacy"
+    ),
     "mixing": room("the server's mathematics in plain PyTorch: mixers and server steps", "core"),
     "sealing": room("sealed mixing: masks that hospitals put on what they send and the server adds up", "core"),
+    "privacy": room("differential privacy: what was released, what it costs together, noise nobody can guess", "core"),
     "models": room("the networks", "core"),
     "tasks": room(
         "data, loss and metric of one medical question; image files, splits, partitions", "core learning models"
     ),
     "course": room(
         "a study as data: phases of groups, what a method finds at a site and at the server, outcomes",
-        "core learning mixing tasks",
+        "core learning mixing privacy tasks",
     ),
     "registry": room("names of methods, tasks and networks, our own and those of other packages", "core"),
     "plan": room(
-        "the one description of a study: checked, resolved, hashed", "core course learning mixing models registry tasks"
+        "the one description of a study: checked, resolved, hashed",
+        "core course learning mixing models privacy registry tasks",
     ),
-    "site": room("a hospital's own settings and policy", "core learning tasks"),
+    "site": room("a hospital's own settings, policy, memory and privacy ledger", "core learning privacy sealing tasks"),
     "runs": room(
         "the typed record of a run: what is in its files, their names, the messages between server and sites",
-        "core plan",
+        "core plan privacy",
     ),
     "deploy": room(
         "the super model and its folder, prediction, export as a MONAI Bundle",
         "core course learning models plan registry runs tasks",
     ),
-    "methods": room("one file per method", "core course deploy learning mixing models tasks"),
+    "methods": room("one file per method", "core course deploy learning mixing models privacy tasks"),
     "federation": room(
         "the coordinator (server's side) and the participant (site's side), without NVFlare; both in one process",
-        "core course learning mixing plan runs sealing site tasks",
+        "core course learning mixing plan privacy runs sealing site tasks",
     ),
     "flare": room(
         "what runs inside NVFlare: controller, executor, filters, transport, jobs, simulator",
@@ -65,13 +69,15 @@ ROOMS = {
     ),
     "check": room(
         "a site's check before it joins, and the leak report",
-        "core course federation learning plan runs site tasks",
+        "core course federation learning plan privacy runs site tasks",
     ),
     "study": room(
         "comparisons over many runs and their statistics; the demo",
         "core federation flare plan registry runs site",
     ),
-    "analyses": room("the papers' figures from finished runs", "core course federation learning plan runs site tasks"),
+    "analyses": room(
+        "the papers' figures from finished runs", "core course federation learning plan privacy runs site tasks"
+    ),
     "report": room("tables, and runs and studies as one HTML page", "core runs study"),
 }
 BENEATH = {"learning", "mixing", "models", "sealing"}  # mathematics, which others put to use

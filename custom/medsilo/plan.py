@@ -18,11 +18,13 @@ from medsilo.core.package import package_facts
 from medsilo.core.section import SHOWN, Section, added, checked, in_words
 from medsilo.core.text import plain
 from medsilo.course.algorithm import Algorithm
+from medsilo.course.declared import PrivacyOffer, Private
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Course, Phase
 from medsilo.course.promises import Sealing, promises
 from medsilo.course.sealable import forms_of
 from medsilo.course.workbench import Blueprint
+from medsilo.learning.private import GradientBounds, mixes_cases
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
 from medsilo.mixing.defence import Shield
@@ -34,6 +36,7 @@ from medsilo.tasks.task import Task
 
 MOST_SITES = 4096
 LEAST_SEALED = 3  # hospitals in a sealed round
+BOUNDS = "privacy"  # the name of what holds the bounds on gradients among a site's networks
 MOST_PARAMETERS = 500_000_000  # of all networks of a method together
 
 
@@ -341,6 +344,12 @@ class Plan(Section):
     mixing: Mixing = added(Mixing())
     transport: TransportSettings = TransportSettings()
     tracking: Tracking = Tracking()
+    privacy: PrivacyOffer | None = Field(
+        None,
+        exclude_if=lambda offer: offer is None,
+        description="what the study promises of every hospital's records ([privacy.md](privacy.md)): differential "
+        "privacy against everybody outside it. `null`: nothing",
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="decides everything random")
     protocol: Literal["paper", "released-code", "clinical"] = Field(
         "clinical",
@@ -377,6 +386,8 @@ class Plan(Section):
             self.mixing.suits(self.algorithm.name, sent, self.participation.required)
         if self.transport.sealed:
             self._can_be_sealed(networks)
+        if self.privacy:
+            self._keeps_its_promise(networks)
         self._keeps_its_protocol()
         return self
 
@@ -427,6 +438,30 @@ class Plan(Section):
         if strangers := sorted(set(transport.sealing_clear) - known):
             raise PlanError(f"transport.sealing_clear: {name} sends no group {strangers[0]}; take it out")
 
+    def _keeps_its_promise(self, networks: Mapping[str, nn.Module]) -> None:
+        """All that leaves a hospital follows from noisy gradients of single cases."""
+        if self.training.truncate:
+            raise PlanError(
+                "training.truncate: which cases a hospital trains on would depend on the others' numbers of cases; set "
+                "it to false where the plan promises privacy"
+            )
+        for name in self.private.networks:
+            if layer := mixes_cases(networks[name]):
+                raise PlanError(
+                    f"privacy: {layer} of network {name} lets cases of a batch change each other's gradients, so no "
+                    "bound holds for one; choose network.norm=group, or instance for a U-Net"
+                )
+
+    @property
+    def private(self) -> Private:
+        """How the method keeps the plan's promise of privacy; raises PlanError where it can't."""
+        return self.algorithm.privately()
+
+    @property
+    def gradients(self) -> int:
+        """The noisy gradients that are taken of each batch, where the plan promises privacy."""
+        return len(self.private.networks) * (2 if self.algorithm.perturbation else 1)
+
     def _forms(self, phase: Phase) -> dict[str, Form]:
         sites = self.participation.sites or ("a", "b", "c")
         return forms_of(phase, sites, self.task, self.training, self.seed)
@@ -472,7 +507,10 @@ class Plan(Section):
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.seed, "initial weights"))
-            return self.algorithm.modules(self._blueprint())
+            networks = self.algorithm.modules(self._blueprint())
+        if self.privacy:
+            networks[BOUNDS] = GradientBounds(self.private.networks, self.privacy.clip, self.privacy.adaptive)
+        return networks
 
     @property
     def parameters(self) -> int:

@@ -125,6 +125,7 @@ METHODS = Registry(
         "fedyogi": "medsilo.methods.fedopt:FedYogi",
         "scaffold": "medsilo.methods.scaffold:Scaffold",
         "moon": "medsilo.methods.moon:Moon",
+        "mr-mtl": "medsilo.methods.mr_mtl:MRMTL",
         "ditto": "medsilo.methods.ditto:Ditto",
         "apfl": "medsilo.methods.apfl:APFL",
         "per-fedavg": "medsilo.methods.per_fedavg:PerFedAvg",

@@ -142,3 +142,14 @@ def test_a_round_of_both_frameworks(bench: Bench, tmp_path: Path) -> None:
     for name, run in (("ours", federation.run_ours), ("stock", stock)):
         outcome = run(size, 2, tmp_path / name)
         assert outcome.round_seconds > 0 and outcome.server_mb > 0 and outcome.site_mb > 0
+
+
+@linux
+def test_what_privacy_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    privacy = bench("privacy")
+    monkeypatch.setattr(privacy, "REPEATS", 1)
+    small = {name: (build, (4, shape[1], 16, 16)) for name, (build, shape) in privacy.CASES.items()}
+    monkeypatch.setattr(privacy, "CASES", small)
+    for name in small:
+        seconds, memory = privacy.compare(name)
+        assert all(value > 0 for value in seconds.values()) and all(value >= 0 for value in memory.values())

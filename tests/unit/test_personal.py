@@ -105,6 +105,13 @@ def ditto(site: ByHand, pull: float) -> None:
         site.learn_shared(batch)
 
 
+def mr_mtl(site: ByHand, pull: float) -> None:
+    mean = site.w
+    for batch in site.passes():
+        site.v = site.of_v.step(site.v, gradient(site.v, batch) + pull * (site.v - mean))
+    site.w = site.v
+
+
 def apfl(site: ByHand, adaptive: bool) -> None:
     for number, batch in enumerate(site.passes()):
         if adaptive and number == 0:
@@ -172,6 +179,8 @@ def mixture(site: ByHand) -> Array:
 
 CASES = [
     Case("ditto", {"pull": 0.7}, lambda site: ditto(site, 0.7)),
+    Case("mr-mtl", {"pull": 0.7, "weighting": "uniform"}, lambda site: mr_mtl(site, 0.7)),
+    Case("mr-mtl", {"pull": 0.1, "weighting": "samples"}, lambda site: mr_mtl(site, 0.1)),
     Case("apfl", {"alpha": 0.5}, lambda site: apfl(site, False), mixture),
     Case("apfl", {"alpha": 0.5, "adaptive": True}, lambda site: apfl(site, True), mixture),
     Case("per-fedavg", {"inner_lr": 0.1}, lambda s: per_fedavg(s, 0.1, False), lambda s: after_all_data(s, 0.1)),

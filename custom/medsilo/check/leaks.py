@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from medsilo.check.spending import price_list
 from medsilo.core.coarse import Resolution
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
@@ -104,6 +105,8 @@ def describe(
     lines += ["", *_numbers(plan, least)]
     if settings.protects(plan.task.synthetic):
         lines += ["", *_coarse(plan, settings)]
+    if plan.privacy or settings.privacy:
+        lines += ["", "What each costs (docs/privacy.md):", *_aligned([("what", "price"), *price_list(plan, settings)])]
     told = told_besides(plan)
     if told:
         lines += ["", *told]

@@ -23,6 +23,7 @@ MODULES = {
     "PyYAML": "yaml",
     "Jinja2": "jinja2",
     "scikit-learn": "sklearn",
+    "dp-accounting": "dp_accounting",
 }  # whose module has another name
 PLATFORM = "nvflare"  # must be of the same release at all sites; the others may differ in digits
 ROOM = 1 << 30  # bytes beside the results for logs and NVFlare's own files

@@ -25,6 +25,7 @@ from medsilo.check.machine import (
     required_versions,
 )
 from medsilo.check.result import Finding, Report
+from medsilo.check.spending import privacy_findings
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
 from medsilo.learning.loop import Compute
@@ -153,6 +154,8 @@ def _look_at_data(
     with _guarded("limits", report):
         report.findings.extend(limit_findings(plan, settings, book, survey))
         report.tables.extend(limit_tables(plan, settings, book, survey))
+    with _guarded("privacy", report):
+        report.findings.extend(privacy_findings(plan, settings, book))
     known = survey.parts["train"].cases if survey.parts else None
     if not survey.usable or any(f.where == "device" and f.severity == "stops" for f in report.findings):
         told = "no batch was tried, because the data or the device stop it"

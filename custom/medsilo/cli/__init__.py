@@ -49,6 +49,8 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (hospital.export, "runs/<run>/supermodel -o bundle"),
         (hospital.leak_report, "jobs/harmofl --local kits/st-anna/local"),
         (hospital.check, "--job jobs/fedavg --kit kits/st-anna --html check.html"),
+        (hospital.ledger, "show --kit kits/st-anna"),
+        (hospital.audit_privacy, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),
     "What there is": (
         (lists.methods, ""),

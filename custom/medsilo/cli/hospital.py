@@ -1,4 +1,4 @@
-"""Commands for a hospital's engineer: predict, export, leak-report, check."""
+"""Commands for a hospital's engineer: predict, export, leak-report, check, ledger."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.given_settings import check_device, folder_of_settings
+from medsilo.cli.given_settings import check_device, folder_of_settings, settings_of
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
     from medsilo.check.visit import Visit
+
+LEDGER_ACTIONS = ("show", "verify", "export")
 
 
 def predict(
@@ -193,6 +195,143 @@ def check(
         print(f"names of files and patients, for this hospital only: {private}", file=sys.stderr)
     screen.answer(**found.as_json())
     return 0 if found.go else 1
+
+
+def ledger(
+    screen: Screen,
+    action: Annotated[
+        str,
+        typer.Argument(
+            metavar="ACTION",
+            parser=options.one_of(LEDGER_ACTIONS),
+            autocompletion=lambda: list(LEDGER_ACTIONS),
+            help=", ".join(LEDGER_ACTIONS),
+        ),
+    ] = "show",
+    *,
+    kit: Annotated[Path | None, typer.Option(metavar="KIT", help="this site's kit")] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="without a kit: what the site remembers, <output>/_hospital/<site>"),
+    ] = None,
+    site_config: options.SiteConfig = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="verify: an earlier export, which the ledger must continue")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="export: the file to write"),
+    ] = None,
+) -> int:
+    """Show, verify or export what studies have cost this hospital's patients.
+
+    show: per data set and study the ε so far. verify: every line, signature and the head; with --against also that
+    nothing of an earlier export is gone. export: the lines as they are, to be kept elsewhere.
+    """
+    screen.note("reading the ledger")
+    from dataclasses import asdict
+
+    from medsilo.check.demands import book_of_kit
+    from medsilo.check.kit import read_kit
+    from medsilo.check.spending import spending_lines, spent
+    from medsilo.core.files import write_text
+    from medsilo.site.book import Book
+    from medsilo.site.ledger import Ledger, ledgers
+    from medsilo.site.settings import SiteSettings, read_settings
+
+    local = folder_of_settings(kit / "local" if kit else site_config)
+    settings = read_settings(local) if local else SiteSettings()
+    book = book_of_kit(settings, local, read_kit(kit).name) if kit else Book(records) if records else None
+    if book is None:
+        raise MedsiloError("where is the ledger? give --kit, or --records with the folder of what the site remembers")
+    if (against and action != "verify") or (out and action != "export"):
+        raise MedsiloError("--against belongs to verify, and --out to export")
+    found = [Ledger(book.folder, data) for data in ledgers(book.folder)]
+    if not found:
+        raise MedsiloError("there is no ledger yet: it begins with the first study that is counted", str(book.folder))
+    told = [spent(one, settings.privacy) for one in found]  # each line is checked
+    if action == "export":
+        text = "".join(one.export() for one in found)
+        if out:
+            write_text(out, text)
+        screen.say(f"export: {out}" if out else text.rstrip("\n"))
+    elif action == "verify":
+        for one in found:
+            earlier = _exported(against, one.data) if against else ""
+            since = f", {one.check_against(earlier)} since the export" if against else ""
+            standing = one.standing()
+            screen.say(f"data set {one.data}: {len(standing.entries)} lines are as they were written{since}")
+    else:
+        for view in told:
+            for line in spending_lines(view):
+                screen.say(line)
+    screen.answer(ledgers=[asdict(view) for view in told], **({"export": out} if out else {}))
+    return 0
+
+
+def _exported(file: Path, data: str) -> str:
+    """Return the lines of one data set in an export."""
+    import json
+
+    try:
+        lines = file.read_text("utf-8").splitlines()
+        return "".join(f"{line}\n" for line in lines if json.loads(line)["entry"]["data"] == data)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MedsiloError(f"--against: the export cannot be read ({type(error).__name__})", str(file)) from error
+
+
+def audit_privacy(
+    screen: Screen,
+    run: Annotated[Path, typer.Argument(help="the run's folder, with its sites' data on this machine")],
+    *,
+    trainings: Annotated[
+        int, typer.Option(metavar="N", parser=options.positive, help="short trainings, half of them with the canary")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", parser=options.whole, help="of who is drawn")] = 0,
+    inversion: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", parser=options.output_folder, help="also try to draw images from gradients, into here"
+        ),
+    ] = None,
+    device: options.DeviceOfRun = None,
+    data: options.DataOfRun = None,
+    site_config: options.SiteConfig = None,
+) -> int:
+    """Attack a run: does its private training keep the claim, and do its models tell who was in the training set?
+
+    Ends with 1 where a claim is broken or a model should not leave. docs/privacy.md says what the tests can't see.
+    """
+    screen.note("reading the run")
+    from dataclasses import asdict
+
+    from medsilo.analyses.analysis import Question, read_finished
+    from medsilo.analyses.privacy_audit import audit_of_run
+    from medsilo.analyses.release import check_release
+    from medsilo.analyses.write import analyse
+
+    [finished] = read_finished([run])
+    settings = settings_of(device, data, site_config)
+    claim = None
+    if finished.plan.privacy:
+        with screen.busy("training with and without a canary"):
+            claim = audit_of_run(finished, settings, trainings, seed)
+        screen.say(f"private steps: {claim.verdict}")
+    else:
+        screen.say("private steps: none; the plan promises no privacy")
+    with screen.busy("testing who was in the training set"):
+        found = check_release(finished, settings, seed)
+    for site, one in found.items():
+        screen.say(f"model of {site}: {one.verdict}")
+    files = analyse("inversion", [run], Question(settings, seed), inversion)[0] if inversion else []
+    for file in files:
+        screen.say(str(file))
+    screen.answer(
+        claim={**asdict(claim), "holds": claim.holds} if claim else None,
+        models={site: {**asdict(one), "verdict": one.verdict} for site, one in found.items()},
+        files=files,
+    )
+    return 1 if (claim and not claim.holds) or any(one.advises_against for one in found.values()) else 0
 
 
 def _visit(

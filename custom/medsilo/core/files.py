@@ -141,6 +141,17 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from error
 
 
+def load_facts(path: Path) -> dict[str, Any]:
+    """The facts of a file that `save_tensors` wrote, without its tensors."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return json.loads(file.metadata()["facts"])
+    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise MedsiloError(
+            f"{path.name} cannot be read ({type(error).__name__}); it is missing or damaged", private=str(path)
+        ) from error
+
+
 def newest(folder: Path, pattern: str, key: Callable[[Path], int]) -> Path | None:
     """The file of a folder whose key is the greatest."""
     return max(folder.glob(pattern), key=key, default=None)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from medsilo.core.errors import PlanError
 from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.declared import Private, not_declared
 from medsilo.course.outcome import OneModel, Outcome
 from medsilo.course.phase import Course, Phase
 from medsilo.course.workbench import Blueprint, Workbench
@@ -112,6 +113,13 @@ class Algorithm(Section):
     def personalise(self, bench: Workbench) -> None:
         """Make "model" of what a site has just received, where it is another network; on training data, if on any."""
 
+    def private(self) -> Private:
+        """Return how the method keeps a promise of privacy; raises PlanError where it can't.
+
+        A method declares that for itself: what it does beside the one that it derives from is not covered by that.
+        """
+        raise PlanError(not_declared(self.name))
+
     # What makes no sense
     def cautions(self, sites: Sequence[str]) -> list[str]:
         """Return what whoever starts the study should know of its numbers, one line each."""
@@ -139,6 +147,17 @@ class Algorithm(Section):
         if build.shape is None:
             raise PlanError("algorithm.amplitude: needs images of one size; set task.size or algorithm.amplitude=null")
         return modules | {INPUT: self.amplitude.layer(build.shape)}
+
+    def privately(self) -> Private:
+        """Return how the plan's promise of privacy is kept; raises PlanError where it would be false."""
+        if "private" not in vars(type(self)):
+            raise PlanError(not_declared(self.name))
+        if self.amplitude:
+            raise PlanError(
+                "algorithm.amplitude: the amplitude is an average of images that leaves without an account of its own, "
+                "so a promise of privacy would be false; set it to null"
+            )
+        return self.private()
 
     def input_layer(self, modules: Modules) -> nn.Module | None:
         """Return what every batch passes through once before a network sees it, in training as in evaluation."""

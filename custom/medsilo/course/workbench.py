@@ -8,8 +8,10 @@ from typing import Protocol
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
+from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
-from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, lesson, objective_of
+from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, OutputLoss, lesson, objective_of
+from medsilo.learning.private import PrivateSteps, unless_empty
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
 
@@ -51,13 +53,21 @@ class Workbench:
     steps: int  # mini-batches in an epoch
     random: Generator  # for what a method draws at this site in this round
     rule: StepRule | None  # the plan's, where steps are not plain
+    private: PrivateSteps | None = None  # how networks learn, where the plan promises privacy
 
     def lesson(self, name: str = "model", objective: Objective | None = None, step: Step | None = None) -> Lesson:
         """Return how one network learns from a batch; by default the task, by the plan's step."""
         model, optimizer = self.modules[name], self.optimizers[name]
         if step is None:
             step = self.rule.step(model, optimizer) if self.rule else plain_step
-        return lesson(model, objective or objective_of(self.loss), optimizer, self.compute, step)
+        objective = objective or objective_of(self.loss)
+        if self.private is None:
+            return lesson(model, objective, optimizer, self.compute, step)
+        if name in self.private.at_home:
+            return unless_empty(lesson(model, objective, optimizer, self.compute, step))
+        if not isinstance(objective, OutputLoss):
+            raise MedsiloError(f"privacy: what {name} learns is more than a loss of its output, which has no account")
+        return self.private.lesson(name, model, objective.loss, optimizer, step)
 
     def train(self, *lessons: Lesson, share: float = 1.0) -> float:
         """Do the plan's local epochs, by default on "model" alone: each batch is loaded once and serves every lesson.

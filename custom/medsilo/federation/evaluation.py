@@ -107,8 +107,10 @@ class Evaluation:
         return ("train",) if self.plan.transport.sealing_counts else ()
 
     def tells(self, part: SitePart) -> bool:
-        """Whether a score over a part may leave: not where it is of too few patients, nor the difference to another."""
-        if part in self.too_near:
+        """Whether a score over a part may leave: not where it is of too few patients, nor the difference to another,
+        nor where the hospital demands privacy and has not declared it public."""
+        demands = self.settings.privacy
+        if part in self.too_near or (demands and part not in demands.public):
             return False
         return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
 
@@ -134,7 +136,7 @@ class Evaluation:
 
     def train_loss(self, loss: float, samples: int) -> float:
         """Return the mean loss over so many training cases as it is told; nan where it may not be."""
-        if not self.tells("train") and self.protected:
+        if not self.tells("train") and (self.protected or self.settings.privacy):
             return math.nan
         return self.resolution["train"].among(samples / self.cases["train"]).mean(loss, 0, MOST)
 

@@ -25,8 +25,10 @@ from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase
 from medsilo.course.workbench import Workbench
 from medsilo.federation.accepting import check_ranges, same_layout
+from medsilo.federation.account import PrivacyAccount
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
+from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
 from medsilo.federation.scoring import write_measures
 from medsilo.federation.sealed.identity import KitFiles, signer_of
@@ -35,6 +37,7 @@ from medsilo.federation.site_state import SiteState
 from medsilo.learning.loop import DrawnCases, Lesson, Stop, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
+from medsilo.privacy.mechanisms import Charge
 from medsilo.runs import paths
 from medsilo.runs.messages import ANSWERS, LETTERED, Parcel, Request
 from medsilo.site.settings import SiteSettings
@@ -43,6 +46,7 @@ from medsilo.tasks.task import SiteData
 
 Metrics = dict[str, float | None]
 Told = dict[str, Any]  # fields of an answer
+SHUFFLE = "shuffle"  # for what data are drawn in training
 
 
 class Participant:
@@ -65,8 +69,10 @@ class Participant:
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
         self.compute, self.settings = settings.compute(), settings
         self.protection = Protection(plan, site, settings, folder, lead)
+        self.account: PrivacyAccount | None = None
         if data is None:
             self.protection.admit()
+            self.account = PrivacyAccount.of(plan, self.protection, folder, kit)
             data = plan.task.site_data(site, self.sites, plan.seed, self.protection.source())
         self.data = data
         self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection)
@@ -74,7 +80,11 @@ class Participant:
         check_limits(plan, settings, plan.parameters, self.cases["train"], free_disk(folder))
         self.train = self.data.train
         self._check_averages()
+        self.private = PrivateSite.of(plan, site, settings.privacy, self.train)
         self.state = SiteState(plan, site, folder, self.compute)
+        if self.account:
+            self.account.admit(self._planned())
+            self.state.counts = self.account.counts
         self.outcome = plan.algorithm.outcome
         self.chooses = self.outcome.personal and plan.tracking.select == "best"
         self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
@@ -87,6 +97,8 @@ class Participant:
         asked = Request.read(parcel.facts)
         check_disk(self.folder, self.settings.limits)
         self.warnings = []
+        if self.account and (reply := self._begin_counted(self.account, asked, parcel)):
+            return reply
         work = {"join": self._join, "round": self._round, "deliver": self._deliver, "test": self._test}
         work |= dict.fromkeys(LETTERED, self._answer_letters)
         with self.compute.reproducible(seed_for(self.plan.seed, self.site, "work", asked.round)):
@@ -107,7 +119,36 @@ class Participant:
             name: self.settings.rounded(value) if isinstance(value, float) else value
             for name, value in reply.metrics.items()
         }
+        if self.account:
+            self._settle(self.account, asked, parcel, reply)
         return reply
+
+    # ------------------------------------------------------------------ what answers cost
+    def _begin_counted(self, account: PrivacyAccount, asked: Request, parcel: Parcel) -> Parcel | None:
+        """Return the answer that this request got already; where there is none, begin an attempt at one."""
+        if reply := account.again(parcel):
+            return reply
+        account.afford(self._charges(asked.task, asked.round))
+        self.state.attempt = account.begin()
+        return None
+
+    def _settle(self, account: PrivacyAccount, asked: Request, parcel: Parcel, reply: Parcel) -> None:
+        """Enter an answer in the hospital's ledger; unless that succeeds it does not leave, and its state is void."""
+        number, self.state.done = self.state.done, -1
+        what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
+        account.settle(parcel, reply, what, self._charges(asked.task, asked.round))
+        self.state.done = number
+
+    def _charges(self, task: str, number: int) -> list[Charge]:
+        """Return what an answer costs."""
+        assert self.account
+        trained = self.private.charges(number, self.plan.course.phase_of(number)) if self.private else []
+        return [*(trained if task == "round" else ()), *self.account.numbers(task)]
+
+    def _planned(self) -> list[Charge]:
+        """Return what all answers of the study cost."""
+        rounds = range(1, self.plan.rounds + 1)
+        return [charge for number in rounds for charge in self._charges("round", number)]
 
     # ------------------------------------------------------------------ the four kinds of work
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
@@ -361,12 +402,13 @@ class Participant:
     def _train(self, number: int, phase: Phase, stop: Stop) -> float:
         if self.plan.training.optimizer_state == "reset":
             self.state.make_optimizers()
-        return phase.work(self.bench("shuffle", number, stop))
+        return phase.work(self.bench(SHUFFLE, number, stop))
 
     def bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
         """Return what the method works with; the order of the data is drawn for this purpose and round."""
         layer = self.plan.algorithm.input_layer(self.state.modules)
-        size = self.plan.training.batch_size
+        size, steps = self.plan.training.batch_size, steps_in(self._samples(), self.plan.training.batch_size)
+        private = self.private.training(number, self.state.modules) if self.private and purpose == SHUFFLE else None
 
         def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:
             order = generator_for(self.plan.seed, self.site, purpose, number, local_epoch)
@@ -374,9 +416,12 @@ class Participant:
             if self.plan.task.augments:
                 drawn = seed_for(self.plan.seed, self.site, "augment", purpose, number, local_epoch)
                 cases = DrawnCases(cases, self.plan.task.augmented, drawn)
+            if private:
+                number_of = steps if most is None else min(most, steps)
+                return train_epoch(private.sample.batches(cases, number_of, self.compute), lessons, self.compute, stop)
             data: Iterator[tuple[Tensor, Tensor]] = islice(batches(cases, size, self.compute, order), most)
             if layer:
-                data = passed_through(layer, data, learns=purpose == "shuffle")
+                data = passed_through(layer, data, learns=purpose == SHUFFLE)
             return train_epoch(data, lessons, self.compute, stop)
 
         def in_order() -> Iterator[tuple[Tensor, Tensor]]:
@@ -396,9 +441,10 @@ class Participant:
             epoch,
             in_order,
             self.cases["train"],
-            steps_in(self._samples(), size),
+            steps,
             generator_for(self.plan.seed, self.site, "method", number),
             self.plan.algorithm.perturbation,
+            private,
         )
 
     # ------------------------------------------------------------------ evaluation

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from medsilo.core.errors import Refused, reading
-from medsilo.core.files import load_tensors, save_tensors, write_text
+from medsilo.core.files import load_facts, load_tensors, save_tensors, write_text
 from medsilo.core.tensors import Modules
 from medsilo.course.group import places_of, views
 from medsilo.learning.loop import Compute, is_finite
@@ -31,6 +32,8 @@ class SiteState:
         self.optimizers: dict[str, Optimizer]
         self.done: int  # the round after which this is the state; -1: in between
         self.best: float | None  # validation score of the model this site chose so far
+        self.attempt = ""  # of the answer that is being made, where a ledger counts them
+        self.counts: Callable[[str], bool] | None = None  # whether what an attempt wrote may be used
         self.begin()
 
     @property
@@ -72,7 +75,7 @@ class SiteState:
         if self.done == number:
             return None
         self.begin()
-        earlier = [saved for saved in self._saved_rounds() if saved <= number]
+        earlier = [saved for saved in self._saved_rounds() if saved <= number and self._may_use(saved)]
         if earlier:
             self._load(max(earlier))
         if self.done >= last:
@@ -85,6 +88,12 @@ class SiteState:
 
     def _saved_rounds(self) -> list[int]:
         return [int(path.stem.removeprefix("state-")) for path in self.folder.glob(paths.STATE_FILES)]
+
+    def _may_use(self, number: int) -> bool:
+        if self.counts is None:
+            return True
+        with reading("this site's saved state"):
+            return self.counts(load_facts(self._path(number)).get("attempt", ""))
 
     def _path(self, number: int) -> Path:
         return self.folder / paths.STATE_FILES.replace("*", str(number))
@@ -109,7 +118,8 @@ class SiteState:
         if self.plan.training.optimizer_state == "keep":
             for name, optimizer in self.optimizers.items():
                 tensors |= {f"optimizer/{name}/{key}": tensor for key, tensor in _optimizer_tensors(optimizer).items()}
-        save_tensors(self._path(self.done), tensors, {"best": self.best})
+        attempt = {"attempt": self.attempt} if self.attempt else {}
+        save_tensors(self._path(self.done), tensors, {"best": self.best, **attempt})
         for old in self._saved_rounds():
             if old < self.done - KEPT:
                 self._path(old).unlink(missing_ok=True)

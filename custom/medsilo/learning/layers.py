@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 HEAD_TYPES = (nn.Linear, _ConvNd)
+NORM_TYPES: tuple[type[nn.Module], ...] = (_BatchNorm, nn.GroupNorm, _InstanceNorm, nn.LayerNorm)
 
 
 def _names_within(module: nn.Module, layers: set[nn.Module]) -> list[str]:
@@ -24,6 +26,11 @@ def _names_within(module: nn.Module, layers: set[nn.Module]) -> list[str]:
 def batch_norm_names(module: nn.Module) -> list[str]:
     """State-dict names of every batch-norm tensor: weights, biases, running statistics and counters."""
     return _names_within(module, set(batch_norm_layers(module)))
+
+
+def norm_names(module: nn.Module) -> list[str]:
+    """State-dict names of every norm's tensors: batch, group, instance or layer norm."""
+    return _names_within(module, {layer for layer in module.modules() if isinstance(layer, NORM_TYPES)})
 
 
 def batch_norm_buffer_names(module: nn.Module) -> list[str]:

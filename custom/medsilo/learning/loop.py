@@ -109,9 +109,19 @@ def passed_through(
     return ((layer(inputs), targets) for inputs, targets in data)
 
 
-def objective_of(loss: LossFunction) -> Objective:
+@dataclass(frozen=True)
+class OutputLoss:
+    """An objective that looks at a network's output alone, so that it is known case by case."""
+
+    loss: LossFunction
+
+    def __call__(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(model(inputs), targets)
+
+
+def objective_of(loss: LossFunction) -> OutputLoss:
     """The loss of the network's output."""
-    return lambda model, inputs, targets: loss(model(inputs), targets)
+    return OutputLoss(loss)
 
 
 def lesson(

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from medsilo.course.declared import Private
 from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import near_as_it_arrived
@@ -26,6 +27,10 @@ class Ditto(SharedAndOwn):
         le=1000,
         description="λ: how strongly a site's own model is held near the shared one; 0 is training alone",
     )
+
+    def private(self) -> Private:
+        says = "the site's own model learns by exact steps: it stays, and the shared one does not depend on it"
+        return Private(("global",), at_home=("model",), says=says)
 
     @contextmanager
     def learning(self, bench: Workbench) -> Iterator[Sequence[Lesson]]:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import BY_ITSELF, Algorithm, without
+from medsilo.course.declared import Private
 from medsilo.course.group import Group
 from medsilo.course.outcome import OneModel, Outcome, OwnModels
 from medsilo.course.phase import Phase, learn
@@ -53,6 +54,9 @@ class FedAvg(Averaging):
 
     def phases(self, training: Training) -> Sequence[Phase]:
         return [Phase("train", training.rounds, (Group("model", self.travelling, self.mean),), self.work)]
+
+    def private(self) -> Private:
+        return Private(("model",))
 
     def travelling(self, modules: Modules) -> Tensors:
         """Return what of the model travels."""

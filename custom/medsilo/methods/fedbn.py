@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import require, without
+from medsilo.course.declared import Private
 from medsilo.course.group import Group
 from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import Phase
-from medsilo.learning.layers import batch_norm_names
+from medsilo.learning.layers import batch_norm_names, norm_names
 from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
 
@@ -20,20 +23,34 @@ class FedBN(Averaging):
     paper = "Li et al. 2021"
 
     name: Literal["fedbn"] = "fedbn"
+    keeps: Literal["batch-norm", "norms"] = Field(
+        "batch-norm",
+        exclude_if=lambda kept: kept == "batch-norm",
+        description="what stays at the site: batch norm, or norms of any kind. A plan with `privacy` has no batch norm",
+    )
 
     @property
     def outcome(self) -> Outcome:
         return OwnModels()
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        rest = Group("model", all_but_batch_norm, self.mean, title="model without batch norm")
+        title = "model without batch norm" if self.keeps == "batch-norm" else "model without norms"
+        rest = Group("model", self.travelling, self.mean, title=title)
         return [Phase("train", training.rounds, (rest,))]
 
     def check(self, modules: Modules) -> None:
-        require(batch_norm_names(modules["model"]), self.name, "batch norm", "set network.norm=batch or choose fedavg")
+        remedy = "set network.norm=batch or choose fedavg"
+        if self.keeps == "batch-norm":
+            remedy += "; to keep group or instance norms at the sites, set algorithm.keeps=norms"
+        require(self._kept(modules), self.name, self.keeps.replace("-", " "), remedy)
 
+    def travelling(self, modules: Modules) -> Tensors:
+        """Return the model's tensors without those of its norms."""
+        return without(modules["model"].state_dict(), self._kept(modules))
 
-def all_but_batch_norm(modules: Modules) -> Tensors:
-    """Return the model's tensors without those of batch norm."""
-    model = modules["model"]
-    return without(model.state_dict(), batch_norm_names(model))
+    def _kept(self, modules: Modules) -> list[str]:
+        return (batch_norm_names if self.keeps == "batch-norm" else norm_names)(modules["model"])
+
+    def private(self) -> Private:
+        says = "the norms learn by noisy steps, too, although they stay: all other gradients depend on them"
+        return Private(("model",), says=says)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import require, without
+from medsilo.course.declared import Private
 from medsilo.course.group import Group
 from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import Phase
@@ -29,6 +30,10 @@ class FedPer(Averaging):
         return [
             Phase("train", training.rounds, (Group("body", body, self.mean, title="model without the last layer"),))
         ]
+
+    def private(self) -> Private:
+        says = "the head learns by noisy steps, too, although it stays: the body's gradients depend on it"
+        return Private(("model",), says=says)
 
     def check(self, modules: Modules) -> None:
         heads = head_names(modules["model"])

@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 
 from medsilo.core.errors import PlanError
+from medsilo.course.declared import Private
 from medsilo.course.workbench import Workbench
 from medsilo.learning.steps import correcting, pull_back
 from medsilo.learning.training import Training
@@ -34,6 +35,9 @@ class FedProx(FedAvg):
                 "algorithm.partial: an amplitude must average all of a site's images, not a straggler's first few; set "
                 "partial=0 or amplitude=null"
             )
+
+    def private(self) -> Private:
+        return Private(("model",), says="the pull to the model as it arrived is added to the noisy gradient")
 
     def work(self, bench: Workbench) -> float:
         straggles, drawn = torch.rand(2, generator=bench.random).tolist()

@@ -19,13 +19,14 @@ from torch.optim import SGD, Adam, Optimizer
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
+from medsilo.course.declared import Private
 from medsilo.course.group import Group, Ranges, network, sample_mean
 from medsilo.course.outcome import Outcome
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
-from medsilo.learning.loop import Lesson, Objective
+from medsilo.learning.loop import Lesson, Objective, objective_of
 from medsilo.learning.moments import GradientSum, Moments
 from medsilo.learning.steps import plain_step
 from medsilo.learning.training import Training
@@ -301,15 +302,24 @@ class FedSM(ModelsAndSelector):
     def trained_models(self, build: Blueprint) -> Modules:
         return self.personal_method.networks(build) if self.personal_method else super().trained_models(build)
 
+    def private(self) -> Private:
+        if self.personal_method:
+            raise PlanError(
+                f"algorithm.personal_method: personal models of {self.personal_method.name} leave in the last round, "
+                "and have no account; set it to null, so that they are private as all three networks are"
+            )
+        return Private(("model", "global", "selector"), says="three noisy gradients of each batch count together")
+
     def train_all_three(self, bench: Workbench) -> float:
         """Lines 6 to 12: all three learn from each batch."""
         label = bench.sites.index(bench.site)
 
-        def tell_apart(selector: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        def tell_apart(scores: Tensor, targets: Tensor) -> Tensor:
             """Eq. 2: every image of hospital k has the label k."""
-            return functional.cross_entropy(selector(inputs), torch.full((len(inputs),), label, device=inputs.device))
+            return functional.cross_entropy(scores, torch.full((len(scores),), label, device=scores.device))
 
-        with self.learning_models(bench) as models, self.learning_selector(bench, tell_apart) as selector:
+        chosen = objective_of(tell_apart)
+        with self.learning_models(bench) as models, self.learning_selector(bench, chosen) as selector:
             return bench.train(*models, selector)
 
     def learning_models(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:

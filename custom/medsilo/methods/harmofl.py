@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import INPUT, InputLayer, LearningStep
+from medsilo.course.declared import Private
 from medsilo.course.group import Group, Ranges, network
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
@@ -167,6 +168,9 @@ class HarmoFL(Averaging):
     def phases(self, training: Training) -> Sequence[Phase]:
         """One model, averaged every round (line 16); the plan's input layer adds its amplitude (`harmonised`)."""
         return [Phase("train", training.rounds, (Group("model", network("model"), self.mean),))]
+
+    def private(self) -> Private:
+        return Private(("model",), says="both gradients of a perturbed step are noisy, and both count")
 
     def mean(self, server: ServerSide) -> Mixer:
         """Return line 16: θ ← θ + η_g (Σ p_i θ_i − θ)."""

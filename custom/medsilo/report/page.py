@@ -55,6 +55,7 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         similarity=panels.similarity(subjects),
         super_models=panels.super_models(subjects),
         unseen=panels.unseen(subjects),
+        spent=panels.spent(subjects),
         participation=[_participation(run) for run in runs if not findings.is_central(run)],
         agreed=same(runs, _agreed),
         costs=_costs(runs),

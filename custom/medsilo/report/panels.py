@@ -223,3 +223,24 @@ def _over_seeds(values: Sequence[float], form: Callable[[float], str]) -> dict[s
         return cell(None)
     mean, low, high = statistics.mean(values), form(min(values)), form(max(values))
     return cell(mean, form(mean), f"{low}–{high}" if low != high else "")
+
+
+def spent(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
+    """What each study cost each hospital's patients, where the hospital's own folder is here."""
+    return [
+        {
+            "label": run.label,
+            "site": site,
+            "study": _epsilon(one.study),
+            "all": _epsilon(one.all_studies),
+            "allowed": "" if one.allowed is None else f"{one.allowed:g}",
+            "delta": f"{one.delta:g}",
+        }
+        for subject in subjects
+        for run in subject.runs
+        for site, one in run.spent.items()
+    ]
+
+
+def _epsilon(value: float | None) -> str:
+    return "no bound" if value is None else f"{value:.3f}"

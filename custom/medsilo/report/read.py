@@ -13,8 +13,8 @@ from PIL import Image
 
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.runs import paths
-from medsilo.runs.reading import read_cross, read_provenance, read_rounds, read_summary, read_text
-from medsilo.runs.schema import Cross, Provenance, Round, SiteResult, Summary
+from medsilo.runs.reading import read_cross, read_provenance, read_rounds, read_spent, read_summary, read_text
+from medsilo.runs.schema import Cross, Provenance, Round, SiteResult, Spent, Summary
 
 LARGEST_PICTURE = 2_000_000  # bytes
 Interval = tuple[float, float]
@@ -67,6 +67,7 @@ class RunResult:
     cross: Cross | None = None
     intervals: dict[str, Interval] = field(default_factory=dict)  # of the score, where the cases' scores are here
     overlays: dict[str, list[Overlay]] = field(default_factory=dict)  # by site
+    spent: dict[str, Spent] = field(default_factory=dict)  # by site whose own folder is here
 
     @property
     def failed(self) -> bool:
@@ -152,7 +153,7 @@ def _read(folder: Path, name: str) -> RunResult:
     intervals, ranks = _cases(folder, summary)
     overlays = _overlays(folder, ranks)
     run = RunResult(name, summary.title, summary, rounds, plan, provenance, pictures, amplitude, cross)
-    return replace(run, intervals=intervals, overlays=overlays)
+    return replace(run, intervals=intervals, overlays=overlays, spent=read_spent(folder))
 
 
 def runs_within(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 from medsilo.runs import paths
-from medsilo.runs.schema import SCHEMA, Cross, Part, Progress, Provenance, Round, Summary, Verdict
+from medsilo.runs.schema import SCHEMA, Cross, Part, Progress, Provenance, Round, Spent, Summary, Verdict
 
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
 AnyPart = TypeVar("AnyPart", bound=Part)
@@ -55,6 +55,17 @@ def read_verdict(folder: Path) -> Verdict:
     if not (folder / paths.VERDICT).is_file():
         raise MedsiloError(f"{folder.name} holds no {paths.VERDICT}: run medsilo compare with --out {folder}")
     return _versioned(Verdict, folder, paths.VERDICT, "comparison")
+
+
+def read_spent(run: Path) -> dict[str, Spent]:
+    """Read what a run cost each hospital whose own folder is here."""
+    found = sorted((run / paths.SITES).glob(f"*/{paths.SPENT}"))
+    return {
+        path.parent.name: _checked(
+            Spent, _parsed(read_text(path.parent, path.name, "site"), _where(path.parent, path.name)), path.name
+        )
+        for path in found
+    }
 
 
 def read_progress(content: Any) -> Progress:

@@ -47,6 +47,17 @@ class Part(BaseModel):
         return type(self).model_validate({**{name: getattr(self, name) for name in type(self).model_fields}, **values})
 
 
+# ---------------------------------------------------------------------------------------------------- a site's own
+class Spent(Part):
+    """What a study cost a hospital's patients, in the hospital's own folder."""
+
+    study: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] | None  # ε by itself; None: no bound holds
+    all_studies: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] | None
+    delta: Share
+    allowed: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] | None  # for all studies
+    entries: Count  # of the ledger that name the study
+
+
 # ---------------------------------------------------------------------------------------------------- rounds.jsonl
 Cosine = Annotated[float, Field(strict=True, ge=-1, le=1)]
 

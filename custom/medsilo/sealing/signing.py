@@ -97,11 +97,7 @@ class Certified:
 
     def sign(self, content: bytes) -> bytes:
         """Return a signature of this site."""
-        if isinstance(self.key, rsa.RSAPrivateKey):
-            return self.key.sign(content, PSS, SHA256())
-        if isinstance(self.key, ec.EllipticCurvePrivateKey):
-            return self.key.sign(content, ECDSA)
-        return self.key.sign(content)
+        return sign_with(self.key, content)
 
     def check(self, site: str, certificates: Sequence[bytes], signature: bytes, content: bytes) -> None:
         """Raise Refused, naming the site, unless it signed this and the root vouches for its certificate and name."""
@@ -110,7 +106,7 @@ class Certified:
         try:
             chain = [x509.load_der_x509_certificate(each) for each in certificates]
             _check_chain(site, chain, self.root, datetime.now(UTC))
-            _verify(chain[0].public_key(), signature, content)
+            verify(chain[0].public_key(), signature, content)
         except InvalidSignature as error:
             raise Refused(
                 f"{site}: the signature on its keys is not its certificate's: somebody may have swapped the keys"
@@ -119,6 +115,15 @@ class Certified:
             raise Refused(
                 f"{site}: its certificate is not of the consortium's root ({type(error).__name__})", private=str(error)
             ) from error
+
+
+def sign_with(key: PrivateKey, content: bytes) -> bytes:
+    """Return this key's signature: RSA-PSS, ECDSA or Ed25519."""
+    if isinstance(key, rsa.RSAPrivateKey):
+        return key.sign(content, PSS, SHA256())
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        return key.sign(content, ECDSA)
+    return key.sign(content)
 
 
 def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certificate, now: datetime) -> None:
@@ -140,7 +145,8 @@ def _check_chain(site: str, chain: Sequence[x509.Certificate], root: x509.Certif
         raise Refused(f"{site}: its certificate is that of {', '.join(map(str, names)) or 'nobody'}")
 
 
-def _verify(key: object, signature: bytes, content: bytes) -> None:
+def verify(key: object, signature: bytes, content: bytes) -> None:
+    """Raise InvalidSignature unless this public key signed the content, ValueError where it is of no use."""
     if isinstance(key, rsa.RSAPublicKey) and key.key_size >= SHORTEST_RSA:
         key.verify(signature, content, PSS, SHA256())
     elif isinstance(key, ec.EllipticCurvePublicKey):

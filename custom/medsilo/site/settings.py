@@ -11,6 +11,7 @@ from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml
 from medsilo.core.section import Section, checked, in_words
 from medsilo.learning.loop import Compute
+from medsilo.privacy.agreed import Demands
 from medsilo.tasks.sources import DataSource
 
 FILE_NAME = "medsilo.yaml"
@@ -73,6 +74,11 @@ class SiteSettings(Section):
         2, ge=1, le=64, description="studies that train here at once, over all processes; null: any number"
     )
     limits: Limits = Limits()  # of what a plan may ask for
+    privacy: Demands | None = Field(
+        None,
+        description="what this hospital demands of every study, and of all together: differential privacy, counted in "
+        "its ledger. null: nothing",
+    )
     # Installed packages, beside medsilo, that a plan may use here: their methods, tasks and networks. "*" is any.
     packages: tuple[str, ...] = ()
     # What may leave, and what may be shown.

@@ -1,0 +1,111 @@
+"""Whether a model that goes to others tells who was in its training set: a membership test before it is released.
+
+Each training case of a hospital is told apart from its validation and test cases by the model's loss on it, less what
+other hospitals' models lose on it where each has its own (a likelihood ratio whose models are as they are). What is
+reported is the area under the curve with its interval (Hanley and McNeil 1982) and the rate of members that are found
+while one in twenty others is taken for one (Clopper and Pearson's interval).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.stats import beta, norm, rankdata
+from torch import nn
+from torch.utils.data import ConcatDataset, Dataset
+
+from medsilo.analyses.analysis import FinishedRun, drawn
+from medsilo.learning.loop import Compute, batches
+from medsilo.site.settings import SiteSettings
+
+CASES = 400  # of each kind, at most
+FALSE = 0.05  # of the others, which may be taken for members
+CONFIDENCE = 0.95
+CLEAR = 0.6  # area under the curve from where on a release is advised against
+
+
+@dataclass(frozen=True)
+class Membership:
+    """How well a test tells the members of a training set from others."""
+
+    members: int
+    others: int
+    area: float
+    lowest: float  # of the area's interval
+    highest: float
+    found: float  # members, while one in twenty others is taken for one
+    found_lowest: float
+
+    @property
+    def advises_against(self) -> bool:
+        """Whether members are told so well that the model should stay."""
+        return self.lowest >= CLEAR or self.found_lowest >= 3 * FALSE
+
+    @property
+    def verdict(self) -> str:
+        """What it means, in words."""
+        told = (
+            f"area under the curve {self.area:.3f} ({self.lowest:.3f} to {self.highest:.3f}; 0.5 is chance), "
+            f"{self.found:.0%} of members found at {FALSE:.0%} false alarms"
+        )
+        if self.advises_against:
+            return f"DO NOT RELEASE: who was in the training set can be told; {told}"
+        if self.lowest > 0.5 or self.found_lowest > FALSE:
+            return f"release with care: something of who was in the training set shows; {told}"
+        return f"nothing found by this test, which is no proof; {told}"
+
+
+def membership(members: np.ndarray, others: np.ndarray) -> Membership:
+    """Return how well scores tell them apart; members are expected to have the higher ones."""
+    n, m = len(members), len(others)
+    ranks = rankdata(np.concatenate([members, others]))
+    area = float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
+    first, second = area / (2 - area), 2 * area**2 / (1 + area)
+    variance = area * (1 - area) + (n - 1) * (first - area**2) + (m - 1) * (second - area**2)
+    wide = float(norm.ppf(0.5 + CONFIDENCE / 2)) * math.sqrt(max(variance, 0.0) / (n * m))
+    threshold = np.sort(others)[-(int(FALSE * m) + 1)]
+    found = int((members > threshold).sum())
+    lowest = float(beta.ppf((1 - CONFIDENCE) / 2, found, n - found + 1)) if found else 0.0
+    return Membership(n, m, area, max(0.0, area - wide), min(1.0, area + wide), found / n, lowest)
+
+
+def check_release(run: FinishedRun, settings: SiteSettings, seed: int = 0) -> dict[str, Membership]:
+    """Return, for the model that each site tested and others get, how well its training cases are told."""
+    compute = settings.compute()
+    models = {site: run.model(site, compute.device) for site in run.sites}
+    own = _differ(list(models.values()))
+    found = {}
+    for site, model in models.items():
+        data = run.data(site, settings)
+        members = drawn(data.train, CASES, seed, "members", site)
+        others = drawn(ConcatDataset([data.validation, data.test]), CASES, seed, "others", site)
+        references = [other for name, other in models.items() if name != site] if own else []
+        scores = [_scores(run, model, references, part, compute) for part in (members, others)]
+        found[site] = membership(*scores)
+    return found
+
+
+def _scores(
+    run: FinishedRun, model: nn.Module, references: Sequence[nn.Module], cases: Dataset, compute: Compute
+) -> np.ndarray:
+    """Return for each case how much less it costs this model than the others."""
+    own = _losses(run, model, cases, compute)
+    if not references:
+        return -own
+    return np.mean([_losses(run, other, cases, compute) for other in references], axis=0) - own
+
+
+@torch.no_grad()
+def _losses(run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute) -> np.ndarray:
+    task, found = run.plan.task, []
+    for inputs, targets in batches(cases, task.evaluation_batch, compute):
+        output = task.infer(model, inputs).float()
+        found += [float(task.loss(output[n : n + 1], targets[n : n + 1])) for n in range(len(output))]
+    return np.nan_to_num(np.array(found), nan=0.0, posinf=1e9)
+
+
+def _differ(models: Sequence[nn.Module]) -> bool:
+    first = models[0].state_dict()
+    return any(not tensor.equal(first[name]) for other in models[1:] for name, tensor in other.state_dict().items())

@@ -1,0 +1,103 @@
+"""A site's training under a promise of privacy: how much noise, whose cases are drawn, what each round is charged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+from torch.utils.data import Dataset
+
+from medsilo.core.errors import Refused
+from medsilo.core.tensors import Modules
+from medsilo.course.phase import Phase
+from medsilo.learning.loop import steps_in
+from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
+from medsilo.plan import BOUNDS, Plan
+from medsilo.privacy.accounting import noise_for
+from medsilo.privacy.agreed import Demands, Promise, stricter
+from medsilo.privacy.mechanisms import MOST_NOISE, Charge, SampledGaussian
+from medsilo.privacy.noise import NoiseSource
+from medsilo.site.settings import FILE_NAME
+from medsilo.tasks.task import patients_of
+
+
+@dataclass(frozen=True)
+class PrivateSite:
+    """What a promise means at one site. The stricter of plan and hospital holds."""
+
+    plan: Plan
+    site: str
+    promise: Promise
+    train: Dataset  # all training cases
+
+    @classmethod
+    def of(cls, plan: Plan, site: str, demands: Demands | None, train: Dataset) -> "PrivateSite | None":
+        """Return it where the plan promises privacy; raises Refused where the hospital demands that and it doesn't."""
+        if plan.privacy is None:
+            if demands is None:
+                return None
+            raise Refused(
+                f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan promises none; "
+                "add a section privacy with epsilon and delta"
+            )
+        return cls(plan, site, stricter(plan.privacy, demands), train)
+
+    @property
+    def _units(self) -> Sequence[str] | None:
+        """The patient of each case, where patients are protected; None where each case is protected by itself."""
+        return patients_of(self.train) if self.promise.unit == "patient" else None
+
+    def sample(self, secret: NoiseSource) -> PoissonSample:
+        """Return what draws this site's cases; on average as many as the plan's batches have."""
+        cases = len(self.train)  # type: ignore[arg-type]
+        return PoissonSample(self._units, cases, self.plan.training.batch_size, secret)
+
+    @cached_property
+    def rate(self) -> float:
+        """The chance of a unit to be in a step's batch."""
+        return min(1.0, self.plan.training.batch_size / len(self.train))  # type: ignore[arg-type]
+
+    @property
+    def steps(self) -> int:
+        """The steps of one round."""
+        cases = len(self.train)  # type: ignore[arg-type]
+        return self.plan.training.local_epochs * steps_in(cases, self.plan.training.batch_size)
+
+    @cached_property
+    def effective(self) -> float:
+        """The noise with which a single gradient a step would keep the promise over all rounds."""
+        rounds = sum(phase.rounds for phase in self.plan.course.phases if phase.trains)
+        return noise_for(self.promise.epsilon, self.promise.delta, self.rate, self.steps * rounds)
+
+    @cached_property
+    def noise(self) -> float:
+        """The noise on each gradient over its bound, so that all gradients of a batch keep the promise together."""
+        assert self.plan.privacy
+        noise = self.plan.privacy.noise(self.effective, self.plan.gradients)
+        if noise > MOST_NOISE:
+            raise Refused(
+                f"no noise up to {MOST_NOISE:g} keeps ε = {self.promise.epsilon:g} here; ask for fewer rounds"
+            )
+        return noise
+
+    def charges(self, number: int, phase: Phase) -> list[Charge]:
+        """Return what a round's training costs, whatever of it leaves."""
+        if not phase.trains:
+            return []
+        assert self.plan.privacy
+        noise = self.plan.privacy.effective(self.noise, self.plan.gradients)
+        of = SampledGaussian(noise=noise, rate=self.rate, steps=self.steps)
+        names = ", ".join(self.plan.private.networks)
+        return [Charge(what=f"training of {names} in round {number}", of=of)]
+
+    def secret(self, number: int) -> NoiseSource:
+        """Return the random numbers of one attempt at a round: nobody's, or with drawn hospitals the seed's."""
+        if self.plan.task.synthetic:
+            return NoiseSource.from_seed(self.plan.seed, self.site, "round", number)
+        return NoiseSource()
+
+    def training(self, number: int, modules: Modules) -> PrivateSteps:
+        """Return how the networks of this site learn in one attempt at a round."""
+        secret = self.secret(number)
+        bounds = cast(GradientBounds, modules[BOUNDS])
+        return PrivateSteps(self.sample(secret), bounds, self.noise, secret, self.plan.private.at_home)

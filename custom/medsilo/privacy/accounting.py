@@ -1,0 +1,223 @@
+"""What releases cost together: ε at a δ, by the privacy loss distributions of Google's dp-accounting.
+
+The estimate is pessimistic: losses are rounded so that ε is never below the true one.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, reduce
+from typing import Any
+
+from medsilo.core.errors import MedsiloError
+from medsilo.privacy.mechanisms import (
+    MOST_COUNT,
+    MOST_NOISE,
+    Charge,
+    Gaussian,
+    Geometric,
+    Laplace,
+    Mechanism,
+    Public,
+    SampledGaussian,
+    Unprotected,
+)
+
+# The grid of privacy losses is as coarse as ε allows, within 1e-3 (tests/unit/test_accounting.py): so many points for
+# all losses, more where a single step loses so little that its losses would fall between them.
+POINTS, MOST_POINTS = 1 << 16, 1 << 19
+WITHIN = 1 / 32  # of the standard deviation of a single step's loss
+FINEST, COARSEST = 2.0**-26, 2.0**-4  # whoever loses more than fits on the coarsest loses all: ε is infinite
+TAIL = 12.0  # standard deviations that count for how wide a distribution is
+NOTHING = 1e-12  # ε
+ROUGH = 1.001  # noise that is looked for is at most this much too large
+
+Part = tuple[str, float, float, int]  # kind, noise, rate, cases: what is counted together
+Parts = tuple[tuple[Part, int], ...]
+Point = tuple[float, float]  # noise, and what it costs
+
+
+def epsilon(charges: Iterable[Charge], delta: float) -> float:
+    """Return the ε that holds at this δ for all charges together; infinite where something left unprotected."""
+    return epsilon_of(counted(charges), delta)
+
+
+def epsilon_of(used: Mapping[Mechanism, int], delta: float) -> float:
+    """Return the ε that holds at this δ for mechanisms that were used so often, as `counted` counts them."""
+    _check_delta(delta)
+    parts = _parts(used)
+    return math.inf if parts is None or _step(parts) > COARSEST else _epsilon(parts, delta)
+
+
+def delta_of(charges: Iterable[Charge], epsilon: float) -> float:
+    """Return the δ that holds at this ε for all charges together."""
+    parts = _parts(counted(charges))
+    if parts is None or _step(parts) > COARSEST:
+        return 1.0
+    return float(_composed(parts).get_delta_for_epsilon(epsilon)) if parts else 0.0
+
+
+def noise_for(
+    epsilon: float, delta: float, rate: float, steps: int, cases: int = 1, beside: Sequence[Charge] = ()
+) -> float:
+    """Return the least noise, to a thousandth, with which these steps cost at most ε at this δ.
+
+    beside: what else the study releases, which costs, too. Raises MedsiloError where no noise is enough.
+    """
+
+    def cost(noise: float) -> float:
+        steps_at = Charge(what="steps", of=SampledGaussian(noise=noise, rate=rate, steps=steps, cases=cases))
+        return epsilon_of(counted([*beside, steps_at]), delta)
+
+    high, above = 1.0, math.inf  # noise that is enough, and what it costs
+    possible = epsilon_of(counted(beside), delta) < epsilon
+    while not possible or (above := cost(high)) > epsilon:
+        high *= 2
+        if not possible or high > MOST_NOISE:
+            raise MedsiloError(
+                f"no noise keeps {steps} steps within ε = {epsilon:g} at δ = {delta:g}, beside what else leaves: allow "
+                "more ε, or let less leave"
+            )
+    low = high / 2
+    while low > 1e-2 and (below := cost(low)) <= epsilon:
+        low, high, above = low / 2, low, below
+    return _crossing(cost, epsilon, (low, cost(low)), (high, above))
+
+
+def _crossing(cost: Callable[[float], float], target: float, low: Point, high: Point) -> float:
+    """Return noise that is enough, and at most a thousandth too much: between one that is too little and one that is
+    enough, where the logarithms nearly lie on a line."""
+    nudge = ROUGH**0.3
+    while high[0] / low[0] > ROUGH:
+        middle = math.sqrt(low[0] * high[0])
+        if math.isfinite(low[1]) and low[1] > target > high[1] > 0:
+            share = math.log(low[1] / target) / math.log(low[1] / high[1])
+            middle = low[0] * (high[0] / low[0]) ** share * nudge
+            nudge = 1 / nudge
+        middle = min(max(middle, low[0] * ROUGH**0.3), high[0] / ROUGH**0.3)
+        here = middle, cost(middle)
+        low, high = (low, here) if here[1] <= target else (here, high)
+    return high[0]
+
+
+def _check_delta(delta: float) -> None:
+    if not 1e-12 <= delta < 1:
+        raise MedsiloError(f"δ = {delta:g} is no use: give a number from 1e-12 to less than 1")
+
+
+def counted(charges: Iterable[Charge]) -> Counter[Mechanism]:
+    """Return how often each mechanism was used, each as one of its kind; what is public does not count."""
+    found: Counter[Mechanism] = Counter()
+    for charge in charges:
+        of = charge.of
+        if isinstance(of, SampledGaussian):
+            found[of.model_copy(update={"steps": 1})] += of.steps
+        elif isinstance(of, Unprotected):
+            found[of] += 1
+        elif not isinstance(of, Public):
+            found[of.model_copy(update={"count": 1})] += of.count
+    return found
+
+
+def together(charges: Iterable[Charge], what: str) -> list[Charge]:
+    """Return one charge for each mechanism; what is public is left out."""
+    found = []
+    for of, times in counted(charges).items():
+        key = "steps" if isinstance(of, SampledGaussian) else "count"
+        same = of if isinstance(of, Unprotected) else of.model_copy(update={key: min(times, MOST_COUNT)})
+        found.append(Charge(what=what, of=same))
+    return found
+
+
+def _parts(used: Mapping[Mechanism, int]) -> Parts | None:
+    """Return what is counted together; None where something left unprotected.
+
+    All Gaussians without sampling are one: their μ = 1 / noise add up in squares.
+    """
+    found: Counter[Part] = Counter()
+    squares: list[float] = []
+    for of, times in used.items():
+        if isinstance(of, Unprotected):
+            return None
+        if isinstance(of, Gaussian):
+            squares.append(times / of.noise**2)
+        elif isinstance(of, SampledGaussian):
+            if of.rate == 1:
+                squares.append(times * (of.cases / of.noise) ** 2)
+            else:
+                found["sampled", of.noise, of.rate, of.cases] += times
+        elif isinstance(of, Laplace):
+            found["laplace", of.scale, 1.0, 1] += times
+        elif isinstance(of, Geometric):
+            found["geometric", of.scale, 1.0, of.sensitivity] += times
+    if squares:
+        found["gaussian", 1 / math.sqrt(math.fsum(sorted(squares))), 1.0, 1] = 1
+    return tuple(sorted(found.items()))
+
+
+@lru_cache(4096)
+def _epsilon(parts: Parts, delta: float) -> float:
+    if not parts:
+        return 0.0
+    if len(parts) == 1 and parts[0][0][0] == "gaussian":
+        from dp_accounting import get_epsilon_gaussian
+
+        return float(get_epsilon_gaussian(parts[0][0][1], delta))
+    return max(0.0, float(_composed(parts).get_epsilon_for_delta(delta)))
+
+
+@lru_cache(16)
+def _composed(parts: Parts) -> Any:
+    """Return the privacy loss distribution of all parts, the rarer composed last."""
+    step = _step(parts)
+    return reduce(lambda one, other: one.compose(other), (_distribution(part, times, step) for part, times in parts))
+
+
+def _step(parts: Parts) -> float:
+    """Return the step of the grid of privacy losses: such that they all are on it."""
+    width = math.fsum(_reach(part, times) for part, times in parts)
+    finest = min((_spread(part) for part, _ in parts), default=1.0) * WITHIN
+    step = max(min(width / POINTS, finest), width / MOST_POINTS, FINEST)
+    return 2.0 ** math.floor(math.log2(step))
+
+
+def _spread(part: Part) -> float:
+    """Return about the standard deviation of the privacy loss of one use."""
+    kind, noise, rate, cases = part
+    if kind in ("laplace", "geometric"):
+        return 1 / noise
+    return min(1.0, rate * cases) * math.sqrt(math.expm1(min((1 / noise) ** 2, 1.0)))
+
+
+def _reach(part: Part, times: int) -> float:
+    kind, noise, rate, cases = part
+    if kind in ("laplace", "geometric"):
+        return times / noise
+    square = (cases / noise) ** 2
+    chance = min(1.0, rate * cases)
+    drift = times * min(chance * square / 2, chance**2 * math.expm1(min(square, 700.0)))
+    one = square / 2 + TAIL * math.sqrt(square)
+    return min(drift + TAIL * math.sqrt(times * chance * square), times * one) + one
+
+
+@lru_cache(64)
+def _distribution(part: Part, times: int, step: float) -> Any:
+    """Return the privacy loss distribution of one mechanism that is used so many times."""
+    once = _once(part, step)
+    return once.self_compose(times) if times > 1 else once
+
+
+@lru_cache(64)
+def _once(part: Part, step: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution as losses
+
+    kind, noise, rate, cases = part
+    given: dict[str, Any] = {"value_discretization_interval": step}
+    if kind == "laplace":
+        return losses.from_laplace_mechanism(noise, **given)
+    if kind == "geometric":
+        return losses.from_discrete_laplace_mechanism(1 / (noise * cases), cases, **given)
+    if kind == "sampled" and cases > 1:
+        chances = [math.comb(cases, drawn) * rate**drawn * (1 - rate) ** (cases - drawn) for drawn in range(cases + 1)]
+        return losses.from_mixture_gaussian_mechanism(noise, list(range(cases + 1)), chances, **given)
+    return losses.from_gaussian_mechanism(noise, sampling_prob=rate, **given)

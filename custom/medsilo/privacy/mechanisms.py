@@ -1,0 +1,78 @@
+"""What was released of a hospital's records, as far as an account needs to know it.
+
+Two data sets are neighbours when one has one unit more: one record, or one patient with at most `cases` records. A
+sensitivity Δ is the most that this moves what is released (Δ₂ in Euclidean length, Δ₁ in sum of absolute values).
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from medsilo.core.section import Section
+
+MOST_NOISE, MOST_COUNT, MOST_CASES = 1e6, 10**7, 1000
+Noise = Annotated[float, Field(ge=1e-3, le=MOST_NOISE)]
+Count = Annotated[int, Field(ge=1, le=MOST_COUNT)]
+Reason = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Gaussian(Section):
+    """Normal noise on what was computed from all records."""
+
+    kind: Literal["gaussian"] = "gaussian"
+    noise: Noise = Field(description="σ / Δ₂, for one unit")
+    count: Count = 1  # such releases
+
+
+class SampledGaussian(Section):
+    """Normal noise on a sum over a Poisson sample: every record is drawn by itself, anew in every step."""
+
+    kind: Literal["sampled-gaussian"] = "sampled-gaussian"
+    noise: Noise = Field(description="σ / Δ₂, for one drawn record")
+    rate: float = Field(gt=0, le=1, description="chance of a record to be in a step's sample")
+    steps: Count
+    # Records of one unit, each of which is drawn by itself; 1 where whole patients are drawn, and clipped as one.
+    cases: int = Field(1, ge=1, le=MOST_CASES)
+
+
+class Laplace(Section):
+    """Laplace noise on what was computed from all records."""
+
+    kind: Literal["laplace"] = "laplace"
+    scale: Noise = Field(description="scale / Δ₁, for one unit")
+    count: Count = 1
+
+
+class Geometric(Section):
+    """Two-sided geometric (discrete Laplace) noise on a whole number: P(k) ∝ exp(-|k| / (scale · sensitivity))."""
+
+    kind: Literal["geometric"] = "geometric"
+    scale: Noise = Field(description="scale of the noise / sensitivity, for one unit")
+    sensitivity: int = Field(1, ge=1, le=MOST_CASES, description="most that one unit changes the number")
+    count: Count = 1
+
+
+class Public(Section):
+    """Something that the hospital declared public in writing: it costs nothing, and nothing is promised of it."""
+
+    kind: Literal["public"] = "public"
+    reason: Reason
+
+
+class Unprotected(Section):
+    """Something that leaves without noise and without being declared public: no ε holds afterwards."""
+
+    kind: Literal["unprotected"] = "unprotected"
+    reason: Reason
+
+
+Mechanism: TypeAlias = Annotated[
+    Gaussian | SampledGaussian | Laplace | Geometric | Public | Unprotected, Field(discriminator="kind")
+]
+
+
+class Charge(Section):
+    """One thing that leaves, and what it tells: "weights of phase train, round 3" by SampledGaussian(...)."""
+
+    what: Reason
+    of: Mechanism

@@ -1,0 +1,465 @@
+"""A hospital's privacy ledger: what every study cost its patients, entered before an answer leaves.
+
+One file per data set. A line is an entry and its signature, and names the hash of the line before it; a second file,
+the head, says how many lines there are at least. Lines are on the disk before what they count may leave, so that a
+process that dies in between has counted too much and never too little.
+
+What is noticed: a changed, removed, added or exchanged line, and a file that was cut. What is not: whoever has this
+account and the key can write another history; and both files together can be put back to an earlier state. An export
+that is kept elsewhere tells of both (`medsilo ledger verify --against`).
+"""
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_der_public_key,
+    load_pem_private_key,
+)
+from filelock import FileLock, Timeout
+from pydantic import Field, ValidationError
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.files import FILE, make_folder, write_bytes, write_text
+from medsilo.core.section import Section
+from medsilo.privacy.accounting import counted, epsilon_of, together
+from medsilo.privacy.agreed import Demands
+from medsilo.privacy.mechanisms import Charge, Mechanism
+from medsilo.sealing.signing import PrivateKey, sign_with, verify
+from medsilo.site.settings import FILE_NAME
+
+FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"  # the folder is beside a hospital's book
+WAIT = 120.0  # seconds that another process may hold the lock
+START = "0" * 64  # what stands for the line before the first
+MOST_CHARGES = 10_000  # of an entry
+SLACK = 1e-9  # of ε, for sums in another order
+WHOLE = "the whole study"
+ABOUT = 0.01  # of ε, where the account of a study is only estimated
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Text = Annotated[str, Field(max_length=200)]
+Kind = Literal["opened", "planned", "charged"]
+
+
+class Spending(Section):
+    """Which study asks: what an entry names."""
+
+    study: Text
+    plan: Text  # its hash
+    method: Text
+    lead: Text = ""  # who submitted it, as far as it is known
+
+
+class LedgerEntry(Section):
+    """One line of the ledger, without its signature."""
+
+    number: int = Field(ge=0)
+    previous: Hash
+    time: int
+    kind: Kind
+    data: Text
+    spending: Spending | None = None  # None where the ledger was opened, or goes on with another key
+    what: Text = ""
+    attempt: Text = ""  # of an answer: a stored one that is sent again is not charged again
+    charges: tuple[Charge, ...] = Field((), max_length=MOST_CHARGES)
+    delta: float | None = None  # at which the hospital counts
+    epsilon: float | None = None  # over all that was charged, this entry included; None: no bound holds
+    key: str = ""  # public, in DER as hexadecimal digits: what signs from here on
+
+    def text(self) -> str:
+        """Return the entry in its one form."""
+        return _canonical(self.model_dump(mode="json"))
+
+
+@dataclass(frozen=True)
+class LedgerStanding:
+    """What a ledger says."""
+
+    entries: tuple[LedgerEntry, ...]
+    head: str  # hash of the last line
+    torn: bool  # whether a process died while it wrote a line, which counts for nothing: its answer did not leave
+
+    @cached_property
+    def charged(self) -> Counter[Mechanism]:
+        """What was charged, over all studies."""
+        return counted(charge for entry in self.entries if entry.kind == "charged" for charge in entry.charges)
+
+    def of(self, study: str) -> Counter[Mechanism]:
+        """What was charged to one study."""
+        own = (entry for entry in self.entries if entry.kind == "charged" and _study(entry) == study)
+        return counted(charge for entry in own for charge in entry.charges)
+
+    def studies(self) -> list[str]:
+        """The studies that were let in or charged, in the order in which they came."""
+        return list(dict.fromkeys(_study(entry) for entry in self.entries if entry.spending))
+
+    def most_of(self, study: str) -> Counter[Mechanism]:
+        """What a study was charged, or may yet be charged by what it planned when it was last let in."""
+        planned = [entry for entry in self.entries if entry.kind == "planned" and _study(entry) == study]
+        return self.of(study) | (counted(planned[-1].charges) if planned else Counter())
+
+    def has(self, study: str, attempt: str) -> bool:
+        """Whether an answer was charged."""
+        return any(
+            entry.kind == "charged" and entry.attempt == attempt and _study(entry) == study for entry in self.entries
+        )
+
+    def epsilon(self, delta: float) -> float:
+        """Return what all that was charged costs at this δ."""
+        return epsilon_of(self.charged, delta)
+
+
+class Ledger:
+    """A hospital's ledger of one data set."""
+
+    def __init__(self, book: Path, data: str, key: PrivateKey | None = None) -> None:
+        """book: the folder of what the hospital remembers; key: its kit's, or None for one that is made here."""
+        self.folder, self.data, self._given = book / FOLDER_NAME, data, key
+        self.file, self.head = self.folder / f"{data}.jsonl", self.folder / f"{data}.head.json"
+        self._verified: set[str] = set()  # hashes of lines whose signature was checked
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything was ever entered."""
+        return self.file.exists() or self.head.exists()
+
+    # ------------------------------------------------------------------ writing
+    def plan(
+        self,
+        spending: Spending,
+        planned: Sequence[Charge],
+        demands: Demands | None,
+        runs: Callable[[str], bool] = lambda study: False,
+    ) -> None:
+        """Let a study in that will be charged so much, or raise Refused: studies that run keep what they planned."""
+        with self._alone():
+            standing = self._opened()
+            if demands:
+                asked = standing.of(spending.study) | counted(planned)
+                _check(standing, spending.study, asked, demands, runs)
+            self._append(standing, "planned", demands, spending, WHOLE, "", together(planned, WHOLE))
+
+    def expect(
+        self,
+        spending: Spending,
+        planned: Sequence[Charge],
+        demands: Demands | None,
+        runs: Callable[[str], bool] = lambda study: False,
+    ) -> None:
+        """Raise Refused where there is no room for a study of about this cost; one that was let in has its own plan."""
+        if demands:
+            with self._alone():
+                standing = self._opened()
+                asked = standing.most_of(spending.study) or counted(planned)
+                _check(standing, spending.study, asked, demands, runs, ABOUT)
+
+    def afford(
+        self,
+        spending: Spending,
+        charges: Sequence[Charge],
+        demands: Demands | None,
+        runs: Callable[[str], bool] = lambda study: False,
+    ) -> None:
+        """Raise Refused unless these charges fit, before work is done for them; nothing is written."""
+        if demands:
+            with self._alone():
+                standing = self._opened()
+                _check(standing, spending.study, standing.of(spending.study) + counted(charges), demands, runs)
+
+    def charge(
+        self,
+        spending: Spending,
+        what: str,
+        attempt: str,
+        charges: Sequence[Charge],
+        demands: Demands | None,
+        runs: Callable[[str], bool] = lambda study: False,
+    ) -> None:
+        """Enter what is about to leave, and return when it is on the disk; raises Refused when nothing is left.
+
+        attempt: names the answer; one that was entered already is not entered again.
+        """
+        with self._alone():
+            standing = self._opened()
+            if standing.has(spending.study, attempt):
+                return
+            if demands:
+                _check(standing, spending.study, standing.of(spending.study) + counted(charges), demands, runs)
+            self._append(standing, "charged", demands, spending, what, attempt, charges)
+
+    def _opened(self) -> LedgerStanding:
+        """Return what the ledger says, after opening it or going on with another key."""
+        if not self.exists:
+            self._write_head(0, START)
+        standing = self.read()
+        known = [entry.key for entry in standing.entries if entry.key]
+        if not known or known[-1] != self._public:
+            self._append(standing, "opened", None)
+            standing = self.read()
+        return standing
+
+    def _append(
+        self,
+        standing: LedgerStanding,
+        kind: Kind,
+        demands: Demands | None,
+        spending: Spending | None = None,
+        what: str = "",
+        attempt: str = "",
+        charges: Sequence[Charge] = (),
+    ) -> None:
+        delta = demands.delta if demands else None
+        cost = None
+        if delta is not None and kind != "opened":
+            cost = epsilon_of(standing.charged + (counted(charges) if kind == "charged" else Counter()), delta)
+        entry = LedgerEntry(
+            number=len(standing.entries),
+            previous=standing.head,
+            time=int(time.time()),
+            kind=kind,
+            data=self.data,
+            spending=spending,
+            what=what,
+            attempt=attempt,
+            charges=tuple(charges),
+            delta=delta,
+            epsilon=cost if cost is not None and math.isfinite(cost) else None,
+            key=self._public if kind == "opened" else "",
+        )
+        line = _line(entry, sign_with(self._key, entry.text().encode()))
+        descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE)
+        with os.fdopen(descriptor, "rb+") as file:
+            if standing.torn:
+                content = file.read()
+                file.truncate(content.rfind(b"\n") + 1)
+            file.write(line + b"\n")
+            file.flush()
+            os.fsync(descriptor)
+        _sync(self.folder)
+        self._write_head(entry.number + 1, _hash(line))
+
+    def _write_head(self, lines: int, last: str) -> None:
+        said = _canonical({"lines": lines, "hash": last})
+        signature = sign_with(self._key, said.encode()).hex()
+        write_text(self.head, _canonical({"head": json.loads(said), "signature": signature, "key": self._public}))
+        _sync(self.folder)
+
+    # ------------------------------------------------------------------ reading
+    def standing(self) -> LedgerStanding:
+        """Return what the ledger says, while nobody writes to it; raises MedsiloError where it was changed."""
+        if not self.exists:
+            return LedgerStanding((), START, False)
+        with self._alone():
+            return self.read()
+
+    def read(self) -> LedgerStanding:
+        """Return what the files say, each line checked; raises MedsiloError, also where there are fewer than once."""
+        lines, torn = _lines(self.file)
+        entries: list[LedgerEntry] = []
+        key, previous = "", START
+        for number, line in enumerate(lines):
+            entry, signature = _parsed(line, number)
+            key = entry.key or key
+            here = _hash(line)
+            if entry.number != number or entry.previous != previous or entry.data != self.data:
+                raise MedsiloError(_changed(f"line {number + 1} does not follow the one before it"))
+            if here not in self._verified:
+                _check_signature(key, entry.text(), signature, f"line {number + 1}")
+                self._verified.add(here)
+            entries.append(entry)
+            previous = here
+        self._check_head(lines)
+        return LedgerStanding(tuple(entries), previous, torn)
+
+    def _check_head(self, lines: Sequence[bytes]) -> None:
+        try:
+            said = json.loads(self.head.read_text("utf-8"))
+            head, signature, key = said["head"], bytes.fromhex(said["signature"]), said["key"]
+            number, last = int(head["lines"]), str(head["hash"])
+        except FileNotFoundError:
+            raise MedsiloError(_changed("its head is not there")) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise MedsiloError(_changed("its head cannot be read"), private=f"{type(error).__name__}") from error
+        _check_signature(key, _canonical(head), signature, "its head")
+        if len(lines) < number:
+            raise MedsiloError(_changed(f"{number} lines were written, and {len(lines)} are there"))
+        if (_hash(lines[number - 1]) if number else START) != last:
+            raise MedsiloError(_changed(f"line {number} is not the one that was written"))
+
+    def export(self) -> str:
+        """Return the ledger as it is in the file, with its signatures."""
+        with self._alone():
+            self.read()
+            lines, _ = _lines(self.file)
+        return "".join(f"{line.decode()}\n" for line in lines)
+
+    def check_against(self, exported: str) -> int:
+        """Return how many lines came since an earlier export; raises MedsiloError unless the ledger continues it."""
+        with self._alone():
+            self.read()
+            lines, _ = _lines(self.file)
+        earlier = exported.encode().splitlines()
+        if lines[: len(earlier)] != earlier:
+            raise MedsiloError(_changed(f"it does not continue the export of {len(earlier)} lines"))
+        return len(lines) - len(earlier)
+
+    # ------------------------------------------------------------------ keys and locks
+    @cached_property
+    def _key(self) -> PrivateKey:
+        if self._given is not None:
+            return self._given
+        path = self.folder / OWN_KEY
+        if not path.exists():
+            made = Ed25519PrivateKey.generate()
+            write_bytes(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        try:
+            key = load_pem_private_key(path.read_bytes(), None)
+        except (OSError, ValueError) as error:
+            raise MedsiloError(
+                f"the key of this hospital's privacy ledger cannot be read ({type(error).__name__}); put it back from "
+                "a copy",
+                private=str(path),
+            ) from error
+        assert isinstance(key, PrivateKey)
+        return key
+
+    @cached_property
+    def _public(self) -> str:
+        return self._key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        make_folder(self.folder)
+        try:
+            with FileLock(self.folder / LOCK, timeout=WAIT, mode=FILE):
+                yield
+        except Timeout as error:
+            raise MedsiloError("another process holds this hospital's privacy ledger; end it, or try again") from error
+        except OSError as error:
+            raise MedsiloError(
+                f"this hospital's privacy ledger cannot be used ({type(error).__name__}), so nothing leaves; see to "
+                "its folder of 'records'",
+                private=f"{self.folder}: {error}",
+            ) from error
+
+
+def _check(
+    standing: LedgerStanding,
+    study: str,
+    asked: Mapping[Mechanism, int],
+    demands: Demands,
+    runs: Callable[[str], bool],
+    over: float = SLACK,
+) -> None:
+    """Raise Refused where a study that is charged this in all is more than the hospital allows, and `over`."""
+    where = f"in its {FILE_NAME}"
+    unprotected = next((of for of in asked if of.kind == "unprotected"), None)
+    if unprotected:
+        raise Refused(
+            f"this hospital demands differential privacy, and something would leave without it: {unprotected.reason}"
+        )
+    alone = epsilon_of(asked, demands.delta)
+    if demands.study_epsilon is not None and alone > demands.study_epsilon + over:
+        raise Refused(
+            f"the study costs {_told(alone)} at δ = {demands.delta:g}, and this hospital allows "
+            f"{demands.study_epsilon:g} for one study (privacy.study_epsilon {where})"
+        )
+    others: Counter[Mechanism] = Counter()
+    for other in standing.studies():
+        if other != study:
+            others += standing.most_of(other) if runs(other) else standing.of(other)
+    total = epsilon_of(others + Counter(asked), demands.delta)
+    if total > demands.epsilon + over:
+        spent = epsilon_of(others, demands.delta)
+        raise Refused(
+            f"the study costs {_told(alone)} at δ = {demands.delta:g}, with what other studies of these data cost "
+            f"{_told(total)}, and this hospital allows {demands.epsilon:g}, of which {_told(spent)} is spent or "
+            f"promised (privacy.epsilon {where}); ask for fewer rounds or more noise"
+        )
+
+
+def _told(epsilon: float) -> str:
+    return f"ε = {epsilon:.3g}" if math.isfinite(epsilon) else "more ε than can be counted"
+
+
+def _study(entry: LedgerEntry) -> str:
+    return entry.spending.study if entry.spending else ""
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _line(entry: LedgerEntry, signature: bytes) -> bytes:
+    return _canonical({"entry": entry.model_dump(mode="json"), "signature": signature.hex()}).encode()
+
+
+def _parsed(line: bytes, number: int) -> tuple[LedgerEntry, bytes]:
+    try:
+        values = json.loads(line)
+        entry = LedgerEntry.model_validate_json(json.dumps(values["entry"]), strict=True)
+        signature = bytes.fromhex(values["signature"])
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise MedsiloError(_changed(f"line {number + 1} cannot be read"), private=str(error)) from error
+    if _line(entry, signature) != line:
+        raise MedsiloError(_changed(f"line {number + 1} is not in the form in which it was written"))
+    return entry, signature
+
+
+def _lines(file: Path) -> tuple[list[bytes], bool]:
+    """Return whole lines, and whether a part of one is behind them."""
+    try:
+        content = file.read_bytes() if file.exists() else b""
+    except OSError as error:
+        raise MedsiloError(_changed("it cannot be read"), private=f"{type(error).__name__}") from error
+    *lines, rest = content.split(b"\n")
+    return lines, bool(rest)
+
+
+def _check_signature(key: str, text: str, signature: bytes, what: str) -> None:
+    try:
+        verify(load_der_public_key(bytes.fromhex(key)), signature, text.encode())
+    except (InvalidSignature, ValueError, TypeError) as error:
+        raise MedsiloError(
+            _changed(f"{what} is not signed by the key that it names"), private=type(error).__name__
+        ) from error
+
+
+def _changed(how: str) -> str:
+    return (
+        f"this hospital's privacy ledger was changed or is damaged: {how}; nothing leaves until it is put back from a "
+        "copy (medsilo ledger verify)"
+    )
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names of files are on the disk, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def ledgers(book: Path) -> list[str]:
+    """Return the data sets of which a hospital has a ledger."""
+    return sorted(path.name.removesuffix(".jsonl") for path in (book / FOLDER_NAME).glob("*.jsonl"))

@@ -1,0 +1,272 @@
+"""A study that a hospital's ledger counts: refused before data are read, charged before it leaves, sent again."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medsilo.check.leaks import describe
+from medsilo.check.spending import price_list, privacy_findings
+from medsilo.cli import main
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.tensors import Groups
+from medsilo.federation import inprocess
+from medsilo.federation.participant import Participant
+from medsilo.plan import Plan, parse_plan
+from medsilo.privacy.accounting import epsilon_of
+from medsilo.report.page import write
+from medsilo.runs.messages import Parcel, Request
+from medsilo.runs.paths import SPENT, site_folder
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Summary
+from medsilo.site.book import Book, data_set
+from medsilo.site.ledger import Ledger, LedgerStanding, Spending, ledgers
+from medsilo.site.settings import SiteSettings, make_settings
+from tests.histories import dying, ended
+from tests.unit.test_protection import NAMES, STUDY, write_photos
+
+PRIVATE = {
+    **STUDY,
+    "network": {"name": "small-cnn", "width": 2, "norm": "group"},
+    "training": {"rounds": 2, "batch_size": 8},
+    "privacy": {"epsilon": 2.0, "delta": 1e-3},
+}
+REASON = {"counts": "in our annual report"}
+DEMANDS: dict[str, Any] = {"epsilon": 5.0, "delta": 1e-3, "unit": "record", "public": REASON}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
+
+
+def settings_of(data: Path, **demands: Any) -> SiteSettings:
+    own = {"device": "cpu", "data": {"folder": str(data), "split": 1}, "privacy": {**DEMANDS, **demands}}
+    return make_settings(own, "x")
+
+
+def run(root: Path, data: Path, *changes: str, plan: dict = PRIVATE, **demands: Any) -> Summary:
+    return inprocess.run(parse_plan(plan, changes), folder=root, settings=settings_of(data, **demands)).summary
+
+
+def standing(root: Path) -> LedgerStanding:
+    book = root / "_hospital/a"
+    [data] = ledgers(book)
+    return Ledger(book, data).standing()
+
+
+# ---------------------------------------------------------------------------------------------------- whole studies
+def test_a_study_is_charged_answer_by_answer_and_keeps_its_promise(photos: Path, tmp_path: Path) -> None:
+    summary = run(tmp_path / "study", photos)
+    found = standing(tmp_path)
+    assert summary.finished
+    assert [entry.what for entry in found.entries if entry.kind == "charged"] == [
+        "join",
+        "round 1",
+        "round 2",
+        "deliver",
+        "test",
+    ]
+    spent = found.epsilon(1e-3)
+    assert 1.9 < spent <= 2.0
+    [study] = found.studies()
+    assert study == "study" and epsilon_of(found.of(study), 1e-3) == spent
+    said = json.loads((site_folder(tmp_path / "study", "a") / SPENT).read_text())
+    assert said["study"] == said["all_studies"] == spent and said["allowed"] == 5.0
+    assert {charge.of.kind for entry in found.entries for charge in entry.charges} == {"sampled-gaussian", "public"}
+
+
+def test_what_is_not_declared_public_is_not_told(photos: Path, tmp_path: Path) -> None:
+    run(tmp_path / "silent", photos)
+    silent = Record(tmp_path / "silent").rounds()[0].sites["a"]
+    assert silent.train_loss is None and silent.validation is None and silent.validation_loss is None
+    run(tmp_path / "open", photos, public={**REASON, "validation": "agreed by the board"}, epsilon=9.0)
+    told = Record(tmp_path / "open").rounds()[0].sites["a"]
+    assert told.validation is not None and told.train_loss is None
+
+
+def test_over_the_budget_is_refused_before_data_are_read(photos: Path, tmp_path: Path) -> None:
+    place = write_photos(tmp_path / "photos", NAMES)
+    run(tmp_path / "one", place, epsilon=2.5)
+    place.rename(tmp_path / "away")  # who looks at the data fails in another way
+    with pytest.raises(
+        Refused, match=r"the study costs ε = .* other studies of these data cost .* allows 2.5, of which"
+    ):
+        run(tmp_path / "two", place, "seed=1", epsilon=2.5)
+    (tmp_path / "away").rename(place)
+    run(tmp_path / "three", place, "privacy.epsilon=0.5", epsilon=2.5)
+    assert 2.0 < standing(tmp_path).epsilon(1e-3) <= 2.5
+
+
+def test_a_hospital_that_demands_privacy_gets_it_or_does_not_join(photos: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "nowhere"
+    with pytest.raises(Refused, match="demands differential privacy .* the plan promises none"):
+        run(tmp_path / "bare", gone, plan=STUDY)
+    with pytest.raises(Refused, match=r"declare them public, with its reason \(privacy\.public\.counts"):
+        run(tmp_path / "counts", gone, public={})
+    with pytest.raises(MedsiloError, match="privacy.public"):
+        settings_of(photos, public={"weights": "why not"})
+
+
+def test_where_a_plan_promises_and_the_hospital_demands_nothing_it_is_still_counted(
+    photos: Path, tmp_path: Path
+) -> None:
+    own = make_settings({"device": "cpu", "data": {"folder": str(photos), "split": 1}}, "x")
+    inprocess.run(parse_plan(PRIVATE), folder=tmp_path / "study", settings=own)
+    assert 1.9 < standing(tmp_path).epsilon(1e-3) <= 2.0
+
+
+def test_a_tampered_ledger_lets_nothing_leave(photos: Path, tmp_path: Path) -> None:
+    run(tmp_path / "one", photos, "privacy.epsilon=0.5")
+    [file] = (tmp_path / "_hospital/a/ledger").glob("*.jsonl")
+    file.write_bytes(b"\n".join(file.read_bytes().splitlines()[:-2]) + b"\n")
+    with pytest.raises(MedsiloError, match="privacy ledger was changed or is damaged"):
+        run(tmp_path / "two", photos, "privacy.epsilon=0.5")
+
+
+# ---------------------------------------------------------------------------------------------------- answer by answer
+def site(root: Path, data: Path, **demands: Any) -> Participant:
+    return Participant(parse_plan(PRIVATE), "a", ["a"], settings_of(data, **demands), site_folder(root / "study", "a"))
+
+
+def weights(participant: Participant) -> Groups:
+    return {"model": {name: t.clone() for name, t in participant.plan.build_networks()["model"].state_dict().items()}}
+
+
+def ask(plan: Plan, groups: Groups, number: int, **facts: Any) -> Parcel:
+    request = Request(task="round", round=number, study="study", plan=plan.hash, sites=("a",), **facts)
+    return request.parcel(groups)
+
+
+def same(one: Parcel, other: Parcel) -> bool:
+    return all(tensor.equal(other.groups["model"][name]) for name, tensor in one.groups["model"].items())
+
+
+def test_the_same_request_gets_the_same_answer_from_the_disk_and_costs_nothing(photos: Path, tmp_path: Path) -> None:
+    first = site(tmp_path, photos)
+    request = ask(first.plan, weights(first), 1)
+    answer = first.answer(request)
+    spent = standing(tmp_path).epsilon(1e-3)
+    again = site(tmp_path, photos).answer(request)
+    assert same(answer, again) and answer.facts == again.facts and standing(tmp_path).epsilon(1e-3) == spent
+    other = ask(first.plan, {"model": {name: t + 0.01 for name, t in request.groups["model"].items()}}, 1)
+    assert not same(site(tmp_path, photos).answer(other), answer)
+    assert standing(tmp_path).epsilon(1e-3) > spent
+
+
+def test_noise_is_new_in_every_attempt(photos: Path, tmp_path: Path) -> None:
+    answers = []
+    for number in range(2):
+        one = site(tmp_path / str(number), photos)
+        answers.append(one.answer(ask(one.plan, weights(one), 1)))
+    assert not same(*answers)
+
+
+def test_a_state_that_was_not_charged_is_not_used(photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    first = site(tmp_path, photos)
+    request = ask(first.plan, weights(first), 1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Ledger, "charge", interrupt)
+        first.answer(request)
+    assert first.state.done == -1 and list(first.folder.glob("state-1.safetensors"))
+    assert site(tmp_path, photos).state.stand_after(1, 1)  # its own state is not there
+    assert standing(tmp_path).epsilon(1e-3) == 0
+    first.answer(request)
+    later = site(tmp_path, photos)
+    assert later.state.stand_after(1, 1) is None and later.state.done == 1
+
+
+def interrupt(*given: Any, **named: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_study_that_dies_at_the_ledger_goes_on_and_is_charged_for_what_left(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """All of it, server and site, ends as the second round is entered, before or after that; then it is resumed."""
+    plan, own, charge = parse_plan(PRIVATE), settings_of(photos), Ledger.charge
+
+    def die(self: Ledger, spending: Spending, what: str, *given: Any) -> None:
+        if what == "round 2" and before:
+            os._exit(9)
+        charge(self, spending, what, *given)
+        if what == "round 2":
+            os._exit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "charge", die)
+        child = dying(lambda: inprocess.run(plan, folder=tmp_path / "study", settings=own) and None, None)
+        assert ended(child) == 9
+    assert sum(entry.what == "round 2" for entry in standing(tmp_path).entries) == (0 if before else 1)
+    assert inprocess.run(plan, folder=tmp_path / "study", settings=own, resume=True).summary.finished
+    found = standing(tmp_path)
+    assert [entry.what for entry in found.entries if entry.kind == "charged" and "round" in entry.what] == [
+        "round 1",
+        "round 2",
+    ]
+    assert 1.9 < found.epsilon(1e-3) <= 2.0
+
+
+def test_a_server_that_asks_again_and_again_ends_at_the_budget(photos: Path, tmp_path: Path) -> None:
+    one = site(tmp_path, photos, epsilon=2.2)
+    model = weights(one)
+    with pytest.raises(Refused, match=r"privacy\.epsilon"):
+        for number in range(50):
+            shifted = {name: tensor + number * 1e-3 for name, tensor in model["model"].items()}
+            one.answer(ask(one.plan, {"model": shifted}, 1))
+    assert number >= 2 and standing(tmp_path).epsilon(1e-3) <= 2.2
+
+
+# ---------------------------------------------------------------------------------------------------- what people see
+def test_the_command_shows_verifies_and_exports(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "study", photos, "privacy.epsilon=0.5")
+    book, export = tmp_path / "_hospital/a", tmp_path / "export.jsonl"
+    assert main(["ledger", "show", "--records", str(book)]) == 0
+    shown = capsys.readouterr().out
+    assert "study: FedAvg" in shown and "answers: 5" in shown and "at δ = 0.001" in shown
+    assert main(["ledger", "export", "--records", str(book), "-o", str(export)]) == 0
+    assert main(["ledger", "verify", "--records", str(book), "--against", str(export), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "7 lines are as they were written, 0 since the export" in printed.err
+    assert json.loads(printed.out[printed.out.index("{") :])["ledgers"][0]["lines"] == 7
+    [file] = (book / "ledger").glob("*.jsonl")
+    file.write_bytes(file.read_bytes()[:-200] + b"\n")
+    assert main(["ledger", "verify", "--records", str(book)]) == 1
+    assert "was changed or is damaged" in capsys.readouterr().err
+    assert main(["ledger", "show", "--records", str(tmp_path)]) == 1
+    page = write([tmp_path / "study"], tmp_path / "page.html", "x").read_text()
+    assert "What it cost in privacy" in page and "ε of this study" in page
+
+
+def test_check_and_leak_report_name_the_price(photos: Path, tmp_path: Path) -> None:
+    plan, own = parse_plan(PRIVATE), settings_of(photos, public={**REASON, "test": "published"})
+    prices = dict(price_list(plan, own))
+    assert "at most ε = 2 at δ = 0.001 for each record" in prices["tensors: model"]
+    assert prices["numbers of cases"] == "0: declared public (in our annual report)"
+    assert prices["score and loss over validation cases"] == "0: does not leave"
+    assert "What each costs" in "\n".join(describe(plan, {}, own))
+    book = Book(tmp_path / "_hospital/a")
+    [before] = privacy_findings(plan, own, book)
+    assert before.severity == "ok" and "cost ε = 0.000 of 5 allowed" in before.what
+    run(tmp_path / "study", photos)
+    [after] = privacy_findings(plan, own, book)
+    assert after.severity == "ok" and "cost ε = 2.000 of 5" in after.what
+    [bare] = privacy_findings(parse_plan(STUDY), own, book)
+    assert bare.severity == "stops" and dict(price_list(parse_plan(STUDY), own))["tensors: model"] == "not protected"
+
+
+def test_a_run_is_audited_and_its_models_are_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = parse_plan({**PRIVATE, "task": {"name": "synthetic-histology", "patients": 12, "patches": 4}})
+    inprocess.run(plan, folder=tmp_path / "run")
+    assert main(["audit-privacy", str(tmp_path / "run"), "--trainings", "60", "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "private steps: nothing speaks against the claim" in shown and "model of a: nothing found" in shown
+
+
+def test_another_folder_of_data_has_another_ledger(photos: Path) -> None:
+    assert data_set(photos, "image-folder") != data_set(photos / "images", "image-folder")

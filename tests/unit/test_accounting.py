@@ -1,0 +1,204 @@
+"""What releases cost: held against dp-accounting's own accountant, never below it; and the noise itself."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event, get_epsilon_gaussian
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+from pydantic import ValidationError
+from scipy import stats
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.section import checked
+from medsilo.privacy.accounting import delta_of, epsilon, noise_for
+from medsilo.privacy.agreed import Demands, Promise, stricter
+from medsilo.privacy.mechanisms import (
+    Charge,
+    Gaussian,
+    Geometric,
+    Laplace,
+    Mechanism,
+    Public,
+    SampledGaussian,
+    Unprotected,
+)
+from medsilo.privacy.noise import FROM_SEED, NoiseSource
+
+SAMPLED = [
+    (noise, rate, steps, delta)
+    for (noise, delta), (rate, steps) in product([(0.7, 1e-3), (1.0, 1e-5), (3.0, 1e-5)], [(0.01, 1000), (0.3, 40)])
+]
+
+
+def charge(of: Mechanism) -> Charge:
+    return Charge(what="x", of=of)
+
+
+def theirs(delta: float, *events: dp_event.DpEvent) -> float:
+    accountant = PLDAccountant()
+    for event in events:
+        accountant.compose(event)
+    return accountant.get_epsilon(delta)
+
+
+def sampled_event(noise: float, rate: float, steps: int) -> dp_event.DpEvent:
+    return dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise)), steps)
+
+
+# ---------------------------------------------------------------------------------------------------- ε
+@pytest.mark.parametrize("noise, rate, steps, delta", SAMPLED)
+def test_sampled_steps_cost_what_dp_accounting_says(noise: float, rate: float, steps: int, delta: float) -> None:
+    ours = epsilon([charge(SampledGaussian(noise=noise, rate=rate, steps=steps))], delta)
+    assert ours == pytest.approx(theirs(delta, sampled_event(noise, rate, steps)), abs=1e-3)
+
+
+@pytest.mark.parametrize("noise, count, delta", [(0.5, 1, 1e-5), (4.0, 3, 1e-3), (30.0, 200, 1e-6)])
+def test_gaussian_releases_cost_what_the_closed_form_says(noise: float, count: int, delta: float) -> None:
+    exact = get_epsilon_gaussian(noise / math.sqrt(count), delta)
+    ours = epsilon([charge(Gaussian(noise=noise, count=count))], delta)
+    assert exact - 1e-9 <= ours <= exact + 1e-3
+
+
+@pytest.mark.parametrize("scale, count", [(0.5, 1), (10.0, 20)])
+def test_laplace_and_geometric_releases(scale: float, count: int) -> None:
+    event = dp_event.SelfComposedDpEvent(dp_event.LaplaceDpEvent(scale), count)
+    ours = epsilon([charge(Laplace(scale=scale, count=count))], 1e-5)
+    assert ours == pytest.approx(theirs(1e-5, event), abs=1e-3)
+    whole = epsilon([charge(Geometric(scale=scale, count=count))], 1e-5)
+    assert whole <= count / scale + 1e-3
+
+
+def test_different_mechanisms_together() -> None:
+    mixed = [
+        charge(SampledGaussian(noise=1.2, rate=0.05, steps=200)),
+        charge(SampledGaussian(noise=2.0, rate=0.1, steps=50)),
+        charge(Gaussian(noise=5.0)),
+        charge(Laplace(scale=8.0, count=4)),
+    ]
+    own = theirs(
+        1e-4,
+        sampled_event(1.2, 0.05, 200),
+        sampled_event(2.0, 0.1, 50),
+        dp_event.GaussianDpEvent(5.0),
+        dp_event.SelfComposedDpEvent(dp_event.LaplaceDpEvent(8.0), 4),
+    )
+    assert epsilon(mixed, 1e-4) == pytest.approx(own, abs=1e-3)
+    assert epsilon(reversed(mixed), 1e-4) == epsilon(mixed, 1e-4)
+    assert delta_of(mixed, own) == pytest.approx(1e-4, rel=1e-2)
+
+
+def test_steps_that_are_entered_round_by_round_cost_what_they_cost_at_once() -> None:
+    once = [charge(SampledGaussian(noise=1.0, rate=0.1, steps=60))]
+    rounds = [charge(SampledGaussian(noise=1.0, rate=0.1, steps=20))] * 3
+    assert epsilon(rounds, 1e-5) == epsilon(once, 1e-5)
+
+
+def test_a_patient_with_many_sampled_cases_costs_more_than_one_case_and_less_than_group_privacy() -> None:
+    one = epsilon([charge(SampledGaussian(noise=2.0, rate=0.05, steps=50))], 1e-5)
+    three = epsilon([charge(SampledGaussian(noise=2.0, rate=0.05, steps=50, cases=3))], 1e-5)
+    all_drawn = epsilon([charge(SampledGaussian(noise=2.0, rate=1.0, steps=50, cases=3))], 1e-5)
+    assert one < three < all_drawn
+    assert all_drawn == pytest.approx(get_epsilon_gaussian(2 / 3 / math.sqrt(50), 1e-5), abs=1e-3)
+
+
+def test_what_is_public_costs_nothing_and_what_is_unprotected_costs_all() -> None:
+    assert epsilon([], 1e-5) == 0 == epsilon([charge(Public(reason="annual report"))], 1e-5)
+    assert delta_of([], 1.0) == 0
+    assert epsilon([charge(Unprotected(reason="weights"))], 1e-5) == math.inf
+    assert delta_of([charge(Unprotected(reason="weights"))], 1.0) == 1
+
+
+def test_what_cannot_be_counted_is_infinite_and_at_once() -> None:
+    assert epsilon([charge(SampledGaussian(noise=1e-3, rate=0.5, steps=10**7))], 1e-5) == math.inf
+    assert delta_of([charge(Gaussian(noise=1e-3, count=10**7))], 1.0) == 1
+
+
+def test_more_of_anything_never_costs_less() -> None:
+    costs = [epsilon([charge(SampledGaussian(noise=1, rate=0.02, steps=steps))], 1e-5) for steps in (10, 100, 4000)]
+    costs += [epsilon([charge(Gaussian(noise=noise))], 1e-5) for noise in (0.2, 0.1, 0.05, 0.02)]
+    assert costs[:3] == sorted(costs[:3]) and costs[3:] == sorted(costs[3:])
+
+
+@pytest.mark.parametrize("target", [0.1, 1.0, 8.0])
+def test_the_noise_for_a_target_keeps_it_and_is_hardly_more_than_needed(target: float) -> None:
+    beside = [charge(Laplace(scale=100.0))]
+    noise = noise_for(target, 1e-3, 0.1, 60, beside=beside)
+
+    def cost(noise: float) -> float:
+        return epsilon([*beside, charge(SampledGaussian(noise=noise, rate=0.1, steps=60))], 1e-3)
+
+    assert cost(noise) <= target < cost(noise * 0.998)
+
+
+def test_no_noise_is_enough_where_the_rest_costs_all() -> None:
+    with pytest.raises(MedsiloError, match="no noise keeps 10 steps within ε = 0.5"):
+        noise_for(0.5, 1e-5, 0.1, 10, beside=[charge(Laplace(scale=1.0))])
+    with pytest.raises(MedsiloError, match="δ = 2 is no use"):
+        noise_for(0.5, 2, 0.1, 10)
+
+
+def test_mechanisms_are_bounded() -> None:
+    for values in ({"noise": 0}, {"noise": math.nan}, {"noise": -1}, {"noise": 1, "count": 0}, {"noise": 1, "x": 1}):
+        with pytest.raises(ValidationError):
+            Gaussian.model_validate(values)
+    with pytest.raises(ValidationError):
+        SampledGaussian(noise=1, rate=1.5, steps=1)
+    assert checked(Charge, {"what": "x", "of": {"kind": "laplace", "scale": 2.0}}, "x").of == Laplace(scale=2.0)
+
+
+def test_of_what_is_offered_and_demanded_the_stricter_holds() -> None:
+    offer = Promise(epsilon=2, delta=1e-5)
+    assert stricter(offer, None) == offer
+    demands = Demands(epsilon=10, delta=1e-6, study_epsilon=1, unit="patient")
+    assert stricter(offer, demands) == Promise(epsilon=1, delta=1e-6, unit="patient")
+    loose = Demands(epsilon=10, delta=1e-3, unit="record")
+    assert stricter(offer, loose) == offer
+
+
+# ---------------------------------------------------------------------------------------------------- noise
+def test_normal_noise_has_the_scale_and_the_shape() -> None:
+    drawn = NoiseSource().standard_normal(200_001)
+    assert len(drawn) == 200_001
+    assert stats.kstest(drawn, "norm").pvalue > 1e-6
+    assert drawn.std() == pytest.approx(1, abs=0.01) and abs(drawn.mean()) < 0.012
+    assert (np.abs(drawn) > 4).sum() < 60
+
+
+def test_noise_is_added_in_the_type_of_the_tensor_with_its_deviation() -> None:
+    exact = torch.full((300, 200), 3.0)
+    noisy = NoiseSource().with_normal(exact, 0.25)
+    assert noisy.dtype == torch.float32 and noisy.shape == exact.shape and torch.equal(exact, torch.full_like(exact, 3))
+    assert float((noisy - 3).std()) == pytest.approx(0.25, rel=0.02)
+    assert float(NoiseSource().with_normal(torch.tensor(1.0), 0.0)) == 1
+
+
+def test_two_sources_are_independent_and_a_seed_gives_the_same_again() -> None:
+    one, two = (NoiseSource().standard_normal(100_000) for _ in range(2))
+    assert abs(np.corrcoef(one, two)[0, 1]) < 0.02
+    source = NoiseSource()
+    first, second = source.standard_normal(100_000), source.standard_normal(100_000)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.02
+    seeded = [NoiseSource.from_seed(1, "a", "round", number) for number in (3, 3, 4)]
+    same, again, other = (one.standard_normal(1000) for one in seeded)
+    assert np.array_equal(same, again) and not np.array_equal(same, other)
+    assert source.said is None and seeded[0].said == FROM_SEED
+
+
+def test_whole_and_double_exponential_noise() -> None:
+    source = NoiseSource()
+    assert stats.kstest(source.laplace(100_000), "laplace").pvalue > 1e-6
+    drawn = np.array([source.geometric(2.0) for _ in range(20_000)])
+    q = math.exp(-0.5)
+    for k in (-2, 0, 1):
+        expected = (1 - q) / (1 + q) * q ** abs(k)
+        assert (drawn == k).mean() == pytest.approx(expected, abs=0.015)
+
+
+def test_each_case_is_drawn_by_itself_with_its_chance() -> None:
+    source = NoiseSource()
+    sizes = [len(source.drawn(400, 0.1)) for _ in range(2000)]
+    assert np.mean(sizes) == pytest.approx(40, abs=0.7) and np.std(sizes) == pytest.approx(6, abs=0.5)
+    assert source.drawn(5, 1.0) == [0, 1, 2, 3, 4]

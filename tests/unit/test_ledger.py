@@ -1,0 +1,268 @@
+"""The ledger: never under what left, whoever dies where; what was changed is noticed; over budget is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.privacy.accounting import epsilon
+from medsilo.privacy.agreed import Demands
+from medsilo.privacy.mechanisms import Charge, Gaussian, Public, Unprotected
+from medsilo.site.ledger import OWN_KEY, Ledger, Spending, ledgers
+from tests.histories import DATA, MOST_LINES, Job, dying, ended, live
+
+DELTA = 1e-5
+DEMANDS = Demands(epsilon=1.0, delta=DELTA)
+ONE, TWO = Spending(study="one", plan="p", method="FedAvg", lead="l"), Spending(study="two", plan="q", method="FedBN")
+ROUND = [Charge(what="weights", of=Gaussian(noise=10.0))]
+
+
+def cost(rounds: int) -> float:
+    return epsilon(ROUND * rounds, DELTA)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path, DATA)
+
+
+def filled(folder: Path, rounds: int = 3) -> Ledger:
+    ledger = Ledger(folder, DATA)
+    for number in range(rounds):
+        ledger.charge(ONE, f"round {number + 1}", f"attempt{number}", ROUND, DEMANDS)
+    return ledger
+
+
+# ---------------------------------------------------------------------------------------------------- entries
+def test_every_answer_is_an_entry_with_the_total_so_far(tmp_path: Path) -> None:
+    filled(tmp_path)
+    standing = Ledger(tmp_path, DATA).standing()
+    assert [entry.kind for entry in standing.entries] == ["opened", "charged", "charged", "charged"]
+    assert [entry.epsilon for entry in standing.entries[1:]] == [cost(1), cost(2), cost(3)]
+    assert standing.epsilon(DELTA) == cost(3) == standing.entries[-1].epsilon
+    last = standing.entries[-1]
+    assert last.spending == ONE and last.what == "round 3" and last.delta == DELTA and last.charges == tuple(ROUND)
+    assert ledgers(tmp_path) == [DATA]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "ledger").iterdir())
+
+
+def test_an_answer_is_entered_once(ledger: Ledger) -> None:
+    for _ in range(3):
+        ledger.charge(ONE, "round 1", "attempt", ROUND, DEMANDS)
+    ledger.charge(TWO, "round 1", "attempt", ROUND, DEMANDS)
+    assert ledger.standing().epsilon(DELTA) == cost(2)
+
+
+def test_over_the_budget_is_refused_and_nothing_is_written(ledger: Ledger) -> None:
+    tight = Demands(epsilon=cost(2), delta=DELTA)
+    ledger.charge(ONE, "round 1", "1", ROUND, tight)
+    ledger.charge(TWO, "round 1", "2", ROUND, tight)
+    before = ledger.file.read_bytes()
+    with pytest.raises(
+        Refused, match=r"the study costs ε = .* of which ε = .* is spent or promised \(privacy\.epsilon"
+    ):
+        ledger.charge(ONE, "round 2", "3", ROUND, tight)
+    with pytest.raises(Refused, match="privacy.epsilon"):
+        ledger.afford(ONE, ROUND, tight)
+    assert ledger.file.read_bytes() == before
+    ledger.charge(ONE, "round 2", "3", ROUND, Demands(epsilon=cost(3), delta=DELTA))
+
+
+def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
+    budget = Demands(epsilon=cost(5), delta=DELTA)
+    ledger.plan(ONE, ROUND * 3, budget)
+    with pytest.raises(Refused, match="with what other studies of these data cost"):
+        ledger.plan(TWO, ROUND * 3, budget, runs=lambda study: study == "one")
+    ledger.plan(TWO, ROUND * 3, budget)  # the first one does not run any more, and was charged nothing
+    ledger.charge(TWO, "round 1", "a", ROUND, budget)
+    ledger.plan(TWO, ROUND * 3, budget)  # resumed: what it was charged is part of what it plans
+    with pytest.raises(Refused, match=r"allows 0\.1 for one study \(privacy\.study_epsilon"):
+        ledger.plan(ONE, ROUND, Demands(epsilon=5, delta=DELTA, study_epsilon=0.1))
+
+
+def test_a_plan_of_many_rounds_is_one_short_line(ledger: Ledger) -> None:
+    ledger.plan(
+        ONE, [*ROUND, Charge(what="counts", of=Public(reason="known"))] * 20_000, Demands(epsilon=900, delta=DELTA)
+    )
+    [charge] = ledger.standing().entries[-1].charges
+    assert charge.of == Gaussian(noise=10.0, count=20_000) and ledger.file.stat().st_size < 3000
+
+
+def test_what_leaves_without_protection_is_refused_where_protection_is_demanded(ledger: Ledger) -> None:
+    bare = [Charge(what="weights", of=Unprotected(reason="the weights have no noise"))]
+    with pytest.raises(Refused, match="demands differential privacy, .* the weights have no noise"):
+        ledger.plan(ONE, bare, DEMANDS)
+    ledger.charge(ONE, "round 1", "a", bare, None)
+    assert ledger.standing().entries[-1].epsilon is None and ledger.standing().epsilon(DELTA) == float("inf")
+
+
+# ---------------------------------------------------------------------------------------------------- tampering
+def lines_of(ledger: Ledger) -> list[bytes]:
+    return ledger.file.read_bytes().splitlines()
+
+
+def write_lines(ledger: Ledger, lines: list[bytes]) -> None:
+    ledger.file.write_bytes(b"".join(line + b"\n" for line in lines))
+
+
+def less_noise(line: bytes) -> bytes:
+    values = json.loads(line)
+    values["entry"]["charges"][0]["of"]["noise"] = 1000.0
+    return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+
+
+TAMPERED: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "the last line cut": lambda lines: lines[:-1],
+    "all cut": lambda lines: [],
+    "one taken out": lambda lines: [*lines[:2], *lines[3:]],
+    "two exchanged": lambda lines: [lines[0], lines[2], lines[1], lines[3]],
+    "one twice": lambda lines: [*lines, lines[-1]],
+    "a charge made smaller": lambda lines: [*lines[:3], less_noise(lines[3])],
+    "an early charge made smaller": lambda lines: [lines[0], less_noise(lines[1]), *lines[2:]],
+    "written in another form": lambda lines: [*lines[:3], lines[3].replace(b":", b": ", 1)],
+    "no JSON": lambda lines: [*lines[:3], b"x"],
+}
+
+
+@pytest.mark.parametrize("how", TAMPERED)
+def test_a_changed_ledger_is_noticed_and_nothing_leaves(tmp_path: Path, how: str) -> None:
+    ledger = filled(tmp_path)
+    write_lines(ledger, TAMPERED[how](lines_of(ledger)))
+    for reader in (ledger, Ledger(tmp_path, DATA)):
+        with pytest.raises(MedsiloError, match="privacy ledger was changed or is damaged"):
+            reader.standing()
+        with pytest.raises(MedsiloError, match="nothing leaves"):
+            reader.charge(ONE, "round 4", "new", ROUND, DEMANDS)
+
+
+def test_a_head_that_is_gone_or_changed_is_noticed(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    early = json.loads(ledger.head.read_text())
+    early["head"]["lines"] = 1
+    for content in (None, "x", json.dumps(early)):
+        ledger.head.unlink(missing_ok=True)
+        if content is not None:
+            ledger.head.write_text(content)
+        with pytest.raises(MedsiloError, match="its head"):
+            ledger.standing()
+
+
+def test_a_line_of_another_key_is_noticed_and_a_new_key_goes_on(tmp_path: Path) -> None:
+    ledger = filled(tmp_path / "one")
+    forger = filled(tmp_path / "two", 2)
+    forged = lines_of(ledger)[:1] + lines_of(forger)[1:2]
+    assert (tmp_path / "one/ledger" / OWN_KEY).read_bytes() != (tmp_path / "two/ledger" / OWN_KEY).read_bytes()
+    values = json.loads(forged[1])
+    values["entry"]["previous"] = json.loads(lines_of(ledger)[1])["entry"]["previous"]
+    write_lines(ledger, [forged[0], json.dumps(values, sort_keys=True, separators=(",", ":")).encode()])
+    with pytest.raises(MedsiloError, match="line 2 is not signed by the key that it names"):
+        ledger.standing()
+
+
+@pytest.mark.parametrize("kind", ["rsa", "elliptic"])
+def test_the_key_of_a_kit_signs_and_a_later_one_goes_on(tmp_path: Path, kind: str) -> None:
+    filled(tmp_path, 1)
+    key = rsa.generate_private_key(65537, 2048) if kind == "rsa" else ec.generate_private_key(ec.SECP256R1())
+    Ledger(tmp_path, DATA, key).charge(ONE, "round 2", "b", ROUND, DEMANDS)
+    standing = Ledger(tmp_path, DATA).standing()
+    assert [entry.kind for entry in standing.entries] == ["opened", "charged", "opened", "charged"]
+    assert standing.epsilon(DELTA) == cost(2)
+
+
+def test_an_export_tells_of_a_ledger_that_was_put_back(tmp_path: Path) -> None:
+    ledger = filled(tmp_path, 2)
+    old = (ledger.file.read_bytes(), ledger.head.read_bytes())
+    ledger.charge(ONE, "round 3", "new", ROUND, DEMANDS)
+    exported = ledger.export()
+    assert ledger.check_against(exported) == 0 and ledger.check_against(old[0].decode()) == 1
+    ledger.file.write_bytes(old[0])
+    ledger.head.write_bytes(old[1])
+    ledger.standing()  # by itself it can't know
+    with pytest.raises(MedsiloError, match="does not continue the export of 4 lines"):
+        ledger.check_against(exported)
+
+
+# ---------------------------------------------------------------------------------------------------- deaths
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, share: float) -> None:
+    ledger = filled(tmp_path)
+    whole = ledger.file.read_bytes()
+    head = ledger.head.read_bytes()
+    ledger.charge(ONE, "round 4", "new", ROUND, DEMANDS)
+    added = len(ledger.file.read_bytes()) - len(whole)
+    with ledger.file.open("rb+") as file:
+        file.truncate(len(whole) + max(1, int(added * share)))
+    ledger.head.write_bytes(head)  # it is written after the line
+    standing = Ledger(tmp_path, DATA).standing()
+    assert standing.torn and standing.epsilon(DELTA) == cost(3)
+    ledger.charge(ONE, "round 4", "again", ROUND, DEMANDS)
+    assert ledger.standing().epsilon(DELTA) == cost(4) and not ledger.standing().torn
+
+
+@pytest.mark.parametrize("step", [41, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_death_at_every_line_of_the_first_answer(tmp_path: Path, step: int) -> None:
+    """Step by step through all the code that writes; the answer then leaves once, and is charged once."""
+    codes = []
+    for lines in range(1, MOST_LINES, step):
+        job = Job(tmp_path / str(lines), "study", Gaussian(noise=10.0))
+        job.root.mkdir()
+        codes.append(ended(dying(lambda job=job: job.answer(1, 0), lines)))
+        entered = Ledger(job.root / "book", DATA).standing()
+        left = job.left()
+        assert all(entered.has("study", attempt) for attempt in left)
+        assert all(entered.has("study", attempt) for attempt in job.usable_states())
+        assert ended(dying(lambda job=job: job.answer(1, 0), None)) == 0
+        after = job.account().ledger.standing()
+        assert len(job.left()) == 1 and after.epsilon(DELTA) == cost(1)
+    assert set(codes) == {0, 9} and codes.count(9) > 5
+
+
+def true_and_entered(jobs: list[Job]) -> tuple[float, float]:
+    left = [Charge(what="x", of=job.of) for job in jobs for _ in job.left()]
+    return epsilon(left, DELTA), Ledger(jobs[0].root / "book", DATA).standing().epsilon(DELTA)
+
+
+def check_history(root: Path, seed: int, demands: Demands | None = None) -> float:
+    root.mkdir()
+    jobs = live(root, seed, demands)
+    true, entered = true_and_entered(jobs)
+    standing = Ledger(root / "book", DATA).standing()
+    assert all(standing.has(job.study, attempt) for job in jobs for attempt in job.left())
+    drawn = [tuple(values) for job in jobs for values in job.left().values()]
+    assert len(set(drawn)) == len(drawn)  # no noise twice, forks included
+    assert true - 1e-12 <= entered <= true + 0.02
+    return entered - true
+
+
+def test_histories(tmp_path: Path) -> None:
+    for seed in range(3):
+        check_history(tmp_path / str(seed), seed)
+    check_history(tmp_path / "budget", 1000, Demands(epsilon=50, delta=DELTA))
+
+
+@pytest.mark.slow
+def test_two_hundred_histories(tmp_path: Path) -> None:
+    above = [check_history(tmp_path / str(seed), seed) for seed in range(3, 203)]
+    print(f"above the true ε: at most {max(above):.4f}, {sum(one > 1e-9 for one in above)} of {len(above)} at all")
+    assert max(above) <= 0.02
+
+
+def test_two_processes_that_charge_at_once_never_pass_the_budget(tmp_path: Path) -> None:
+    tight = Demands(epsilon=cost(3), delta=DELTA)
+
+    def spend(spending: Spending) -> None:
+        ledger = Ledger(tmp_path, DATA)
+        for number in range(4):
+            try:
+                ledger.charge(spending, "round", f"{spending.study}{number}", ROUND, tight)
+            except Refused:
+                return
+
+    children = [dying(lambda own=own: spend(own), None) for own in (ONE, TWO)]
+    assert [ended(child) for child in children] == [0, 0]
+    standing = Ledger(tmp_path, DATA).standing()
+    assert standing.epsilon(DELTA) == cost(3)
+    assert sum(entry.kind == "charged" for entry in standing.entries) == 3

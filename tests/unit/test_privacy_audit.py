@@ -1,0 +1,106 @@
+"""The audit stays below a claim that holds, and finds training that is broken."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from torch import Tensor, nn
+
+from medsilo.analyses.privacy_audit import Audit, audit, bound
+from medsilo.analyses.release import membership
+from medsilo.learning.loop import LossFunction
+from medsilo.learning.private import Clipped, PrivateSteps
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def audited(seed: int, trainings: int = 600, **given: object) -> Audit:
+    generator = torch.Generator().manual_seed(5)
+    cases = torch.randn(4, 1, 4, 4, generator=generator), torch.tensor([0, 1, 0, 1])
+    return audit(network(), nn.functional.cross_entropy, cases, trainings=trainings, seed=seed, **given)
+
+
+class TakesTwice(PrivateSteps):
+    """Every batch counts twice in the sum."""
+
+    def gradient(self, name: str, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
+        self.sample.owners = torch.arange(2 * len(inputs))
+        return super().gradient(name, model, loss, inputs.repeat(2, 1, 1, 1), targets.repeat(2))
+
+
+def without_noise(*given: object) -> PrivateSteps:
+    steps = PrivateSteps(*given)
+    steps.noise = 1e-6
+    return steps
+
+
+def test_training_that_keeps_its_claim_is_not_accused() -> None:
+    found = audited(0, 300, steps=1)
+    assert found.holds and found.estimate > 0.3 and "nothing speaks against" in found.verdict
+
+
+@pytest.mark.slow
+def test_sampled_training_that_keeps_its_claim() -> None:
+    found = audited(0, 1000, rate=0.5)
+    assert found.holds and found.estimate > 0.1
+
+
+def test_missing_noise_is_found() -> None:
+    found = audited(0, 200, steps=1, makes=without_noise)
+    assert not found.holds and "THE CLAIM IS BROKEN" in found.verdict
+
+
+def test_broken_clipping_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = Clipped.__init__
+
+    def loose(self: Clipped, weights: list[Tensor], limit: float) -> None:
+        cut(self, weights, 1e9)
+
+    monkeypatch.setattr(Clipped, "__init__", loose)
+    assert not audited(0, 200, steps=1).holds
+
+
+def test_a_batch_that_is_taken_twice_is_found() -> None:
+    assert not audited(0, 600, steps=1, makes=TakesTwice).holds
+
+
+@pytest.mark.slow
+def test_forty_trainings_that_keep_their_claim() -> None:
+    found = [audited(seed, trainings=400, steps=1) for seed in range(40)]
+    lowest, highest = min(one.lower for one in found), max(one.lower for one in found)
+    print(f"claimed {found[0].claimed:.3f}; lower bounds {lowest:.3f} to {highest:.3f}")
+    assert all(one.holds for one in found)
+
+
+def test_the_bound_of_a_known_test_is_near_the_truth_and_below_it() -> None:
+    generator = np.random.default_rng(0)
+    present = generator.random(40_000) < 0.5
+    scores = generator.normal(size=40_000) + 1.0 * present
+    lower, estimate, false_positives, false_negatives = bound(scores, present, 0.05)
+
+    def delta_at(epsilon: float) -> float:
+        return norm.cdf(-epsilon + 0.5) - math.exp(epsilon) * norm.cdf(-epsilon - 0.5)
+
+    assert delta_at(lower) > 0.05 > delta_at(lower + 0.35)
+    assert lower < estimate < lower + 0.3
+    assert min(false_positives, false_negatives) < 0.2 < max(false_positives, false_negatives)
+
+
+@pytest.mark.parametrize(
+    "shift, verdict, against", [(0.0, "nothing found", False), (0.35, "with care", False), (2.0, "DO NOT", True)]
+)
+def test_a_release_is_judged_by_how_well_members_are_told(shift: float, verdict: str, against: bool) -> None:
+    generator = np.random.default_rng(3)
+    found = membership(generator.normal(size=400) + shift, generator.normal(size=400))
+    assert verdict in found.verdict and found.advises_against == against
+    assert found.lowest < norm.cdf(shift / math.sqrt(2)) < found.highest
+
+
+def test_guessing_tells_nothing() -> None:
+    generator = np.random.default_rng(1)
+    assert bound(generator.normal(size=2000), generator.random(2000) < 0.5, 0.05)[0] == 0

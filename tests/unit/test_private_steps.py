@@ -1,0 +1,341 @@
+"""Private steps: gradients of single cases, the bound, the noise and the sample, against loops by hand."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from medsilo.core.errors import MedsiloError
+from medsilo.learning.loop import Compute
+from medsilo.learning.private import (
+    AdaptiveClipping,
+    ClippedSum,
+    GradientBounds,
+    PoissonSample,
+    PrivateSteps,
+    gradients_of_cases,
+)
+from medsilo.models.activity_cnn import ActivityCnn
+from medsilo.models.alexnet import AlexNet
+from medsilo.models.basic_unet import BasicUNet
+from medsilo.models.lenet5 import LeNet5
+from medsilo.models.small_cnn import SmallCnn
+from medsilo.models.unet import UNet
+from medsilo.models.vgg11 import Vgg11
+from medsilo.privacy.noise import NoiseSource
+from tests.conftest import slow_but
+
+COMPUTE = Compute()
+
+
+class KnownNumbers:
+    """Draws and noise of a seed, with everything that was asked for."""
+
+    def __init__(self, seed: int = 0, silent: bool = False) -> None:
+        self.generator, self.silent = torch.Generator().manual_seed(seed), silent
+        self.deviations: list[float] = []
+
+    def drawn(self, count: int, rate: float) -> list[int]:
+        return torch.nonzero(torch.rand(count, generator=self.generator) < rate).flatten().tolist()
+
+    def with_normal(self, exact: Tensor, deviation: float) -> Tensor:
+        self.deviations.append(deviation)
+        noise = torch.randn(exact.shape, generator=self.generator, dtype=torch.float64)
+        return exact if self.silent else (exact.double() + deviation * noise).to(exact.dtype)
+
+
+def narrow_vgg() -> nn.Module:
+    """VGG-11 with its kinds of layers, fewer features: the real one has 129 million weights."""
+    real = Vgg11().build(1, 2)
+    kinds = {type(layer) for layer in real.modules()}
+    small = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(7),
+        nn.Flatten(),
+        nn.Linear(4 * 49, 8),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.0),
+        nn.Linear(8, 2),
+    )
+    assert {type(layer) for layer in small.modules()} == kinds
+    return small
+
+
+BIG = ("alexnet", "basic-unet of volumes")
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "small-cnn": (lambda: SmallCnn(norm="group", width=4).build(3, 2), (3, 16, 16)),
+    "small-cnn without norm": (lambda: SmallCnn(norm="none", width=4).build(1, 2), (1, 16, 16)),
+    "small-cnn of volumes": (lambda: SmallCnn(norm="group", width=4, dimensions=3).build(1, 2), (1, 8, 8, 8)),
+    "activity-cnn": (lambda: ActivityCnn(norm="group").build(3, 2), (3, 16)),
+    "lenet5": (lambda: LeNet5(norm="group").build(1, 2), (1, 28, 28)),
+    "alexnet": (lambda: AlexNet(norm="group", size=63, width=16).build(1, 2), (1, 63, 63)),
+    "vgg11": (narrow_vgg, (1, 32, 32)),
+    "unet": (lambda: UNet(norm="instance", features=(4, 8)).build(1, 2), (1, 16, 16)),
+    "unet with residual units": (
+        lambda: UNet(norm="instance", features=(4, 8), residual_units=2).build(1, 2),
+        (1, 16, 16),
+    ),
+    "unet without norm": (lambda: UNet(norm="none", features=(4, 8)).build(1, 2), (1, 16, 16)),
+    "unet of volumes": (lambda: UNet(norm="instance", features=(4, 8), dimensions=3).build(1, 2), (1, 8, 8, 8)),
+    "basic-unet": (lambda: BasicUNet(norm="instance", features=(4, 4, 4, 4, 4)).build(1, 2), (1, 32, 32)),
+    "basic-unet of volumes": (
+        lambda: BasicUNet(norm="instance", features=(2, 2, 2, 2, 2), dimensions=3).build(1, 2),
+        (1, 32, 32, 32),
+    ),
+}
+
+
+@pytest.fixture(params=slow_but([name for name in NETWORKS if name not in BIG], NETWORKS))
+def network(request: pytest.FixtureRequest) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
+    """A network that we ship, with cases and their targets."""
+    build, shape = NETWORKS[request.param]
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model, inputs = build(), torch.rand(5, *shape)
+        outputs = model(inputs)
+        targets = torch.randint(0, 2, (5, *outputs.shape[2:]))
+    yield model.train(), inputs, targets
+
+
+def one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """The gradient of every case, by autograd and a loop."""
+    found = []
+    for case in range(len(inputs)):
+        loss = functional.cross_entropy(model(inputs[case : case + 1]), targets[case : case + 1])
+        found.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
+    return found
+
+
+def steps_for(model: nn.Module, secret: KnownNumbers, bound: float = 1.0, noise: float = 1.0) -> PrivateSteps:
+    sample = PoissonSample(None, 5, 5, secret)
+    return PrivateSteps(sample, GradientBounds(["model"], bound), noise, secret)
+
+
+def flat_gradient(model: nn.Module) -> Tensor:
+    return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+
+
+def test_gradients_of_cases_are_those_of_a_loop(network: tuple[nn.Module, Tensor, Tensor]) -> None:
+    model, inputs, targets = network
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    by_hand = one_by_one(model, inputs, targets)
+    with gradients_of_cases(model) as gradients:
+        loss = (
+            functional.cross_entropy(model(inputs), targets, reduction="none").flatten(1).mean(1).sum()
+            if targets.ndim > 1
+            else (functional.cross_entropy(model(inputs), targets, reduction="sum"))
+        )
+        found = gradients(loss, inputs, list(model.parameters()))
+    for case, expected in enumerate(by_hand):
+        own = torch.cat([gradient[case].flatten() for gradient in found])
+        assert torch.allclose(own, expected, rtol=1e-3, atol=1e-5 * float(expected.norm()))
+    assert before.keys() == model.state_dict().keys()  # and nothing stays on the network
+    assert all(not layer._forward_hooks and not layer._backward_hooks for layer in model.modules())
+    assert not any(hasattr(weight, "grad_sample") for weight in model.parameters())
+
+
+def test_no_case_moves_the_sum_by_more_than_the_bound(network: tuple[nn.Module, Tensor, Tensor]) -> None:
+    """Of every network: the sum with and without each case, with a bound that cuts all and one that cuts some."""
+    model, inputs, targets = network
+    lengths = torch.stack([gradient.norm() for gradient in one_by_one(model, inputs, targets)])
+    for bound in (0.1 * float(lengths.min()), float(lengths.median()), 1e-3):
+        sums = []
+        for left_out in (None, *range(5)):
+            here = [case for case in range(5) if case != left_out]
+            steps = steps_for(model, KnownNumbers(silent=True), bound)
+            steps.sample.owners = torch.arange(len(here))
+            steps.gradient("model", model, functional.cross_entropy, inputs[here], targets[here])
+            sums.append(flat_gradient(model) * 5)
+        moved = torch.stack([(without - sums[0]).norm() for without in sums[1:]])
+        assert (moved <= bound * (1 + 1e-4)).all()
+        assert moved.max() > 0.99 * min(bound, float(lengths.max()))  # and the bound is used
+        expected = torch.stack([min(1.0, bound / float(g.norm())) * g for g in one_by_one(model, inputs, targets)])
+        assert torch.allclose(sums[0], expected.sum(0), rtol=1e-3, atol=1e-4 * bound)
+
+
+def linear(inputs: int = 4) -> nn.Module:
+    """Zero weights, so that gradients are known: x · (p − y)."""
+    model = nn.Linear(inputs, 2)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return model
+
+
+def test_the_noise_has_the_scale_that_is_charged_and_is_new_in_every_step() -> None:
+    """Of one step's gradient without any case: nothing but noise, of noise × bound / expected cases."""
+    model, secret = nn.Linear(200, 50), KnownNumbers(3)
+    steps = steps_for(model, secret, bound=0.5, noise=3.0)
+    steps.sample.owners = torch.zeros(0, dtype=torch.int64)
+    seen = []
+    for _ in range(2):
+        steps.gradient("model", model, functional.cross_entropy, torch.zeros(0, 200), torch.zeros(0, dtype=torch.int64))
+        seen.append(flat_gradient(model))
+    assert secret.deviations == [1.5, 1.5]
+    for noise in seen:
+        assert float(noise.std()) == pytest.approx(1.5 / 5, rel=0.03)
+    assert abs(float(torch.corrcoef(torch.stack(seen))[0, 1])) < 0.05
+
+
+def test_the_package_s_own_noise_has_that_scale_and_no_two_attempts_share_it() -> None:
+    model = nn.Linear(300, 100)
+    seen = []
+    for source in (NoiseSource(), NoiseSource(), NoiseSource.from_seed(1, "a", 1), NoiseSource.from_seed(1, "a", 2)):
+        sample = PoissonSample(None, 5, 5, source)
+        steps = PrivateSteps(sample, GradientBounds(["model"], 2.0), 1.1, source)
+        steps.gradient("model", model, functional.cross_entropy, torch.zeros(0, 300), torch.zeros(0, dtype=torch.int64))
+        seen.append(flat_gradient(model))
+        assert float(seen[-1].std()) == pytest.approx(1.1 * 2.0 / 5, rel=0.02)
+    assert float((torch.corrcoef(torch.stack(seen)) - torch.eye(4)).abs().max()) < 0.03
+
+
+def test_an_exact_step_is_the_mean_of_the_cases_where_nothing_is_cut() -> None:
+    model, inputs, targets = nn.Linear(4, 2), torch.randn(5, 4), torch.tensor([0, 1, 1, 0, 1])
+    steps = steps_for(model, KnownNumbers(silent=True), bound=1e3)
+    steps.sample.owners = torch.arange(5)
+    loss = steps.gradient("model", model, functional.cross_entropy, inputs, targets)
+    mine = flat_gradient(model)
+    plain = functional.cross_entropy(model(inputs), targets)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(plain, list(model.parameters()))])
+    assert torch.allclose(mine, expected, atol=1e-6)
+    assert float(loss) == pytest.approx(float(plain))
+
+
+def test_a_case_whose_gradient_is_not_finite_changes_nothing_of_the_others() -> None:
+    model, inputs, targets = linear(), torch.randn(5, 4), torch.tensor([0, 1, 1, 0, 1])
+    sums = []
+    for broken in (torch.zeros(4), torch.full((4,), float("nan")), torch.tensor([float("inf"), 0, 0, 0])):
+        inputs[2] = broken
+        steps = steps_for(model, KnownNumbers(silent=True))
+        steps.sample.owners = torch.arange(5)
+        steps.gradient("model", model, functional.cross_entropy, inputs, targets)
+        sums.append(model.weight.grad.clone())
+    assert torch.equal(sums[1], sums[2])
+    assert sums[1].isfinite().all()
+    assert torch.allclose(sums[0], sums[1])  # zeros in, zero gradient of the weight
+
+
+def test_a_patient_s_gradients_are_cut_together_however_they_are_portioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, targets = torch.randn(7, 4), torch.tensor([0, 1, 1, 0, 1, 0, 0])
+    owners, bound = torch.tensor([0, 0, 0, 1, 2, 2, 2]), 0.4
+    model = linear()
+    each = one_by_one(model, inputs, targets)
+    together = [sum(each[case] for case in range(7) if owners[case] == patient) for patient in range(3)]
+    expected = sum(min(1.0, bound / float(g.norm())) * g for g in together) / 5
+    for at_once in (1, 2, 3, 7):
+        monkeypatch.setattr("medsilo.learning.private.AT_ONCE", at_once * 10)  # ten weights
+        steps = steps_for(model, KnownNumbers(silent=True), bound)
+        steps.sample.owners = owners
+        steps.gradient("model", model, functional.cross_entropy, inputs, targets)
+        assert torch.allclose(flat_gradient(model), expected, atol=1e-5)
+
+
+def test_losses_that_mix_a_batch_are_taken_case_by_case() -> None:
+    """A Dice loss over the batch gives cases gradients that depend on each other; here each has its own."""
+
+    def of_batch(output: Tensor, targets: Tensor) -> Tensor:
+        chance = output.softmax(1)[:, 1]
+        return 1 - 2 * (chance * targets).sum() / (chance + targets).sum()
+
+    model, inputs, targets = linear(), torch.randn(5, 4), torch.tensor([1, 1, 1, 0, 1])
+    sums = []
+    for here in ([0, 1, 2, 3, 4], [0, 1, 2, 3]):
+        steps = steps_for(model, KnownNumbers(silent=True), bound=1e-3)
+        steps.sample.owners = torch.arange(len(here))
+        steps.gradient("model", model, of_batch, inputs[here], targets[here])
+        sums.append(flat_gradient(model) * 5)
+    assert float((sums[0] - sums[1]).norm()) <= 1e-3 * (1 + 1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------- the sample
+def test_each_unit_is_drawn_by_itself_with_its_cases_together() -> None:
+    """Counts of 4000 steps: binomial in each unit, no two units together more often than by chance, sizes vary."""
+    patients = ["a", "b", "a", "c", "b", "a", "d", "e"]
+    data = TensorDataset(torch.arange(8.0)[:, None], torch.arange(8))
+    sample = PoissonSample(patients, 8, 2.0, NoiseSource.from_seed(1, "sample"))
+    assert (sample.rate, sample.expected, sample.expected_units) == (0.25, 2.0, 1.25)
+    seen = torch.zeros(4000, 5)
+    for step, (_, cases) in enumerate(sample.batches(data, 4000, COMPUTE)):
+        names = [patients[case] for case in cases.tolist()]
+        assert all(patients.count(name) == names.count(name) for name in names)  # whole patients
+        assert len(set(names)) == len(sample.owners.unique()) and len(sample.owners) == len(cases)
+        assert sample.owners.tolist() == sorted(sample.owners.tolist())
+        for name in set(names):
+            seen[step, "abcde".index(name)] = 1
+    assert torch.allclose(seen.mean(0), torch.full((5,), 0.25), atol=4 * (0.25 * 0.75 / 4000) ** 0.5)
+    together = torch.corrcoef(seen.T) - torch.eye(5)
+    assert float(together.abs().max()) < 4 / 4000**0.5
+    assert float((seen.sum(1) == 0).double().mean()) == pytest.approx(0.75**5, abs=0.03)  # empty batches are there
+
+
+def test_where_a_batch_has_all_cases_every_unit_is_in_every_step() -> None:
+    data = TensorDataset(torch.arange(3.0)[:, None], torch.arange(3))
+    sample = PoissonSample(None, 3, 16, NoiseSource())
+    assert sample.rate == 1.0 and sample.expected == 3
+    assert [cases.tolist() for _, cases in sample.batches(data, 2, COMPUTE)] == [[0, 1, 2]] * 2
+
+
+# ---------------------------------------------------------------------------------------------------- adaptive
+def test_the_bound_finds_the_quantile_of_the_lengths() -> None:
+    secret = NoiseSource.from_seed(5, "bound")
+    bounds = GradientBounds(["model"], 10.0, AdaptiveClipping(quantile=0.3, rate=0.2, noise=5.0))
+    lengths = torch.linspace(0, 2, 200)
+    for _ in range(150):
+        bounds.follow("model", lengths, 200, secret)
+    assert float(bounds.of("model")) == pytest.approx(0.6, abs=0.1)
+    fixed = GradientBounds(["model"], 10.0)
+    fixed.follow("model", lengths, 200, secret)
+    assert float(fixed.of("model")) == 10.0
+
+
+def test_of_a_count_one_unit_changes_half() -> None:
+    """What `multiplier` says of the count's noise, measured: with and without one unit, without noise."""
+    adaptive = AdaptiveClipping(noise=4.0)
+    shares = []
+    for lengths in (torch.tensor([0.5, 2.0, 3.0]), torch.tensor([0.5, 2.0]), torch.tensor([2.0, 3.0])):
+        secret = KnownNumbers(silent=True)
+        bounds = GradientBounds(["model"], 1.0, adaptive)
+        bounds.follow("model", lengths, 10, secret)
+        assert secret.deviations == [4.0]
+        shares.append(-float(bounds.of("model").log()) / adaptive.rate * 10)
+    assert [abs(shares[0] - other) for other in shares[1:]] == pytest.approx([0.5, 0.5])
+    assert adaptive.multiplier == 8.0
+
+
+def test_a_network_that_uses_weights_outside_their_layer_is_refused() -> None:
+    class Twice(nn.Module):
+        """Its layer's weights act a second time, which hooks on the layer do not see."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(inputs) + inputs @ self.layer.weight.T
+
+    model, secret = Twice(), KnownNumbers()
+    steps = steps_for(model, secret)
+    steps.sample.owners = torch.arange(3)
+    with pytest.raises(MedsiloError, match="outside that layer"):
+        steps.gradient("model", model, functional.cross_entropy, torch.randn(3, 4), torch.tensor([0, 1, 1]))
+
+
+def test_later_batches_give_what_the_first_gives(network: tuple[nn.Module, Tensor, Tensor]) -> None:
+    """The first batch's gradients are held against autograd's; the others take the shorter way."""
+    model, inputs, targets = network
+    steps = steps_for(model, KnownNumbers(silent=True), bound=0.5)
+    steps.sample.owners = torch.arange(5)
+    seen = []
+    for _ in range(2):
+        steps.gradient("model", model, functional.cross_entropy, inputs, targets)
+        seen.append(flat_gradient(model))
+    assert torch.allclose(seen[0], seen[1], rtol=1e-4, atol=1e-6)
+
+
+def test_clipped_sums_begin_anew() -> None:
+    clipped = ClippedSum([torch.zeros(2)], 1.0)
+    assert len(clipped.finish()) == 0 and float(clipped.total[0].abs().sum()) == 0

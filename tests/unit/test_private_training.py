@@ -1,0 +1,203 @@
+"""Studies that promise privacy: what is private, what is refused, what is charged, and that engines agree."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from medsilo.core.errors import PlanError, Refused
+from medsilo.core.files import load_tensors
+from medsilo.course.algorithm import Algorithm
+from medsilo.course.declared import ABLE, PrivacyOffer, Private
+from medsilo.federation import inprocess
+from medsilo.federation.private_site import PrivateSite
+from medsilo.learning.private import AdaptiveClipping
+from medsilo.methods.fedavg import FedAvg
+from medsilo.plan import Plan
+from medsilo.privacy.accounting import epsilon
+from medsilo.privacy.agreed import Demands
+from medsilo.privacy.mechanisms import SampledGaussian
+from medsilo.registry import METHODS
+from medsilo.site.settings import SiteSettings
+from tests.conftest import SITES, make_plan
+
+GROUP = ["network.name=activity-cnn", "network.norm=group"]
+PROMISE = 'privacy={"epsilon": 2.0, "delta": 0.001}'
+SMALL = ["task.persons=6", "task.windows=4", "task.steps=32", "training.batch_size=8", "training.learning_rate=0.2"]
+MORE = {"harmofl": ["algorithm.amplitude=null"], "fedbn": ["algorithm.keeps=norms"]}
+
+
+def promised(method: str = "fedavg", *changes: str) -> Plan:
+    return make_plan(method, *GROUP, *SMALL, PROMISE, *MORE.get(method, []), *changes)
+
+
+def test_the_list_of_methods_that_can_is_true() -> None:
+    able = []
+    for name, kind in METHODS.items():
+        algorithm = kind(amplitude=None) if name == "harmofl" else kind()
+        try:
+            assert isinstance(algorithm.privately(), Private)
+            able.append(name)
+        except PlanError as error:
+            assert "so the promise would be false" in str(error)
+    assert sorted(able) == sorted(ABLE)
+
+
+def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
+    class Other(FedAvg):
+        """Sends whatever else."""
+
+    with pytest.raises(PlanError, match="not all that leaves"):
+        Other().privately()
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "said"),
+    [
+        ("fedavg", ["network.norm=batch"], "BatchNorm1d of network model"),
+        ("fedavg", ["network.norm=batch-statistics"], "choose network.norm=group"),
+        ("scaffold", [], "not all that leaves a hospital under scaffold"),
+        ("fedsm", ['algorithm.personal_method={"name": "ditto"}'], "algorithm.personal_method"),
+        ("fedavg", ["training.truncate=true"], "training.truncate"),
+        ("adafed", ["network.norm=batch"], "so the promise would be false; use fedavg"),
+        ("central", [], "not all that leaves"),
+    ],
+)
+def test_promises_that_would_be_false_are_refused(method: str, changes: list[str], said: str) -> None:
+    with pytest.raises(PlanError, match="privacy|algorithm|training") as caught:
+        promised(method, *changes)
+    assert said in str(caught.value)
+
+
+def test_an_amplitude_is_refused() -> None:
+    histology = ["task.name=synthetic-histology", "network.name=small-cnn", "network.norm=group", PROMISE]
+    with pytest.raises(PlanError, match="algorithm.amplitude: the amplitude is an average of images"):
+        make_plan("harmofl", *histology)
+    assert make_plan("harmofl", *histology, "algorithm.amplitude=null").gradients == 2
+
+
+def test_plans_without_a_promise_keep_their_hash() -> None:
+    assert "privacy" not in make_plan().resolved()
+    assert promised().hash != promised("fedavg", "privacy.clip=2.0").hash
+
+
+# ---------------------------------------------------------------------------------------------------- what is charged
+def at(plan: Plan, demands: Demands | None = None) -> PrivateSite:
+    data = plan.task.read(SITES[0], SITES, plan.seed, None)
+    site = PrivateSite.of(plan, SITES[0], demands, data.train)
+    assert site
+    return site
+
+
+@pytest.mark.parametrize("method", ABLE)
+def test_what_all_rounds_are_charged_is_what_was_promised(method: str) -> None:
+    plan = promised(method, "privacy.epsilon=1.0")
+    site = at(plan)
+    charges = [c for number in range(1, plan.rounds + 1) for c in site.charges(number, plan.course.phase_of(number))]
+    assert 0.95 < epsilon(charges, 0.001) <= 1.0
+    gradients = {"fedsm": 3, "harmofl": 2}.get(method, 1)
+    assert plan.gradients == gradients
+    (of,) = {charge.of for charge in charges[:1]}
+    assert isinstance(of, SampledGaussian)
+    assert site.noise == pytest.approx(of.noise * gradients**0.5)  # so many gradients of a batch count together
+
+
+def test_counts_of_an_adaptive_bound_are_part_of_the_account() -> None:
+    offer = PrivacyOffer(epsilon=1, delta=1e-3, adaptive=AdaptiveClipping(noise=2.0))
+    noise = offer.noise(1.0, 1)
+    assert 1 / noise**2 + 1 / 4.0**2 == pytest.approx(1.0)
+    assert offer.effective(noise, 1) == pytest.approx(1.0)
+    assert offer.effective(offer.noise(5.0, 1) if False else noise, 2) == pytest.approx(0.5**0.5)
+    with pytest.raises(PlanError, match="privacy.adaptive.noise: the counts alone would cost more"):
+        offer.noise(4.0, 1)
+
+
+def test_the_stricter_of_plan_and_hospital_holds() -> None:
+    plan = promised()
+    assert at(plan).promise.unit == "record"
+    strict = at(plan, Demands(epsilon=10, delta=1e-4, study_epsilon=0.5, unit="patient"))
+    assert (strict.promise.epsilon, strict.promise.delta, strict.promise.unit) == (0.5, 1e-4, "patient")
+    assert strict.noise > at(plan).noise
+    assert len(strict.sample(strict.secret(1)).members) < len(at(plan).sample(strict.secret(1)).members)
+    with pytest.raises(Refused, match="demands differential privacy"):
+        PrivateSite.of(
+            make_plan(), SITES[0], Demands(epsilon=1, delta=1e-4), plan.task.read(SITES[0], SITES, 0, None).train
+        )
+
+
+# ---------------------------------------------------------------------------------------------------- whole studies
+def tensors_of(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    files = [*folder.glob("global/*.safetensors"), *folder.glob("sites/*/last.safetensors")]
+    return {str(path.relative_to(folder)): load_tensors(path)[0] for path in files}
+
+
+def run(plan: Plan, folder: Path, resume: bool = False) -> dict[str, dict[str, torch.Tensor]]:
+    inprocess.run(plan, folder=folder, resume=resume, settings=SiteSettings(device="cpu"))
+    return tensors_of(folder)
+
+
+def same(one: dict[str, dict[str, torch.Tensor]], other: dict[str, dict[str, torch.Tensor]]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(tensor, other[file][name]) for file, own in one.items() for name, tensor in own.items()
+    )
+
+
+@pytest.mark.parametrize("method", ABLE)
+def test_every_method_trains_and_gives_the_same_tensors_again(method: str, tmp_path: Path) -> None:
+    plan = promised(method, "training.batch_size=64")  # all cases in every step
+    one = run(plan, tmp_path / "one")
+    assert same(one, run(plan, tmp_path / "two"))
+    other = run(plan.with_changes(["seed=1"]), tmp_path / "three")
+    assert not same(one, other)
+
+
+def test_a_hospital_s_model_hardly_depends_on_one_record_where_the_promise_is_strict(tmp_path: Path) -> None:
+    """With ε next to nothing, what is learnt is noise; without a promise the same steps learn."""
+    noisy = promised("fedavg", "privacy.epsilon=0.01", "training.batch_size=64", "training.rounds=3")
+    plain = make_plan("fedavg", *GROUP, *SMALL, "training.batch_size=64", "training.rounds=3")
+    start, private, open_ = (
+        noisy.build_networks()["model"].state_dict(),
+        *(next(iter(tensors.values())) for tensors in (run(noisy, tmp_path / "1"), run(plain, tmp_path / "2"))),
+    )
+    moved = {name: float((private[name] - tensor).norm()) for name, tensor in start.items()}
+    assert sum(moved.values()) > 10 * sum(float((open_[name] - tensor).norm()) for name, tensor in start.items())
+
+
+def test_a_resumed_study_gives_the_same_tensors(tmp_path: Path) -> None:
+    """Rounds, bounds and noise: what a later round needs is on the disk, or follows from the round's number."""
+    plan = promised("mr-mtl", "training.rounds=3", "privacy.adaptive={}", "training.batch_size=64")
+    whole = run(plan, tmp_path / "whole")
+
+    class Killed(Exception):
+        """Stops the study after a round."""
+
+    def stop(line: object) -> None:
+        if getattr(line, "round", 0) == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        inprocess.run(plan, folder=tmp_path / "part", settings=SiteSettings(device="cpu"), on_round=stop)
+    assert same(whole, run(plan, tmp_path / "part", resume=True))
+
+
+def test_ditto_s_own_model_learns_exactly_and_the_shared_one_does_not_see_it(tmp_path: Path) -> None:
+    """Another pull changes the own models, and no bit of what leaves."""
+    one, other = (
+        run(promised("ditto", "training.batch_size=64", f"algorithm.pull={pull}"), tmp_path / pull)
+        for pull in ("0.1", "5.0")
+    )
+    common = [file for file in one if file.startswith("global")]
+    own = [file for file in one if file.startswith("sites")]
+    assert common and own
+    assert all(torch.equal(one[file][name], other[file][name]) for file in common for name in one[file])
+    assert any(not torch.equal(one[file][name], other[file][name]) for file in own for name in one[file])
+
+
+def test_every_declared_network_exists() -> None:
+    for method in ABLE:
+        plan = promised(method)
+        names = plan.build_networks().keys()
+        private = plan.private
+        assert {*private.networks, *private.at_home} <= names
+        sent = {group.name for phase in plan.course.phases for group in phase.sent}
+        assert sent and isinstance(plan.algorithm, Algorithm)
