@@ -75,7 +75,7 @@ def test_another_model_than_the_tested_one_is_told(copied: tuple[Plan, Path]) ->
     _, folder = copied
     path = folder / "sites" / SITES[1] / "best.safetensors"
     tensors, facts = load_tensors(path)
-    save_tensors(path, {name: -tensor for name, tensor in tensors.items()}, facts)
+    save_tensors(path, {name: tensor if "running" in name else -tensor for name, tensor in tensors.items()}, facts)
     with pytest.raises(MedsiloError, match=r"hospital-b's model has accuracy .* but .* in the run's summary: the data"):
         cross(folder)
     assert not (folder / "cross.json").exists()

@@ -587,7 +587,7 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
 
 
 # ---------------------------------------------------------------------------------------------------- Table 6
-@pytest.mark.parametrize("method", PERSONAL)
+@pytest.mark.parametrize("method", [method for method in PERSONAL if method != "mr-mtl"])
 def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, tmp_path: Path) -> None:
     """The selector learns beside it from the same batches and changes nothing of it."""
     plan = planned(f"algorithm.personal_method.name={method}")

@@ -121,6 +121,7 @@ def test_under_stop_a_trainer_that_dies_twice_ends_the_study(tmp_path: Path) -> 
     assert asked == ["join", "round", "round"]
 
 
+@pytest.mark.slow
 def test_a_memory_limit_is_a_refusal_and_the_next_round_is_well(isolated_site: Sites) -> None:
     plan = make_plan("fedavg", *SMALL, "training.rounds=3")
     server, limited = Server(plan), SiteSettings(device="cpu", memory_limit=700)

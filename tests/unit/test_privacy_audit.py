@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from medsilo.analyses.privacy_audit import Audit, audit, bound
 from medsilo.analyses.release import membership
 from medsilo.learning.loop import LossFunction
-from medsilo.learning.private import Clipped, PrivateSteps
+from medsilo.learning.private import ClippedSum, PrivateSteps
 
 
 def network() -> nn.Module:
@@ -56,12 +56,12 @@ def test_missing_noise_is_found() -> None:
 
 
 def test_broken_clipping_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut = Clipped.__init__
+    cut = ClippedSum.__init__
 
-    def loose(self: Clipped, weights: list[Tensor], limit: float) -> None:
+    def loose(self: ClippedSum, weights: list[Tensor], limit: float) -> None:
         cut(self, weights, 1e9)
 
-    monkeypatch.setattr(Clipped, "__init__", loose)
+    monkeypatch.setattr(ClippedSum, "__init__", loose)
     assert not audited(0, 200, steps=1).holds
 
 
