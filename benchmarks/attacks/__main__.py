@@ -3,9 +3,9 @@
     python -m benchmarks.attacks [--write] [--wide] [--minutes N] [--cells DIR]
 
 Runs the studies that are not done yet, one file each under --cells, and prints docs/results/attacks.md, which --write
-writes. Stopped at any time, it goes on with the next study; `--minutes 0` runs none. About 90 minutes of one core; --wide,
-all methods with all attacks and defences, takes many. Exits with 1 when something is left to be done, or when the best
-defence loses more than the goal allows in an attack that is not named there.
+writes. Stopped at any time, it goes on with the next study; `--minutes 0` runs none. About 90 minutes of one core;
+--wide, all methods with all attacks and defences, takes many. Exits with 1 when something is left to be done, or when
+the best defence loses more than the goal allows in an attack that is not named there.
 """
 
 import argparse

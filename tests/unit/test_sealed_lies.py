@@ -156,15 +156,34 @@ def test_the_server_reads_no_statistics(tmp_path: Path) -> None:
     assert furthest(tmp_path / "sealed", tmp_path / "group") == 0.0
 
 
-def test_who_computes_other_weights_is_named(tmp_path: Path) -> None:
+def other_weights(*liars: str) -> Script:
+    """A script in which these hospitals tell weights that they have not computed."""
+
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         answer = work()
-        if (site, asked.facts["task"]) == ("d", "compare"):
-            answer.facts["sealing"]["comparison"]["weights"] = [[0.25] * 4] * 4
+        if site in liars and asked.facts["task"] == "compare":
+            weights = [[0.25] * 4] * 4 if site == "d" else [[0.1, 0.2, 0.3, 0.4]] * 4
+            answer.facts["sealing"]["comparison"]["weights"] = weights
         return [(site, answer)]
 
-    with pytest.raises(ParticipationError, match="d made other weights of what the hospitals told .* than a, b, c"):
-        lead(plan_of("adafed", "pairwise", "transport.sealing_clear=[]"), tmp_path / "run", script)
+    return script
+
+
+COMPARED = ("adafed", "pairwise", "transport.sealing_clear=[]")
+
+
+def test_who_computes_other_weights_is_named_and_loses_its_say(tmp_path: Path) -> None:
+    with pytest.raises(ParticipationError, match="3 of 4 .* d refused: made other weights of what the hospitals told"):
+        lead(plan_of(*COMPARED), tmp_path / "stop", other_weights("d"))
+    honest = lead(plan_of(*COMPARED, *GO_ON), tmp_path / "honest")
+    coordinator = lead(plan_of(*COMPARED, *GO_ON), tmp_path / "run", other_weights("d"))
+    assert coordinator.state.found()["similarity"] == honest.state.found()["similarity"]
+    assert any(line.startswith("round 1: d made other weights") for line in coordinator.state.details["cautions"])
+
+
+def test_without_a_majority_for_the_same_weights_the_study_ends(tmp_path: Path) -> None:
+    with pytest.raises(ParticipationError, match="no more than 2 of 4 hospitals .a, b. made the same weights"):
+        lead(plan_of(*COMPARED, *GO_ON), tmp_path / "run", other_weights("c", "d"))
 
 
 # ------------------------------------------------------------------------------------------------ answers that are lost

@@ -185,6 +185,8 @@ class Coordinator:
                 self.sealed.finish(number)
             except ParticipationError as error:
                 return str(error)
+            if said := self.sealed.cautions:
+                self.state.details["cautions"] = [*self.plan.cautions(self.sites), *said]
         return None
 
     def _finish(self) -> None:

@@ -82,6 +82,7 @@ class SealedServer:
         self.blocks: Blocks
         self._assembly: Assembly
         self.keys = ""  # what they rest on, in words
+        self.cautions: list[str] = []  # what is to be said of the sites at the end
         self._unmasked: dict[str, dict[int, tuple[str, ...]]] = {}  # site → round → whose sum it has helped to open
         self._deals: dict[str, Letters] = {}
         self._round: MaskedSums | MaskedMixtures | None = None
@@ -267,8 +268,17 @@ class SealedServer:
             found[site] = comparison
 
         exchange = self._ask("compare", number, sorted(boxes), lambda site: told, compared, {own.name: boxes})
+        agreed, odd = most_alike(found)
+        for site in odd:
+            del exchange.replies[site]
+            exchange.missing[site] = Missing("refused", "made other weights of what the hospitals told each other")
         self._enough(exchange, f"weights that follow from round {number}")
-        mixer.take_weights(torch.tensor(agreed(found).weights, dtype=torch.float64))
+        if odd:
+            self.cautions.append(
+                f"round {number}: {', '.join(odd)} made other weights of what the hospitals told each other than "
+                "most did; look for a changed package or machine there"
+            )
+        mixer.take_weights(torch.tensor(agreed.weights, dtype=torch.float64))
 
     def _add(self, sums: MaskedSums, number: int) -> None:
         survivors = sums.survivors()
@@ -370,13 +380,13 @@ class SealedServer:
         mixer.take_mean(tensors, {site: float(w) for site, w in self._weights(own, sites).items()})
 
 
-def agreed(found: Mapping[str, OwnWeights]) -> OwnWeights:
-    """Return what all sites have computed; raises ParticipationError, naming them, where some have computed else."""
+def most_alike(found: Mapping[str, OwnWeights]) -> tuple[OwnWeights, list[str]]:
+    """Return what more than half of the sites have computed, and the others; raises ParticipationError without it."""
     alike = {site: [other for other in sorted(found) if own.is_like(found[other])] for site, own in found.items()}
     most = max((alike[site] for site in sorted(alike)), key=len)
-    if others := sorted(set(found) - set(most)):
+    if 2 * len(most) <= len(found):
         raise ParticipationError(
-            f"sealing: {', '.join(others)} made other weights of what the hospitals told each other than "
-            f"{', '.join(most)}; look for a changed package or machine there"
+            f"sealing: no more than {len(most)} of {len(found)} hospitals ({', '.join(most)}) made the same weights of "
+            "what all told each other; look for a changed package or machine at one of them"
         )
-    return found[most[0]]
+    return found[most[0]], sorted(set(found) - set(most))
