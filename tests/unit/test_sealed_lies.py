@@ -18,7 +18,7 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
-from tests.conftest import make_plan
+from tests.conftest import make_plan, slow_but
 from tests.unit.test_coordinator import LOST, Answers, Script, Scripted, honest
 from tests.unit.test_sealed_engine import CPU, GO_ON, HOSPITALS, RULES, furthest, lead, participants_of, plan_of
 
@@ -223,7 +223,7 @@ def clear(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("works", [False, True], ids=["not made", "lost on its way"])
-@pytest.mark.parametrize("mode, task, number", LETTERS)
+@pytest.mark.parametrize("mode, task, number", slow_but([("pairwise", "round", 2), ("group", "agree", 0)], LETTERS))
 def test_a_lost_answer_is_asked_for_again_where_the_plan_waits(
     mode: str, task: str, number: int, works: bool, clear: Path, tmp_path: Path
 ) -> None:
@@ -245,7 +245,7 @@ def test_a_process_that_died_is_asked_once_more_where_the_plan_stops(
 STOPPED = [letters for letters in LETTERS if letters[1] not in ("confirm", "unmask")]  # for those three are enough
 
 
-@pytest.mark.parametrize("mode, task, number", STOPPED)
+@pytest.mark.parametrize("mode, task, number", slow_but([("pairwise", "round", 2), ("group", "round", 2)], STOPPED))
 def test_a_lost_answer_ends_a_study_that_stops_and_it_goes_on_from_there(
     mode: str, task: str, number: int, clear: Path, tmp_path: Path
 ) -> None:
