@@ -115,10 +115,9 @@ def notices(runs: Sequence[RunResult]) -> list[Notice]:
         Notice("caution", "Caution", f"{run.label}: {line}") for run in runs for line in run.summary.details.cautions
     ]
     told += [
-        Notice("caution", "Sealing", f"{run.label}: {line}")
+        Notice("caution", "Sealing", f"{run.label}: {' '.join(sealing.protects)} The keys rest on {sealing.keys}.")
         for run in runs
         if (sealing := run.summary.details.sealing)
-        for line in (*sealing.protects, f"The keys rest on {sealing.keys}.")
     ]
     told += [
         Notice("caution", STANDS_OUT, f"{run.label}: {line}")

@@ -44,7 +44,7 @@ class Signer(Protocol):
 class Unsigned:
     """No identity: for simulations, whose sites have no certificates. A server in the middle is not noticed."""
 
-    said: ClassVar[str] = "nothing: keys were not signed, so a server that swaps them is not noticed (simulation)"
+    said: ClassVar[str] = "no signature, so a server that swaps them is not noticed (simulation)"
     certificates: tuple[bytes, ...] = ()
 
     def sign(self, content: bytes) -> bytes:
