@@ -76,11 +76,11 @@ def test_the_console_and_nvflares_commands_run_the_same_job(consortium: Consorti
     said = console(consortium, "check_status server", "submit_job by-console", "submit_job endless", "list_jobs")
     by_console, endless = re.findall(r"Submitted job: (\S+)", said)
     assert all(site in said for site in SITES)
-    by_command = nvflare(consortium, "submit", "-j", tmp_path / "by-command")["job_id"]
     session = consortium.session()
-    try:
-        for job_id in (by_console, by_command):
-            wait_until(lambda job_id=job_id: session.get_job_status(job_id) == "FINISHED:COMPLETED", 300, job_id)
+    try:  # one after the other: hospital-a works for two studies at once, and the endless one is one of them
+        wait_until(lambda: session.get_job_status(by_console) == "FINISHED:COMPLETED", 300, by_console)
+        by_command = nvflare(consortium, "submit", "-j", tmp_path / "by-command")["job_id"]
+        wait_until(lambda: session.get_job_status(by_command) == "FINISHED:COMPLETED", 300, by_command)
     finally:
         session.close()
     said = console(
