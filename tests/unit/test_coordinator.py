@@ -569,7 +569,9 @@ def test_the_order_of_arrival_does_not_matter(method: str, tmp_path: Path) -> No
 def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> None:
     """Neither by name nor by content, in no parcel and in no checkpoint of the server."""
     kept: dict[str, list[tuple[str, Tensor]]] = {site: [] for site in SITES}
-    plan = make_plan(method, *SMALL, "training.rounds=3")
+    # with larger steps of pFedMe, biases before batch norm, which have no gradient, become alike by rounding
+    slowly = ["algorithm.outer_lr=0.01"] * (method == "pfedme")
+    plan = make_plan(method, *SMALL, "training.rounds=3", *slowly)
 
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
