@@ -145,7 +145,7 @@ def training_time(kind: str, from_files: bool) -> tuple[float, float, float]:
 
 # ---------------------------------------------------------------------------------------------------- bytes
 def bytes_of_a_round(selector: str, sync: str) -> tuple[int, int, int]:
-    """What a site sent and was sent in one round, and the size of two models and a selector."""
+    """Return what a site sent and was sent in one round, and the size of two models and a selector."""
     task = {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32}
     method = {"name": "fedsm", "selector": selector, "selector_sync": sync}
     plan = make_plan(task, SITES, algorithm=method, network=PAPER, training={"rounds": 1, "learning_rate": 1e-5})

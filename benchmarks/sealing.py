@@ -295,7 +295,7 @@ def measure(way: str, given: list[Model], repeats: int) -> Cost:
 
 
 def keeps_bounds(cost: Cost, base: Cost, most_bytes: float) -> bool:
-    """Whether sealing costs no more than it may."""
+    """Return whether sealing costs no more than it may."""
     short = cost.whole <= MOST_SECONDS and cost.server <= MOST_SERVER * base.server
     return short and round(cost.sent / base.sent, 3) <= most_bytes
 

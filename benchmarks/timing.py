@@ -8,7 +8,7 @@ Work = Callable[[], object]
 
 
 def seconds(work: Work) -> float:
-    """How long one call takes."""
+    """Return how long one call takes."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

@@ -60,7 +60,7 @@ class Attack:
 
 # ---------------------------------------------------------------------------------------------------- forged weights
 def is_trained(name: str, tensor: Tensor) -> bool:
-    """Whether a tensor is a weight, and no statistic or counter of batch norm."""
+    """Return whether a tensor is a weight, and no statistic or counter of batch norm."""
     return tensor.is_floating_point() and name.rpartition(".")[2] not in (VARIANCE, MEAN)
 
 

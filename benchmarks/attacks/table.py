@@ -62,12 +62,12 @@ class Compared:
 
     @property
     def refused(self) -> bool:
-        """Whether the plan refuses the defence for this method."""
+        """Return whether the plan refuses the defence for this method."""
         return any(result.no_plan for result in self.results)
 
     @property
     def ended(self) -> int:
-        """How many studies ended before the test."""
+        """Return how many studies ended before the test."""
         return sum(result.score is None for result in self.results)
 
     @property
@@ -97,7 +97,7 @@ class Compared:
 
     @property
     def patched(self) -> float | None:
-        """How often the patch makes an image the target's."""
+        """Return how often the patch makes an image the target's."""
         return _mean(result.patched for result in self.results)
 
     @property
@@ -108,7 +108,7 @@ class Compared:
 
     @property
     def holds(self) -> bool:
-        """Whether the goal is met."""
+        """Return whether the goal is met."""
         opened = "backdoor" in self.cell.attack and self.patched_gain > PATCHED
         return not self.refused and self.loss <= POINTS and not opened
 

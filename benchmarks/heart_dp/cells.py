@@ -47,7 +47,7 @@ def result_of(cell: Cell, hospitals: dict[str, Hospital], folder: Path) -> Outco
 
 
 def kept(cell: Cell, folder: Path) -> bool:
-    """Whether a cell is done."""
+    """Return whether a cell is done."""
     return (folder / cell.file).exists()
 
 

@@ -213,12 +213,12 @@ class TransportSettings(Section):
 
     @property
     def sealed(self) -> bool:
-        """Whether hospitals seal what they send."""
+        """Return whether hospitals seal what they send."""
         return self.sealing != "none"
 
     @property
     def promises(self) -> list[str]:
-        """What sealing protects against, and against whom it does not."""
+        """Return what sealing protects against, and against whom it does not."""
         return promises(self.sealing, self.sealing_clear, bool(self.sealing_counts))
 
     @property
@@ -454,7 +454,7 @@ class Plan(Section):
 
     @property
     def private(self) -> Private:
-        """How the method keeps the plan's promise of privacy; raises PlanError where it can't."""
+        """Return how the method keeps the plan's promise of privacy; raises PlanError where it can't."""
         return self.algorithm.privately()
 
     @property

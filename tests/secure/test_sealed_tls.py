@@ -33,4 +33,4 @@ def test_sealed_over_tls_equals_the_loop(consortium: Consortium, mode: str, tmp_
             assert all(torch.equal(tensor, theirs[key]) for key, tensor in mine.items())
     told = read_summary(run).details.sealing
     assert told and told.mode == mode and told.keys.startswith("certificates")
-    assert read_summary(tmp_path / "loop").details.sealing.keys.startswith("nothing")  # type: ignore[union-attr]
+    assert read_summary(tmp_path / "loop").details.sealing.keys.startswith("no signature")  # type: ignore[union-attr]

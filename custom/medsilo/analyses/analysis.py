@@ -102,7 +102,7 @@ class FinishedRun:
             raise MedsiloError(f"--network {name}: run '{self.folder.name}' has {', '.join(names)}; give one of these")
 
     def facts(self) -> dict[str, Any]:
-        """What tells this run from others, for the data beside a figure."""
+        """Return what tells this run from others, for the data beside a figure."""
         keys = {"method", "title", "task", "synthetic", "network", "seed", "protocol", "plan_hash", "package", "rounds"}
         return {"label": self.label, "run": self.folder.name} | self.summary.model_dump(mode="json", include=keys)
 

@@ -54,12 +54,12 @@ class Audit:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing speaks against the claim."""
+        """Return whether nothing speaks against the claim."""
         return self.lower <= self.claimed
 
     @property
     def verdict(self) -> str:
-        """What it means, in words."""
+        """Return what it means, in words."""
         measured = (
             f"at δ = {self.delta:g} at least ε = {self.lower:.3f} leaked (with {self.confidence:.0%} confidence; "
             f"{self.estimate:.3f} by the rates as they are), and ε = {self.claimed:.3f} is claimed"

@@ -40,12 +40,12 @@ class Membership:
 
     @property
     def advises_against(self) -> bool:
-        """Whether members are told so well that the model should stay."""
+        """Return whether members are told so well that the model should stay."""
         return self.lowest >= CLEAR or self.found_lowest >= 3 * FALSE
 
     @property
     def verdict(self) -> str:
-        """What it means, in words."""
+        """Return what it means, in words."""
         told = (
             f"area under the curve {self.area:.3f} ({self.lowest:.3f} to {self.highest:.3f}; 0.5 is chance), "
             f"{self.found:.0%} of members found at {FALSE:.0%} false alarms"

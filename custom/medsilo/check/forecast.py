@@ -30,12 +30,12 @@ class Rehearsal:
 
     @property
     def activations(self) -> int:
-        """What is left of the peak: the batch itself and what the layers keep for going back."""
+        """Return what is left of the peak: the batch itself and what the layers keep for going back."""
         return max(0, self.peak - self.weights - self.gradients - self.optimizer)
 
 
 def round_seconds(tried: Rehearsal, plan: Plan, cases: dict[str, int]) -> float:
-    """How long a site will work in a round of this phase."""
+    """Return how long a site will work in a round of this phase."""
     batches = plan.training.local_epochs * steps_in(cases["train"], plan.training.batch_size)
     return tried.batch * batches + tried.evaluation * cases["validation"]
 
@@ -84,7 +84,7 @@ def rehearsal_findings(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, 
 
 
 def rehearsal_table(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, int]) -> Table:
-    """What was measured."""
+    """Return what was measured."""
     columns = ("phase", "s, first batch", "s a batch", "batches a round", "s a validation case", "s a round", "MB")
     batches = plan.training.local_epochs * steps_in(cases["train"], plan.training.batch_size)
     rows = [

@@ -86,7 +86,7 @@ def averages_of(plan: Plan) -> list[tuple[Stretch, Group]]:
 
 
 def averages_images(plan: Plan) -> bool:
-    """Whether an average over a site's images leaves it, so that the report says how many it covers."""
+    """Return whether an average over a site's images leaves it, so that the report says how many it covers."""
     return bool(averages_of(plan))
 
 
@@ -142,7 +142,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _numbers(plan: Plan, least: int) -> list[str]:
-    """What is told beside tensors, in the order in which it is."""
+    """Return what is told beside tensors, in the order in which it is."""
     few = f", unless they are fewer than {least}" if least > 1 else ""
     classes = "; the cases of each class" + (f", where each that occurs has {least}" if least > 1 else "")
     lines = [
@@ -166,7 +166,7 @@ def _numbers(plan: Plan, least: int) -> list[str]:
 
 
 def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
-    """How coarsely numbers leave, who decides the split, how many answers there are."""
+    """Return how coarsely numbers leave, who decides the split, how many answers there are."""
     limits, unit, patients = settings.limits, settings.count_unit(False), settings.patients_in_step(False)
     if patients:
         low, high = plan.task.metric_range
@@ -201,7 +201,7 @@ def _logs(policy: Policy) -> list[str]:
 
 
 def _filters(policy: Policy) -> list[str]:
-    """What privacy.json does to every answer, whatever the job says."""
+    """Return what privacy.json does to every answer, whatever the job says."""
     if policy.scope is None:
         return ["No privacy.json: nothing is held back or changed."]
     lines = [f"  {path.rpartition('.')[2]} {json.dumps(args)}" for path, args in policy.filters]
@@ -209,7 +209,7 @@ def _filters(policy: Policy) -> list[str]:
 
 
 def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Policy, least: int) -> list[str]:
-    """What the hospital can do about each, in files that no job overrides."""
+    """Return what the hospital can do about each, in files that no job overrides."""
     rows = [("what", "what can be done about it")]
     if found:
         rows.append(("a group", "privacy.json: OnlyTheseGroups without it; this site then can't join such a method"))

@@ -136,7 +136,7 @@ def check_memory(plan: Plan, free: int) -> Finding | None:
 
 
 def gpus() -> int:
-    """How many there are."""
+    """Return how many there are."""
     import torch
 
     return torch.cuda.device_count()

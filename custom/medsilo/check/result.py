@@ -49,7 +49,7 @@ class Report:
 
     @property
     def go(self) -> bool:
-        """Whether nothing stops this site from joining."""
+        """Return whether nothing stops this site from joining."""
         return all(finding.severity != "stops" for finding in self.findings)
 
     @property
@@ -100,7 +100,7 @@ class Report:
         return environment.get_template("check.html").render(report=self)
 
     def write_private(self, path: Path) -> bool:
-        """What only the hospital may read, into a file that only its owner reads; whether there was anything."""
+        """Write what only the hospital may read to a file of its owner's; return whether there was anything."""
         lines = [
             line
             for finding in self.findings

@@ -43,7 +43,7 @@ class LedgerSpent:
 
     @property
     def left(self) -> float | None:
-        """How far the total is from what is allowed."""
+        """Return how far the total is from what is allowed."""
         return None if self.epsilon is None or self.allowed is None else max(0.0, self.allowed - self.epsilon)
 
 

@@ -24,7 +24,7 @@ FOLDER, FILE = 0o700, 0o600  # what is written here is for this account alone: i
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a name of a site or a study may become the name of a folder."""
+    """Return whether a name of a site or a study may become the name of a folder."""
     return NAME.fullmatch(name) is not None and ".." not in name
 
 

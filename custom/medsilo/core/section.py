@@ -68,7 +68,7 @@ ALSO_CALLED = {"lr": "learning_rate", "epochs": "local_epochs", "bs": "batch_siz
 def in_words(
     error: ValidationError, root: type[Section], chosen: Chosen | None = None, tells_values: bool = True
 ) -> str:
-    """What pydantic found wrong with values for `root`, in one line that names each key, the value and the fix.
+    """Return what pydantic found wrong with values for `root`, in one line that names each key, the value and the fix.
 
     chosen: under the key of each section whose class its name decides, that class; None where the name is not known.
     tells_values: false where a value may be a path of the hospital's.

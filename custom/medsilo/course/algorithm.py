@@ -99,7 +99,7 @@ class Algorithm(Section):
 
     @property
     def outcome(self) -> Outcome:
-        """How a study ends."""
+        """Return how a study ends."""
         return OneModel()
 
     def networks(self, build: Blueprint) -> Modules:

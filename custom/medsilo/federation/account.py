@@ -106,7 +106,7 @@ class PrivacyAccount:
         return self.attempt
 
     def counts(self, attempt: str) -> bool:
-        """Whether what an attempt wrote may be used: its ledger entry is there."""
+        """Return whether what an attempt wrote may be used: its ledger entry is there."""
         return self.ledger.standing().has(self.spending.study, attempt)
 
     def again(self, request: Parcel) -> Parcel | None:

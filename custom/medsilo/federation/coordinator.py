@@ -214,7 +214,7 @@ class Coordinator:
 
     @property
     def _hidden(self) -> bool:
-        """Whether the server can't read the common model, which sites then keep themselves."""
+        """Return whether the server can't read the common model, which sites then keep themselves."""
         return self.plan.transport.sealing == "group"
 
     def _told(self, exchange: Exchange) -> dict[str, Any]:

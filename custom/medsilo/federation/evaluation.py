@@ -84,7 +84,7 @@ class Evaluation:
         return self._in_order(part, self._order(part, model))
 
     def _order(self, part: Dataset, model: nn.Module) -> Tensor | None:
-        """Where a batch norm judges by the batch, cases must be mixed, and always in the same way."""
+        """Return the order of a part's cases: mixed, always in the same way, where a batch norm judges by the batch."""
         if not judges_by_batch(model):
             return None
         drawn = generator_for(self.plan.seed, self.site, "evaluation")
@@ -187,7 +187,7 @@ class Evaluation:
     # ------------------------------------------------------------------ pictures, which never leave
     @property
     def draws(self) -> bool:
-        """Whether pictures of this site's images may be kept beside its results."""
+        """Return whether pictures of this site's images may be kept beside its results."""
         return self.settings.pictures or self.task.synthetic
 
     def draw_inputs(self, layer: nn.Module | None, folder: Path) -> None:

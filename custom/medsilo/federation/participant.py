@@ -340,7 +340,7 @@ class Participant:
 
     @property
     def _opens_common(self) -> bool:
-        """Whether this site keeps the common model after each round, since the server can't read it."""
+        """Return whether this site keeps the common model after each round, since the server can't read it."""
         return self.plan.transport.sealing == "group" and not self.outcome.personal
 
     def _keep_common(self, asked: Request, rounds: int) -> None:

@@ -38,7 +38,7 @@ class SiteState:
 
     @property
     def model(self) -> nn.Module:
-        """What is evaluated and kept: the network, behind the input layer if the plan has one."""
+        """Return what is evaluated and kept: the network, behind the input layer if the plan has one."""
         return self.algorithm.whole(self.modules)
 
     def begin(self) -> None:

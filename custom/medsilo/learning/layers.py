@@ -77,5 +77,5 @@ def keeping_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def judges_by_batch(module: nn.Module) -> bool:
-    """Whether a batch norm keeps no running statistics: then a case's output depends on its batch, always."""
+    """Return whether a batch norm keeps no running statistics: then a case's output depends on its batch, always."""
     return any(layer.running_mean is None for layer in batch_norm_layers(module))

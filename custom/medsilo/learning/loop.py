@@ -67,7 +67,7 @@ class Compute:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether every value is a finite number: exactly when the least and the greatest are. One pass, no copy."""
+    """Return whether every value is a finite number: exactly when the least and the greatest are. One pass, no copy."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     return bool(torch.stack(tensor.aminmax()).isfinite().all())

@@ -95,7 +95,7 @@ class StatisticsMixture(Algorithm):
 
     @property
     def measures(self) -> bool:
-        """Whether W needs statistics."""
+        """Return whether W needs statistics."""
         return True
 
     # The groups

@@ -99,7 +99,7 @@ class Mixer(ABC):
         return self.current(site)
 
     def current(self, site: str) -> dict[str, Tensor]:
-        """What the site was given last, untouched by what comes in before the round closes."""
+        """Return what the site was given last, untouched by what comes in before the round closes."""
         row = self._row(site)
         if row is None:
             raise MedsiloError(f"{site}: no tensors for this site yet: it neither sent any nor was given any")
@@ -108,7 +108,7 @@ class Mixer(ABC):
     # -- between rounds -----------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
-        """What must outlive the process, between two rounds: tensors by key, and facts that JSON can hold."""
+        """Return what must outlive the process, between two rounds: tensors by key, and facts that JSON can hold."""
         if self._answered:
             raise MedsiloError("A round is open: finish() it before its state is saved")
         tensors, facts = self._save()
@@ -158,7 +158,7 @@ class Mixer(ABC):
 
     @abstractmethod
     def _row(self, site: str) -> dict[str, Tensor] | None:
-        """What the site was given last."""
+        """Return what the site was given last."""
 
     @abstractmethod
     def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]: ...
@@ -249,7 +249,7 @@ class WeightedMean(Mixer):
 
     @property
     def sealed(self) -> Form:
-        """How it is mixed where the server cannot read what sites send."""
+        """Return how it is mixed where the server cannot read what sites send."""
         if self.weigh is not None:
             return Unsealable("its weights follow from the tensors themselves")
         return Summed(weighted=True, steps=callable(self.rate) or self.rate != 1.0)
@@ -313,7 +313,7 @@ class WeightedMean(Mixer):
 
     @property
     def _is_mean(self) -> bool:
-        """Whether the result is the mean itself and not a step towards it, nor one from element to element."""
+        """Return whether the result is the mean itself and not a step towards it, nor one from element to element."""
         return self.rate == 1.0 and self.weigh is None and self._defence is None
 
     @property
@@ -585,7 +585,7 @@ class SoftPull(PersonalMixer):
 
     @property
     def sealed(self) -> Form:
-        """How it is mixed where the server cannot read what sites send."""
+        """Return how it is mixed where the server cannot read what sites send."""
         return Pulled(self.pull)
 
     def _rule(self, sites: list[str]) -> Rule:
@@ -622,7 +622,7 @@ class SimilarityMix(PersonalMixer):
 
     @property
     def sealed(self) -> Form:
-        """How it is mixed where the server cannot read what sites send."""
+        """Return how it is mixed where the server cannot read what sites send."""
         if self.absent == "last":
             return Unsealable("it keeps what absent sites sent last (absent: last)")
         if not isinstance(self.weights, Tensor):
@@ -720,7 +720,7 @@ class Gallery(Mixer):
         }
 
     def shows(self, owner: str, site: str) -> bool:
-        """Whether a site gets the owner's own model."""
+        """Return whether a site gets the owner's own model."""
         return owner == site or {owner, site} <= self.agreed()
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
@@ -744,7 +744,7 @@ class Identity(PersonalMixer):
 
     @property
     def sealed(self) -> Form:
-        """How it is mixed where the server cannot read what sites send."""
+        """Return how it is mixed where the server cannot read what sites send."""
         return Unsealable("the server takes each site's values as they are, and does not add them up")
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
@@ -769,7 +769,7 @@ class Compared(Identity):
 
     @property
     def sealed(self) -> Form:
-        """How it is mixed where the server cannot read what sites send."""
+        """Return how it is mixed where the server cannot read what sites send."""
         return Exchanged(self._compare, self._for)
 
     @property

@@ -190,7 +190,7 @@ def capped(weights: Tensor, cap: float) -> Tensor:
 
 
 def _at_most(bound: Tensor, norms: Tensor) -> Tensor:
-    """What brings vectors of these norms to the bound, where they are longer."""
+    """Return what brings vectors of these norms to the bound, where they are longer."""
     return torch.where(norms > bound, bound / norms, 1.0)
 
 

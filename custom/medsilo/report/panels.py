@@ -226,7 +226,7 @@ def _over_seeds(values: Sequence[float], form: Callable[[float], str]) -> dict[s
 
 
 def spent(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """What each study cost each hospital's patients, where the hospital's own folder is here."""
+    """Return what each study cost each hospital's patients, where the hospital's own folder is here."""
     return [
         {
             "label": run.label,

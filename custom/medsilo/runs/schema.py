@@ -334,7 +334,7 @@ class Summary(Part):
 
     @property
     def finished(self) -> bool:
-        """Whether the run ended well."""
+        """Return whether the run ended well."""
         return self.status == "finished"
 
     def score(self, site: str) -> float | None:

@@ -81,7 +81,7 @@ class Member:
     # ------------------------------------------------------------------ a study begins
     @property
     def has_met(self) -> bool:
-        """Whether this site has got the keys of the others."""
+        """Return whether this site has got the keys of the others."""
         return self._kept.assembly is not None
 
     def introduction(self) -> letters.Introduction:
@@ -462,5 +462,5 @@ class Member:
 
 
 def _about(own: letters.Offered) -> tuple[str | int | bytes, ...]:
-    """What a box with shares is bound to: one offer of one site."""
+    """Return what a box with shares is bound to: one offer of one site."""
     return "shares", own.round, own.site, own.mask, own.commitment

@@ -28,7 +28,7 @@ class Signer(Protocol):
 
     @property
     def said(self) -> str:
-        """What the keys of a study rest on, for results."""
+        """Return what the keys of a study rest on, for results."""
 
     @property
     def certificates(self) -> tuple[bytes, ...]:

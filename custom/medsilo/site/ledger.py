@@ -96,11 +96,11 @@ class LedgerStanding:
 
     @cached_property
     def charged(self) -> Counter[Mechanism]:
-        """What was charged, over all studies."""
+        """Return what was charged, over all studies."""
         return counted(charge for entry in self.entries if entry.kind == "charged" for charge in entry.charges)
 
     def of(self, study: str) -> Counter[Mechanism]:
-        """What was charged to one study."""
+        """Return what was charged to one study."""
         own = (entry for entry in self.entries if entry.kind == "charged" and _study(entry) == study)
         return counted(charge for entry in own for charge in entry.charges)
 
@@ -109,12 +109,12 @@ class LedgerStanding:
         return list(dict.fromkeys(_study(entry) for entry in self.entries if entry.spending))
 
     def most_of(self, study: str) -> Counter[Mechanism]:
-        """What a study was charged, or may yet be charged by what it planned when it was last let in."""
+        """Return what a study was charged, or may yet be charged by what it planned when it was last let in."""
         planned = [entry for entry in self.entries if entry.kind == "planned" and _study(entry) == study]
         return self.of(study) | (counted(planned[-1].charges) if planned else Counter())
 
     def has(self, study: str, attempt: str) -> bool:
-        """Whether an answer was charged."""
+        """Return whether an answer was charged."""
         return any(
             entry.kind == "charged" and entry.attempt == attempt and _study(entry) == study for entry in self.entries
         )
@@ -135,7 +135,7 @@ class Ledger:
 
     @property
     def exists(self) -> bool:
-        """Whether anything was ever entered."""
+        """Return whether anything was ever entered."""
         return self.file.exists() or self.head.exists()
 
     # ------------------------------------------------------------------ writing

@@ -140,11 +140,11 @@ class SiteSettings(Section):
         return int(SHARE * psutil.virtual_memory().total / (self.studies or 1))
 
     def protects(self, synthetic: bool) -> bool:
-        """Whether there are patients behind what is told of the data."""
+        """Return whether there are patients behind what is told of the data."""
         return not synthetic and not self.public_data
 
     def patients_in_step(self, synthetic: bool) -> int:
-        """How many patients can move a told score by its whole step at most; 0 where scores leave exactly."""
+        """Return how many patients can move a told score by its whole step at most; 0 where scores leave exactly."""
         if not self.protects(synthetic):
             return 0
         return SCORE_CASES if self.score_cases is None else self.score_cases
@@ -162,7 +162,7 @@ class SiteSettings(Section):
         return self.smallest_metric or (1 if synthetic else SMALLEST_METRIC)
 
     def shares(self, synthetic: bool) -> bool:
-        """Whether other hospitals that agree get this one's personal model, and this one theirs."""
+        """Return whether other hospitals that agree get this one's personal model, and this one theirs."""
         return synthetic if self.share_personal_model is None else self.share_personal_model
 
     def compute(self) -> Compute:

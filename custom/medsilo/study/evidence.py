@@ -144,7 +144,7 @@ def worst_site(study: Study, sites: Sequence[str] | None = None) -> str:
 
 
 def _shares(study: Study, names: Sequence[str], endpoint: Endpoint) -> np.ndarray:
-    """How much each site counts: [seeds, sites]."""
+    """Return how much each site counts: [seeds, sites]."""
     if endpoint == "worst-site":
         worst = worst_site(study, names)
         return np.array([[float(name == worst) for name in names]] * len(study))
@@ -161,7 +161,7 @@ class _OfSite(NamedTuple):
 
 
 def _of_site(pairs: Sequence[tuple[Scores, Scores]], a: np.ndarray, b: np.ndarray) -> _OfSite:
-    """How far single patients move the difference.
+    """Return how far single patients move the difference.
 
     A mean over cases is a ratio where patients have several: what each patient adds to it is linear to first order
     (Cochran, Sampling Techniques, 1977, chapter 6). Over seeds it is averaged first, as the patients are the same.
@@ -233,7 +233,7 @@ def _interval(mean: float, given: Sequence[Variance]) -> tuple[float, float, flo
 
 
 def critical(p: float, parts: Sequence[Variance]) -> float:
-    """How many standard errors are exceeded with probability p, to either side."""
+    """Return how many standard errors are exceeded with probability p, to either side."""
     variance = sum(part.variance for part in parts)
     return sum(part.variance / variance * float(stats.t.isf(p / 2, part.degrees)) for part in parts if part.variance)
 

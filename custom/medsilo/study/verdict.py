@@ -243,7 +243,7 @@ class Statistics:
 
     @staticmethod
     def _also(differences: Mapping[Row, PairedDifference], said: Sequence[Row]) -> str:
-        """What else is surely higher or lower: methods that lose, and what is no federation."""
+        """Return what else is surely higher or lower: methods that lose, and what is no federation."""
         higher = [row.title for row, one in differences.items() if one.sure and one.mean > 0 and row not in said]
         lower = [row.title for row, one in differences.items() if one.sure and one.mean < 0]
         found = {"Surely higher, but no federation": higher, "Surely lower": lower}
@@ -257,7 +257,7 @@ class Statistics:
         )
 
     def _pays(self, found: Mapping[Row, PairedDifference]) -> str:
-        """Whether joining pays for a site: yes, no, open; or nothing where there is no model of its own."""
+        """Return whether joining pays for a site: yes, no, open; or nothing where there is no model of its own."""
         if not found:
             return "unknown"
         if any(one.sure and one.mean > 0 for one in found.values()):

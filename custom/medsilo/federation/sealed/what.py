@@ -116,7 +116,7 @@ class SealedGroup:
 
     @property
     def counts(self) -> bool:
-        """Whether the sum of its weights is sealed, too."""
+        """Return whether the sum of its weights is sealed, too."""
         return self.hides_counts and isinstance(self.form, Summed) and self.form.weighted
 
     def divided(self, opened: Tensors) -> Tensors:
