@@ -344,9 +344,8 @@ class Plan(Section):
     mixing: Mixing = added(Mixing())
     transport: TransportSettings = TransportSettings()
     tracking: Tracking = Tracking()
-    privacy: PrivacyOffer | None = Field(
+    privacy: PrivacyOffer | None = added(
         None,
-        exclude_if=lambda offer: offer is None,
         description="what the study promises of every hospital's records ([privacy.md](privacy.md)): differential "
         "privacy against everybody outside it. `null`: nothing",
     )

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import Refused
+from medsilo.core.section import added
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.runs.schema import LARGEST
@@ -98,7 +99,7 @@ class Request(Message):
     last: Annotated[int, Field(ge=0)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
     # Letters of a sealed study, which the room `sealing` reads
-    sealing: Annotated[dict[str, Any], Field(exclude_if=lambda letters: not letters)] = {}
+    sealing: dict[str, Any] = added({})
 
     def parcel(self, groups: Groups) -> Parcel:
         """Return the request as it travels."""
@@ -197,7 +198,7 @@ class Trained(SiteAnswer):
     train_loss: Number | None
     validation: Number | None  # the score of the model as it arrived
     validation_loss: Number | None
-    sealing: Annotated[dict[str, Any], Field(exclude_if=lambda letters: not letters)] = {}  # in a sealed study
+    sealing: dict[str, Any] = added({})  # in a sealed study
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:

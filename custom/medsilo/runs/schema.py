@@ -491,7 +491,7 @@ class RunOfRow(Part):
     row: Text
     seed: Seed
     run: str
-    fold: Count | None = Field(None, exclude_if=lambda fold: fold is None)
+    fold: Count | None = added(None)
 
 
 class CouldHaveSeen(Part):
