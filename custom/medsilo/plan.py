@@ -41,7 +41,7 @@ MOST_PARAMETERS = 500_000_000  # of all networks of a method together
 
 
 class Participation(Section):
-    """Which hospitals the study needs, and what happens when one is missing."""
+    """The hospitals that the study needs, and what happens when one is missing."""
 
     sites: tuple[str, ...] = Field(
         (),
@@ -108,7 +108,7 @@ class Participation(Section):
 
 
 class Mixing(Section):
-    """What the server does against hospitals that send what they should not."""
+    """The server's defence against hospitals that send wrong or harmful tensors."""
 
     robust: Robust | None = Field(
         None,
@@ -165,7 +165,7 @@ class Mixing(Section):
 
 
 class TransportSettings(Section):
-    """How tensors travel."""
+    """Settings of the tensors on their way: precision and sealing."""
 
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
@@ -296,7 +296,7 @@ class TransportSettings(Section):
 
 
 class Tracking(Section):
-    """Which round's model is tested and kept as the result, and who is shown the rounds beside TensorBoard."""
+    """The round whose model is tested and kept as the result, and who is shown the rounds beside TensorBoard."""
 
     select: Literal["best", "last"] = Field(
         "best",

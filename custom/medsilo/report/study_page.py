@@ -98,7 +98,7 @@ def _joining_in_words(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
-    """What belongs on the first screen beside the answer: failed runs, missing sites, cautions, synthetic data."""
+    """Return the notices of the first screen: failed runs, missing sites, cautions, synthetic data."""
     runs = [run for own in found.values() for run in own]
     notices = [Notice("failed", "Failed", failure) for failure in verdict.about.failures]
     notices += [notice for notice in findings.notices(runs) if notice.kind == "missing"]

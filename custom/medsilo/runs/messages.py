@@ -1,4 +1,4 @@
-"""What server and sites say to each other: a parcel on the wire, and typed messages with ranges behind it.
+"""Messages between the server and the sites: a parcel on the wire, and typed messages with ranges behind it.
 
 Nobody is believed: what arrives is read into one of these models before anything of it is used, and what does not fit
 is refused in one line, which costs its sender that answer.
@@ -31,7 +31,7 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 @dataclass
 class Parcel:
-    """What travels between the server and one site: named groups of tensors and the facts beside them."""
+    """A message on the wire between the server and one site: named groups of tensors, and the facts beside them."""
 
     groups: Groups = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ def _in_words(detail: ErrorDetails) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the server asks
 class Request(Message):
-    """What the server asks of one site."""
+    """A request of the server to one site."""
 
     task: Task
     round: Annotated[int, Field(ge=0)]
@@ -115,7 +115,7 @@ class Counted(Message):
 
 
 class SiteAnswer(Message):
-    """What every answer says."""
+    """The facts that are in every answer of a site."""
 
     metrics: ClassVar[frozenset[str]] = frozenset()  # which of the fields travel as metrics
 
