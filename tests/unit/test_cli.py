@@ -52,7 +52,7 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("compare --seeds a,b", "--seeds: 'a,b' is not a list of different numbers, like 0,1,2"),
         ("compare --seeds 1,1", "is not a list of different numbers"),
         ("compare --protocol mine", "choose one of paper, released-code, clinical"),
-        ("demo --seed x", "--seed: 'x' is not a whole number"),
+        ("demo --seeds x", "--seeds: 'x' is not a list of different numbers"),
         ("analyse landscap run -o out", "KIND: 'landscap' is not known; did you mean landscape?"),
         ("analyse landscape run", "--out is missing"),
         ("submit jobs/fedavg", "--kit is missing: your own kit"),

@@ -21,7 +21,7 @@ LINE_BY_LINE = (running.run, running.resume, leading.watch)  # with --json: a li
 # Every command with an example, by the people it serves.
 COMMANDS: dict[str, tuple[Example, ...]] = {
     "With all data on one machine": (
-        (running.demo, "--rounds 3"),
+        (running.demo, "--seeds 0,1,2"),
         (running.run, "jobs/fedbn --set training.rounds=3 --set seed=1"),
         (running.compare, "--methods local,fedavg,harmofl --seeds 0,1,2 --set training.rounds=10"),
         (running.resume, "runs/fedavg-synthetic-histology-20261120-120000"),

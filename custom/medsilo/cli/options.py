@@ -69,6 +69,7 @@ class Seeds:
 
 
 USUAL_SEEDS = Seeds((0, 1, 2))
+DEMO_SEEDS = Seeds((0, 1, 2, 3, 4, 5))
 
 
 def seeds(value: object) -> Seeds:

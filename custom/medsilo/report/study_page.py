@@ -25,30 +25,38 @@ ENDPOINTS = {"mean": "Mean over sites", "pooled": "Pooled over cases", "worst-si
 Rows = dict[str, list[RunResult]]  # a row's finished runs, by its title
 
 
-def write_study(folder: Path, destination: Path | None = None) -> Path:
-    """Read a comparison's folder, write its page and return where it is."""
+def write_study(
+    folder: Path, destination: Path | None = None, *, template: str = "study.html", headline: str = "", **more: Any
+) -> Path:
+    """Read a comparison's folder, write its page and return where it is.
+
+    A page of its own kind gives its template, with what that shows, and the headline that answers its question.
+    """
     verdict = read_verdict(folder)
     found: Rows = {row.title: [] for row in verdict.rows}
     for one in verdict.runs:
         turn = f", fold {one.fold}" if one.fold else ""
         found[one.row].append(replace(read(folder / one.run), label=f"{one.row}, seed {one.seed}{turn}"))
-    return save(render(verdict, found), destination or folder / paths.REPORT)
+    return save(render(verdict, found, template, headline, **more), destination or folder / paths.REPORT)
 
 
-def render(verdict: Verdict, found: Rows) -> str:
+def render(verdict: Verdict, found: Rows, template: str = "study.html", headline: str = "", **more: Any) -> str:
     """The page as text; it depends on nothing but the verdict and the runs."""
     runs = [run for own in found.values() for run in own]
     about, rows, seeds = verdict.about, verdict.rows, verdict.seeds
+    remarks = (verdict.headline,) if headline else ()
     looks = styles([_is_reference(row) for row in rows])
     chances = guessing_at(verdict.sites, runs)
     subjects = [Subject(title, own, seeds) for title, own in found.items()]
     return fill(
-        "study.html",
+        template,
         about.title,
         about=about,
         verdict=verdict,
         context=_context(verdict),
-        answer=Answer(verdict.headline, (*_could_have_seen(verdict), *_joining_in_words(verdict))),
+        answer=Answer(
+            headline or verdict.headline, (*remarks, *_could_have_seen(verdict), *_joining_in_words(verdict))
+        ),
         notices=_notices(verdict, found),
         scores=[_scores(row, verdict) for row in rows],
         difference_heads=_heads(verdict),
@@ -68,6 +76,7 @@ def render(verdict: Verdict, found: Rows) -> str:
         costs=_costs(found),
         provenance=provenance(runs) if runs else None,
         limits=_limits(verdict, runs),
+        **more,
     )
 
 

@@ -1,0 +1,66 @@
+"""The demo's page: a comparison's page with a story before it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from medsilo.report.read import read
+from medsilo.report.study_page import write_study
+from medsilo.runs.reading import read_verdict
+from medsilo.runs.schema import PairedDifference, Verdict
+
+
+@dataclass(frozen=True)
+class Told:
+    """The rows that the story is about, and how the study under NVFlare compares."""
+
+    alone: str
+    running: str
+    pictured: str  # the row whose first run has pictures of the hospitals' images
+    tensors: int
+    different: int | None  # None where the simulator failed
+
+
+def write_demo(folder: Path, told: Told) -> Path:
+    """Write the demo's page and return where it is."""
+    verdict = read_verdict(folder)
+    joined, running = _against(verdict, told.alone), _against(verdict, told.running)
+    story = {
+        "pictures": _pictures(folder, verdict, told.pictured),
+        "joined": joined and _gain(joined),
+        "running": running and _gain(running),
+        "seeds": len(verdict.seeds),
+        "tensors": told.tensors,
+        "different": told.different,
+    }
+    return write_study(folder, template="demo.html", headline=headline(joined), story=story)
+
+
+def headline(joined: PairedDifference | None) -> str:
+    """Return the answer to the demo's one question, from training alone minus training together."""
+    if joined is None:
+        return "The demo's question has no answer: its runs alone or together failed."
+    if joined.low <= 0 <= joined.high:
+        return f"It is open whether three small hospitals gain by training together: {_gain(joined)}."
+    word = "gain" if joined.mean < 0 else "lose"
+    return f"Three small hospitals {word} by training together: {_gain(joined)}."
+
+
+def _pictures(folder: Path, verdict: Verdict, title: str) -> dict[str, list[str]]:
+    """Return each hospital's images, from the first run of a row that keeps them."""
+    runs = [run.run for run in verdict.runs if run.row == title]
+    found = read(folder / runs[0]).pictures if runs else {}
+    return {site: [before for before, _ in pairs] for site, pairs in found.items()}
+
+
+def _against(verdict: Verdict, title: str) -> PairedDifference | None:
+    """Return a row's difference from the one that all are held against."""
+    return next((row.difference.mean for row in verdict.rows if row.title == title), None)
+
+
+def _gain(one: PairedDifference) -> str:
+    """Return by how many points the row that all are held against is above this one."""
+    return f"{_points(-one.mean)} points of accuracy ({_points(-one.high)} to {_points(-one.low)})"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f}".replace("-", "−")

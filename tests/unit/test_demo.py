@@ -1,0 +1,58 @@
+"""The demo: one question, its page, and the same numbers under NVFlare."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from medsilo.core.files import save_tensors
+from medsilo.report.demo_page import Told, headline, write_demo
+from medsilo.runs.schema import PairedDifference
+from medsilo.study.cells import Row, plan_of
+from medsilo.study.demo import ALONE, HARMONISED, ROWS, RUNNING, TOGETHER, demo_plan, run_demo, same_numbers
+from tests.unit.test_report import Page
+
+
+def difference(mean: float, low: float, high: float) -> PairedDifference:
+    return PairedDifference(mean=mean, low=low, high=high, p=0.5, seeds=6, adjusted=0.5, sure=False)
+
+
+def test_the_headline_says_what_the_interval_holds() -> None:
+    words = "by training together: +7.6 points of accuracy (+2.1 to +13.2)."
+    assert headline(difference(-0.076, -0.132, -0.021)) == f"Three small hospitals gain {words}"
+    assert headline(difference(0.05, 0.01, 0.09)).startswith("Three small hospitals lose by training together: −5.0")
+    assert headline(difference(-0.05, -0.11, 0.01)).startswith("It is open whether")
+    assert "failed" in headline(None)
+
+
+def test_all_rows_fit_the_plan_and_have_the_titles_of_the_story() -> None:
+    rows = [Row.parse(text) for text in ROWS]
+    plans = {row.title: plan_of(demo_plan(2), row, []) for row in rows}
+    assert {ALONE, TOGETHER, RUNNING, HARMONISED} <= set(plans)
+    assert plans[ALONE].network == plans[TOGETHER].network != plans[RUNNING].network
+
+
+def test_one_changed_bit_is_counted(tmp_path: Path) -> None:
+    for run, last in (("here", 1.0), ("there", 1.0 + 2**-23)):
+        for site, value in (("a", 1.0), ("b", last)):
+            (tmp_path / run / "sites" / site).mkdir(parents=True)
+            save_tensors(
+                tmp_path / run / "sites" / site / "best.safetensors", {"w": torch.ones(2), "v": torch.tensor(value)}
+            )
+    found = same_numbers(tmp_path / "here", tmp_path / "there")
+    assert (found.tensors, found.different) == (4, 1)
+
+
+@pytest.mark.slow
+def test_a_short_demo_ends_with_its_page(tmp_path: Path) -> None:
+    lines: list[str] = []
+    done = run_demo(tmp_path, 2, (0, 1), "medsilo demo", lines.append)
+    assert not done.failures and done.same and done.same.tensors and not done.same.different
+    text = write_demo(done.folder, Told(ALONE, RUNNING, HARMONISED, done.same.tensors, done.same.different)).read_text()
+    page = Page(text)
+    assert (
+        f"All {done.same.tensors} tensors of the hospitals&#39; models are equal" in text
+        or "are equal, bit for bit" in text
+    )
+    assert {"why", "alone", "norm", "same", "yours", "joining"} <= set(page.ids)
+    assert text.count('alt="training image') >= 3 and "three small hospitals" in text.lower()
