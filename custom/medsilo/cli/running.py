@@ -32,13 +32,13 @@ def demo(
     Seven methods over several seeds, and one of them in NVFlare's simulator. Takes minutes.
     """
     screen.say("loading NVFlare and PyTorch")
-    from medsilo.report.demo_page import Told, write_demo
+    from medsilo.report.demo_page import StoryRows, write_demo
     from medsilo.study.demo import ALONE, HARMONISED, RUNNING, run_demo
 
     with screen.busy("running the demo"):
         done = run_demo(out, rounds, seeds.numbers, "medsilo demo", screen.say)
     same = done.same
-    told = Told(ALONE, RUNNING, HARMONISED, same.tensors if same else 0, same.different if same else None)
+    told = StoryRows(ALONE, RUNNING, HARMONISED, same.tensors if same else 0, same.different if same else None)
     page = write_demo(done.folder, told)
     screen.say(f"\ntable: {done.folder / paths.TABLE}\nreport: {page}")
     screen.answer(report=page, failures=done.failures, equal=bool(same and not same.different))

@@ -10,7 +10,7 @@ from medsilo.runs.schema import PairedDifference, Verdict
 
 
 @dataclass(frozen=True)
-class Told:
+class StoryRows:
     """The rows that the story is about, and how the study under NVFlare compares."""
 
     alone: str
@@ -20,7 +20,7 @@ class Told:
     different: int | None  # None where the simulator failed
 
 
-def write_demo(folder: Path, told: Told) -> Path:
+def write_demo(folder: Path, told: StoryRows) -> Path:
     """Write the demo's page and return where it is."""
     verdict = read_verdict(folder)
     joined, running = _against(verdict, told.alone), _against(verdict, told.running)
