@@ -55,7 +55,7 @@ MEANINGS = {
     "less_than_equal": "is too large; give {le} or less",
     "less_than": "is too large; give less than {lt}",
     "literal_error": "is not known; choose {expected}",
-    "int_type": "is not a whole number; give one, like 3",
+    "int_type": "is not a whole number (an integer); give one, like 3",
     "float_type": "is not a number; give one, like 0.1",
     "multiple_of": "is not a multiple of {multiple_of}; give {near}",
     "string_type": "is no text (a string); quote it",
