@@ -366,6 +366,11 @@ class Plan(Section):
         """The study's phases and what is delivered at its end."""
         return self.algorithm.course(self.training)
 
+    def __getstate__(self) -> dict[Any, Any]:
+        """Return what another process needs; it works out the course itself, whose functions can't travel."""
+        state = super().__getstate__()
+        return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "course"}}
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.network is None:
