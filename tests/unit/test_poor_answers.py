@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from medsilo import cli
+from medsilo.analyses.analysis import FinishedRun
 from medsilo.check.result import Finding, Report
+from medsilo.cli.options import one_of
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.flare.simulator import Starting
 from medsilo.plan import load_plan
 from medsilo.registry import TASKS
 from medsilo.runs import paths
 from medsilo.runs.record import Record
+from medsilo.runs.schema import Summary
 from medsilo.site.settings import read_settings
 from medsilo.tasks.sources import DataSource
 from tests.conftest import make_plan
@@ -141,6 +144,23 @@ def test_without_a_job_the_verdict_is_about_the_machine_alone() -> None:
     assert report.as_json()["go"] is None
     with_job = Report({"site": "a", "job": "FedAvg"}, notes)
     assert with_job.verdict.startswith("GO") and with_job.as_json()["go"] is True
+
+
+# ---------------------------------------------------------------------------------------------------- names
+def test_a_network_that_a_run_lacks_is_answered_with_those_it_has(tmp_path: Path) -> None:
+    told = {"schema": 1, "status": "finished", "method": "fedavg", "title": "FedAvg", "metric": "accuracy"}
+    summary = Summary.model_validate(told | {"rounds": {"planned": 1, "done": 1}, "sites": {}})
+    run = FinishedRun(tmp_path, "FedAvg", make_plan("fedavg"), summary)
+    run.check_network("model")
+    with pytest.raises(MedsiloError, match=f"--network foo: run '{tmp_path.name}' has model; give one of these"):
+        run.check_network("foo")
+
+
+def test_words_of_options_may_be_written_in_any_case() -> None:
+    check = one_of(("simulator", "inprocess"))
+    assert check("InProcess") == "inprocess"
+    with pytest.raises(ValueError, match=r"'INPROCES' is not known; did you mean inprocess\?"):
+        check("INPROCES")
 
 
 # ---------------------------------------------------------------------------------------------------- the start

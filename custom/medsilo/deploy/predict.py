@@ -95,7 +95,7 @@ def predict_all(source: Source, images: Sequence[Path], out: Path, device: torch
 
     if not source.plan.task.reads_images:
         raise MedsiloError(
-            f"task {source.plan.task.name} makes its own cases and reads no image files; give a model of image-folder "
+            f"task {source.plan.task.name} reads no image files; give a model of image-folder "
             "or nifti-folder (docs/your-data.md), or of synthetic-prostate to try it"
         )
     SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)  # its warnings name files
