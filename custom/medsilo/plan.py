@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
 from medsilo.core.errors import PlanError, YamlError
-from medsilo.core.files import dump_yaml, is_safe_name, load_yaml
+from medsilo.core.files import dump_yaml, is_safe_name, load_yaml, why_unread
 from medsilo.core.package import package_facts
 from medsilo.core.section import SHOWN, Section, added, checked, in_words
 from medsilo.core.text import plain
@@ -382,6 +382,7 @@ class Plan(Section):
             raise PlanError(f"network: has {parameters} parameters with all of the method's; {MOST_PARAMETERS} may be")
         self.algorithm.check(networks)
         self.algorithm.suits(self.training)
+        self._has_data_for_its_sites()
         self._network_reads_task(networks["model"])
         if self.participation.unseen:
             self._can_be_tested_elsewhere()
@@ -402,12 +403,23 @@ class Plan(Section):
             return
         try:
             with torch.no_grad():
-                model.eval()(torch.zeros(2, *shape, device="meta"))
+                found = tuple(model.eval()(torch.zeros(2, *shape, device="meta")).shape[1:])
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise PlanError(
                 f"network.name: {self.network.name} can't read the inputs of task {self.task.name}, of shape "
                 f"{list(shape)}; choose another network, its numbers or task.size"
             ) from error
+        needed = self.task.output_of(shape)
+        if needed not in (None, found):
+            raise PlanError(
+                f"network.name: {self.network.name} gives {_described(found)}, and task {self.task.name} needs "
+                f"{_described(needed)}; choose another network, for example {self.task.default_network().name}"
+            )
+
+    def _has_data_for_its_sites(self) -> None:
+        most, named = self.task.most_sites, len(self.participation.everyone)
+        if most is not None and named > most:
+            raise PlanError(f"participation.sites: {named} sites, but task {self.task.name} has {most}; name fewer")
 
     def _can_be_tested_elsewhere(self) -> None:
         """Something is there for a hospital that did not train: one model for all, or a super model."""
@@ -551,6 +563,14 @@ class Plan(Section):
         return parse_plan(self.resolved(), changes)
 
 
+def _described(output: Sequence[int] | None) -> str:
+    """Return what a network finds in one case, in words."""
+    classes, *grid = output or (0,)
+    return (
+        f"a map of {' × '.join(map(str, grid))} with {classes} classes" if grid else f"{classes} scores, one per class"
+    )
+
+
 def _parameters(networks: Mapping[str, nn.Module]) -> int:
     return sum(tensor.numel() for network in networks.values() for tensor in network.parameters())
 
@@ -564,7 +584,7 @@ def load_plan(path: Path | str, changes: Iterable[str] = (), allowed: Collection
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: the plan cannot be read ({type(error).__name__}); give a plan.yaml") from error
+        raise PlanError(f"{path}: the plan cannot be read: {why_unread(error, 'a plan.yaml')}") from error
     try:
         values = load_yaml(text)
     except YamlError as error:
@@ -586,12 +606,25 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
         _apply(values, change)
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
     check_packages(names, values.get("packages"), allowed)  # before anything of them is imported
+    _complete_network(values, names["task"])
     try:
         plan = checked(Plan, values, "the plan")
     except ValidationError as error:
         chosen = {key: TABLES[key].get(name) for key, name in names.items()}
         raise PlanError(in_words(error, Plan, chosen)) from error
     return plan.model_copy(update={"packages": _packages(plan, values.get("packages"), allowed)})
+
+
+def _complete_network(values: dict[str, Any], task: str) -> None:
+    """Take keys of a network without its name for changes of the task's own network."""
+    network = values.get("network")
+    if not isinstance(network, dict) or "name" in network or task not in TASKS:
+        return
+    try:
+        own = checked(TASKS[task], {**values["task"], "name": task}, "the task").default_network()
+    except ValidationError:
+        return  # what is wrong with the task is said when the plan is checked
+    values["network"] = {**own.model_dump(mode="json"), **network}
 
 
 def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, OutsidePackage]:

@@ -3,14 +3,17 @@
 import ast
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from docs.tables import PAGES, TABLES, renewed
+from medsilo import __version__
 from medsilo.check.leaks import leaks, leaving
 from medsilo.cli import main, parsed
+from medsilo.core.files import load_yaml
 from medsilo.registry import METHODS
 from tests.conftest import make_plan
 
@@ -124,3 +127,30 @@ def test_the_command_says_what_leaves_too(root: Path, capsys: pytest.CaptureFixt
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     for name, cell in rows_of_methods(root).items():
         assert lines[name].endswith(cell.partition(";")[0])
+
+
+# ---------------------------------------------------------------------------------------------------- versions, words
+def test_changelog_and_citation_are_of_this_version(root: Path) -> None:
+    newest = re.search(r"^## (\S+)", (root / "CHANGELOG.md").read_text("utf-8"), re.M)
+    cited = load_yaml((root / "CITATION.cff").read_text("utf-8"))
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    assert newest and newest[1] == str(cited["version"]) == __version__
+    assert (cited["license"], cited["title"]) == (project["license"]["text"], project["name"])
+
+
+def test_the_glossary_is_sorted_and_has_the_plan_s_words(root: Path) -> None:
+    page = (root / "docs/glossary.md").read_text("utf-8")
+    words = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")][1:]
+    spelled = [word.replace("γ", "gamma").lower() for word in words]
+    assert spelled == sorted(spelled) and len(words) > 30
+
+
+def test_every_link_of_a_page_leads_somewhere(root: Path) -> None:
+    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("provisioning/*.md")]
+    found = 0
+    for page in pages:
+        for link in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+            if "://" not in link:
+                found += 1
+                assert (page.parent / link).exists(), f"{page.name}: {link}"
+    assert found > 100

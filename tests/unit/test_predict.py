@@ -316,7 +316,8 @@ def test_a_model_of_another_plan_is_refused(tmp_path) -> None:
 def test_a_task_without_images_is_refused_before_anything_is_read(tmp_path, capsys) -> None:
     write_run(tmp_path / "run", make_plan(), "global/best.safetensors")
     assert main(["predict", str(tmp_path / "run"), str(tmp_path), "-o", str(tmp_path / "out")]) == 1
-    assert "reads no image files" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "reads no image files; give a model of image-folder or nifti-folder" in told
 
 
 def test_images_of_one_name_get_their_folders_name() -> None:

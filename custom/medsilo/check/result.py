@@ -57,6 +57,8 @@ class Report:
         """In one line."""
         count = {kind: sum(f.severity == kind for f in self.findings) for kind in ("stops", "note")}
         notes = f"{count['note']} note{'' if count['note'] == 1 else 's'}"
+        if self.go and "job" not in self.facts:
+            return f"MACHINE READY: nothing on it stops this site; without a job its data were not looked at ({notes})"
         if self.go:
             return f"GO: nothing stops this site ({notes})"
         return f"NO-GO: {count['stops']} finding{'' if count['stops'] == 1 else 's'} must be settled first ({notes})"
@@ -65,7 +67,7 @@ class Report:
         """The whole report; `schema` counts up when a key changes its meaning."""
         return {
             "schema": 1,
-            "go": self.go,
+            "go": self.go if "job" in self.facts else None,
             "verdict": self.verdict,
             **self.facts,
             "findings": [finding.as_json() for finding in self.findings],

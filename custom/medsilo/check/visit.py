@@ -88,7 +88,10 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
         with _guarded("network", report):
             report.findings.append(check_network(visit.kit))
     if visit.plan is None:
-        note([Finding("data", "note", "no job was given, so the data were not looked at", "give --job or --plan")])
+        with _guarded("data", report):
+            if settings.data:
+                settings.data.check_folder()
+            note([Finding("data", "note", "no job was given, so the data were not looked at", "give --job or --plan")])
         return report
     cases = None
     with _guarded("data", report):

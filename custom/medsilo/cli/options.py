@@ -81,16 +81,16 @@ def seeds(value: object) -> Seeds:
 
 
 def one_of(choices: Iterable[str]) -> Callable[[object], str]:
-    """Return a check that takes these words only and suggests the nearest for any other."""
+    """Return a check that takes these words only, in any letter case, and suggests the nearest for any other."""
     known = list(choices)
 
     def check(value: object) -> str:
         text = str(value)
-        if text not in known:
-            near = get_close_matches(text, known, 1)
+        if text.lower() not in known:
+            near = get_close_matches(text.lower(), known, 1)
             hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}"
             raise ValueError(f"{text!r} is not known; {hint}")
-        return text
+        return text.lower()
 
     return check
 

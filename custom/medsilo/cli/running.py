@@ -103,9 +103,9 @@ def _study(
             from medsilo.flare import simulator
 
             if resumes:
-                simulator.resume(folder, settings, threads, on_round)
+                simulator.resume(folder, settings, threads, on_round, screen.say)
             else:
-                simulator.run(plan, folder, settings, job, threads, on_round)
+                simulator.run(plan, folder, settings, job, threads, on_round, screen.say)
         else:
             from medsilo.federation import inprocess
 

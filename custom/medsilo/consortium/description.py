@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from medsilo.core.errors import MedsiloError, YamlError
-from medsilo.core.files import load_yaml
+from medsilo.core.files import load_yaml, why_unread
 from medsilo.core.section import Section, checked, in_words
 
 PRIVATE = "private-root"  # the folder beside the kits that never leaves the lead
@@ -155,8 +155,7 @@ def read_consortium(path: Path) -> Consortium:
     except YamlError as error:
         raise MedsiloError(f"{path.name}: {error}; correct it") from error
     except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or type(error).__name__
-        raise MedsiloError(f"{path.name} cannot be read: {problem}") from error
+        raise MedsiloError(f"{path.name} cannot be read: {why_unread(error, 'a consortium.yaml')}") from error
     try:
         consortium = checked(Consortium, values, path.name)
     except ValidationError as error:

@@ -70,6 +70,18 @@ def _is_disk_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def why_unread(error: OSError | UnicodeDecodeError, wanted: str) -> str:
+    """Return why a file can't be read as text, and what to do, without its name. wanted: the file to give instead."""
+    if isinstance(error, UnicodeDecodeError):
+        line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
+        return f"it is not UTF-8 (byte 0x{byte:02X} in line {line}); save it as UTF-8"
+    if isinstance(error, FileNotFoundError):
+        return f"there is no such file; give {wanted}"
+    if isinstance(error, IsADirectoryError):
+        return f"it is a folder; give {wanted}"
+    return f"{os.strerror(error.errno or 0).lower()}; check its permissions"
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with _replacing(path) as temporary:

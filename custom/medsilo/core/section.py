@@ -55,6 +55,9 @@ MEANINGS = {
     "less_than_equal": "is too large; give {le} or less",
     "less_than": "is too large; give less than {lt}",
     "literal_error": "is not known; choose {expected}",
+    "int_type": "is not a whole number (an integer); give one, like 3",
+    "float_type": "is not a number; give one, like 0.1",
+    "multiple_of": "is not a multiple of {multiple_of}; give {near}",
     "string_type": "is no text (a string); quote it",
     "union_tag_invalid": "is not known; choose one of {expected_tags}",
     "name_not_known": "is not known; {remedy}",
@@ -106,10 +109,19 @@ def _in_words(detail: ErrorDetails, root: type[Section], chosen: Chosen, tells_v
     if kind in MEANINGS:
         choices = str(context.get("expected") or context.get("expected_tags") or "").replace("'", "")
         hint = _meant(given.strip("'"), choices.replace(" or ", ", ").split(", "))
-        return f"{key}: {given} {MEANINGS[kind].format(**context)}{hint}"
+        near = _multiples(detail["input"], context.get("multiple_of"))
+        return f"{key}: {given} {MEANINGS[kind].format(**context, near=near)}{hint}"
     if kind == "value_error":
         return f"{key}: {context['error']}"
     return f"{key}: {given} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _multiples(value: Any, step: Any) -> str:
+    """Return the multiples of a step on both sides of a value."""
+    if not isinstance(value, int) or not isinstance(step, int):
+        return "one"
+    below = value // step * step
+    return f"{below} or {below + step}" if below > 0 else str(below + step)
 
 
 def _has_name(field: FieldInfo | None) -> bool:
@@ -126,12 +138,12 @@ def _sections_in(annotation: Any) -> Iterator[type[Section]]:
 
 def _meant(given: str, known: Sequence[str], root: type[Section] | None = None) -> str:
     """Return the nearest of the known words as a question; with `root`, also a key of its sections."""
-    names = [ALSO_CALLED.get(given, given), given.lower()]
+    names = [ALSO_CALLED.get(given.lower(), given), given.lower()]
     near = next((close[0] for name in names if (close := get_close_matches(name, known, 1))), None)
     for key, field in root.model_fields.items() if root and not near else ():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Section) and given in kind.model_fields:
-            near = f"{key}.{given}"
+        inner = kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
+        near = near or next((f"{key}.{name}" for name in names if name in inner), None)
     return f" (did you mean {near}?)" if near else ""
 
 

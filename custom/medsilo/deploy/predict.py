@@ -94,7 +94,10 @@ def predict_all(source: Source, images: Sequence[Path], out: Path, device: torch
     import SimpleITK
 
     if not source.plan.task.reads_images:
-        raise MedsiloError(f"task {source.plan.task.name} reads no image files; predict with its own program")
+        raise MedsiloError(
+            f"task {source.plan.task.name} reads no image files; give a model of image-folder "
+            "or nifti-folder (docs/your-data.md), or of synthetic-prostate to try it"
+        )
     SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)  # its warnings name files
     named = masks_for(find_images(images))
     if any(path.resolve().parent == out.resolve() for path, _ in named):

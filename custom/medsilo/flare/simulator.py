@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,7 +25,9 @@ from medsilo.site.settings import FILE_NAME, SiteSettings
 
 START_LIMIT = 120.0  # seconds NVFlare has until our controller has begun
 END_LIMIT = 2.0  # seconds it has to end after the study has; left alone its farewell takes five
+MOST_SILENCE = 8.0  # seconds without a word while NVFlare and its sites start
 OnRound = Callable[[Round], None]
+Say = Callable[[str], None]
 
 
 def run(
@@ -35,21 +37,30 @@ def run(
     job: Path | None = None,
     threads: int | None = None,
     on_round: OnRound = lambda line: None,
+    say: Say = lambda line: None,
 ) -> Record:
-    """Run a plan over its sites, as the canonical job or as `job` has it; returns the record of a run that finished."""
+    """Run a plan over its sites, as the canonical job or as `job` has it; returns the record of a run that finished.
+
+    say: is told how the start goes on, before the first round.
+    """
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} pools all data: it runs with --engine inprocess only")
     if not plan.participation.sites:
         raise MedsiloError("the simulator needs named sites; give --set participation.sites=[hospital-a,hospital-b]")
     record = Record(folder.resolve())
+    plan.task.check_source(settings.data)
     if record.folder.exists():
         raise MedsiloError(f"run folder {folder} exists; choose another --name, or use 'medsilo resume {folder}'")
     write_job(record.folder / paths.JOB, plan, job, study=record.folder.name, engine="simulator")
-    return _simulate(record, plan, settings, threads, on_round)
+    return _simulate(record, plan, settings, threads, on_round, say)
 
 
 def resume(
-    folder: Path, settings: SiteSettings, threads: int | None = None, on_round: OnRound = lambda line: None
+    folder: Path,
+    settings: SiteSettings,
+    threads: int | None = None,
+    on_round: OnRound = lambda line: None,
+    say: Say = lambda line: None,
 ) -> Record:
     """Go on with a run that stopped, from its last finished round."""
     record = Record(folder.resolve())
@@ -57,16 +68,19 @@ def resume(
         raise MedsiloError(f"{folder} is no run that can be resumed: it has no job or no checkpoint")
     record.check_unfinished()
     plan = load_plan(folder / paths.PLAN)
+    plan.task.check_source(settings.data)
     path = folder / paths.JOB / CONFIG / SERVER
     with reading(f"the job of run {record.folder.name}"):
         config = json.loads(path.read_text("utf-8"))
         config["workflows"][0]["args"]["resume"] = True
     write_json(path, config)
     (folder / paths.SUMMARY).unlink(missing_ok=True)
-    return _simulate(record, plan, settings, threads, on_round)
+    return _simulate(record, plan, settings, threads, on_round, say)
 
 
-def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int | None, on_round: OnRound) -> Record:
+def _simulate(
+    record: Record, plan: Plan, settings: SiteSettings, threads: int | None, on_round: OnRound, say: Say
+) -> Record:
     settings.compute()  # a device that is not there ends the run before anything starts,
     parse_plan(plan.resolved(), allowed=settings.packages)  # and so does a package that the sites would refuse
     check_components(record.folder / paths.JOB)
@@ -76,6 +90,7 @@ def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int |
     command = [sys.executable, "-m", __name__, str(record.folder / paths.JOB), str(workspace), sites]
     command += [str(threads or len(plan.participation.everyone)), str(os.getpid())]
     seen = len(record.rounds())
+    starting = Starting(record, plan.participation.everyone, say)
     log_path = record.folder / paths.NVFLARE_LOG
     # Few memory arenas: freed models go back to the system instead of staying with one of many threads.
     environment = {"MALLOC_ARENA_MAX": "2", **os.environ}
@@ -84,7 +99,7 @@ def _simulate(record: Record, plan: Plan, settings: SiteSettings, threads: int |
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
         )
     try:
-        _watch(process, record, seen, on_round)
+        _watch(process, record, seen, on_round, starting)
     finally:
         _end(process)
     summary = record.summary()
@@ -104,13 +119,46 @@ def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path) -> 
     write_json(workspace / "local" / "resources.json", {"format_version": 2, "class_allow_list": ["medsilo.flare."]})
 
 
-def _watch(process: subprocess.Popen, record: Record, seen: int, on_round: OnRound) -> None:
+class Starting:
+    """The start of NVFlare and of its sites, told from what they write."""
+
+    def __init__(
+        self, record: Record, sites: Sequence[str], say: Say, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._signs = {"the server": record.checkpoints}
+        self._signs |= {site: paths.site_folder(record.folder, site) / paths.WORKED for site in sites}
+        self._before = {who: _changed(sign) for who, sign in self._signs.items()}  # a run that goes on has them
+        self._say, self._clock = say, clock
+        self._started = self._told = clock()
+
+    def look(self) -> None:
+        """Tell who is ready since the last look, and that the start goes on where there is nothing else to tell."""
+        ready = [who for who, sign in self._signs.items() if _changed(sign) != self._before[who]]
+        now = self._clock()
+        if ready:
+            self._signs = {who: sign for who, sign in self._signs.items() if who not in ready}
+            self._say(f"ready: {', '.join(ready)}")
+        elif self._signs and now - self._told >= MOST_SILENCE:
+            self._say(f"still starting ({now - self._started:.0f} s): {', '.join(self._signs)}")
+        else:
+            return
+        self._told = now
+
+
+def _changed(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _watch(process: subprocess.Popen, record: Record, seen: int, on_round: OnRound, starting: Starting) -> None:
     """Report rounds as they are written, until the study has ended or its processes have."""
     started = time.monotonic()
     ended: float | None = None
+    first = seen
     while True:
         running = process.poll() is None
         rounds = record.rounds()
+        if len(rounds) <= seen == first:
+            starting.look()
         for line in rounds[seen:]:
             on_round(line)
         seen = max(seen, len(rounds))

@@ -8,7 +8,7 @@ import psutil
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from medsilo.core.errors import MedsiloError, YamlError
-from medsilo.core.files import load_yaml
+from medsilo.core.files import load_yaml, why_unread
 from medsilo.core.section import Section, checked, in_words
 from medsilo.learning.loop import Compute
 from medsilo.privacy.agreed import Demands
@@ -188,7 +188,7 @@ def read_settings(folder: Path) -> SiteSettings:
     except YamlError as error:
         raise MedsiloError(f"the site's {FILE_NAME} cannot be read: {error.problem}; correct it there") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise MedsiloError(f"the site's {FILE_NAME} cannot be read ({type(error).__name__}); write YAML") from error
+        raise MedsiloError(f"the site's {FILE_NAME} cannot be read: {why_unread(error, 'YAML')}") from error
     return make_settings(values, f"the site's {FILE_NAME}")
 
 

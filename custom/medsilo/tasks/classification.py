@@ -26,6 +26,9 @@ class Classification(Task):
 
     metric: ClassVar[str] = "accuracy"
 
+    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.classes,)
+
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(output, target)
 

@@ -34,6 +34,9 @@ class Segmentation(Task):
         """Return how far a surface may be off and still count in surface Dice, in millimetres or pixels."""
         return 2.0
 
+    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.classes, *shape[1:])
+
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         return self._dice(output, target).mean(1)
 

@@ -92,6 +92,13 @@ class Task(Section):
         """The shape of one case's input; None when cases differ."""
         return None
 
+    needs_data: ClassVar[bool] = False  # whether a site has to say where its data lie
+    most_sites: ClassVar[int | None] = None  # of a study; None: any number
+
+    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return the shape that the network's output must have for an input of this shape; None where any will do."""
+        return None
+
     @property
     def mixes_patients(self) -> bool:
         """Return whether a patient's cases may be in several parts: a site is a person, or the plan asks for it."""
@@ -109,6 +116,13 @@ class Task(Section):
     @abstractmethod
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         """One site's data. `sites` are all the study's sites in sorted order; `folder` is the site's data folder."""
+
+    def check_source(self, source: DataSource | None) -> None:
+        """Raise a DataError if it is clear without a look at the data that they can't be read."""
+        if source is not None:
+            source.check_folder()
+        elif self.needs_data:
+            raise DataError(f"task {self.name} needs data: set 'data' in the site's medsilo.yaml, or give --data")
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
         """One site's data in the parts of the plan's fold, if it has one: what training and tests work with."""

@@ -51,6 +51,7 @@ class FolderTask(Task):
     reads_images: ClassVar[bool] = True
     augments: ClassVar[bool] = True
     split_by_site: ClassVar[bool] = True
+    needs_data: ClassVar[bool] = True
 
     kind: Literal["segmentation", "classification"] = Field("segmentation", description="what is learned")
     labels: tuple[Name, ...] = Field(
@@ -161,6 +162,9 @@ class FolderTask(Task):
     def default_network(self) -> Network:
         return self._family.default_network()
 
+    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.classes, *shape[1:]) if self.segments else (self.classes,)
+
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return self._family.loss(output, target)
 
@@ -229,9 +233,8 @@ class FolderTask(Task):
         self, site: str, sites: Sequence[str], source: DataSource | None, keeps: bool = True
     ) -> tuple[Survey, dict[str, ReadyCases]]:
         """All of a site's files, read once: what there is, and the parts."""
-        if source is None:
-            raise DataError(f"task {self.name} needs data: set 'data' in this site's medsilo.yaml, or give --data")
-        source.check_folder()
+        self.check_source(source)
+        assert source is not None
         own = source.folder / site
         natural = self.partition is None and own.is_dir() and not own.is_symlink()
         listing = find(source, own if natural else source.folder, self.segments)

@@ -28,6 +28,7 @@ class ActivityWindows(Classification):
     site's name, becomes the validation part. Windows are used as they are: normalise them beforehand.
     """
 
+    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Activity recognition from recorded sensor windows"
 
     name: Literal["activity-windows"] = "activity-windows"

@@ -33,6 +33,7 @@ class Camelyon17(Classification):
     site may have any name. The set's own split, which leaves out whole hospitals, isn't used.
     """
 
+    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Camelyon17: tumour in lymph node patches of five hospitals"
     channels: ClassVar[int] = 3
     classes: ClassVar[int] = 2

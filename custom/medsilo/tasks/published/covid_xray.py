@@ -39,6 +39,7 @@ class CovidXray(PooledTask):
     The set keeps no patients: images whose names say person<number> go together, each other image counts as one.
     """
 
+    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "COVID-19 chest X-rays of four classes, dealt to sites"
     channels: ClassVar[int] = 1
     classes: ClassVar[int] = len(CLASSES)

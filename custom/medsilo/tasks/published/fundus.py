@@ -47,6 +47,7 @@ class Fundus(Segmentation):
     name; the layout is that of its source. No source tells whose eyes the pictures show: each picture is a patient.
     """
 
+    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Optic disc and cup in retinal pictures of six sources"
     channels: ClassVar[int] = 3
     classes: ClassVar[int] = 3

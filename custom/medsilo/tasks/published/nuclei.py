@@ -56,6 +56,7 @@ class Nuclei(Segmentation):
     patient into the same part at every site that reads the same layout; that split does not depend on the seed.
     """
 
+    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Nuclei in H&E tiles of three public sets"
     channels: ClassVar[int] = 3
     classes: ClassVar[int] = 2

@@ -35,6 +35,7 @@ class OrganMnist(PooledTask):
     parts share no CT: they are the split by patient.
     """
 
+    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "OrganA/C/SMNIST: eleven organs in CT slices, dealt to sites"
     channels: ClassVar[int] = 1
     classes: ClassVar[int] = 11

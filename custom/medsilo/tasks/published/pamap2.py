@@ -30,6 +30,7 @@ class Pamap2(PooledTask):
     Numbers stay in the sensors' units (m/s2, rad/s, microtesla): the network's first norm brings them to one scale.
     """
 
+    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "PAMAP2: ten activities from three motion sensors, dealt to sites"
     channels: ClassVar[int] = len(CHANNELS)
     classes: ClassVar[int] = len(ACTIVITIES)

@@ -38,6 +38,7 @@ class Prostate(Segmentation):
     brought to 0 to `brightest`; "fixed": clipped to 0 to 2048, in 256 steps, to 0 to `brightest`.
     """
 
+    needs_data: ClassVar[bool] = True
     title: ClassVar[str] = "Prostate in MRI of six hospitals, slice by slice"
     classes: ClassVar[int] = 2
     structures: ClassVar[dict[str, tuple[int, ...]]] = {"prostate": (1,)}

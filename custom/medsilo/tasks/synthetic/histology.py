@@ -78,6 +78,7 @@ class SyntheticHistology(Classification):
 
     title: ClassVar[str] = "SYNTHETIC histology: where or how large the nuclei of drawn cells are"
     synthetic: ClassVar[bool] = True
+    most_sites: ClassVar[int] = len(SITES)
     channels: ClassVar[int] = 3
     classes: ClassVar[int] = 2
     largest_input: ClassVar[float] = 1.0
@@ -99,7 +100,7 @@ class SyntheticHistology(Classification):
         return SmallCnn()
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        position = position_of(site, sites, most=len(SITES))
+        position = position_of(site, sites, self.most_sites)
         random = numbers_for(seed, self.name, position)
         patients = np.repeat(np.arange(self.patients), self.patches)
         labels = np.tile(np.arange(self.patches) % 2, self.patients)

@@ -73,6 +73,7 @@ class SyntheticProstate(Segmentation):
 
     title: ClassVar[str] = "SYNTHETIC prostate: which of two ellipsoids is the organ, and where"
     synthetic: ClassVar[bool] = True
+    most_sites: ClassVar[int] = len(SITES)
     channels: ClassVar[int] = 1
     classes: ClassVar[int] = 2
     largest_input: ClassVar[float] = 10.0
@@ -96,7 +97,7 @@ class SyntheticProstate(Segmentation):
         return UNet()
 
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        position = position_of(site, sites, most=len(SITES))
+        position = position_of(site, sites, self.most_sites)
         scanner = SITES[position]
         count = round(self.patients * scanner.patients)
         random = numbers_for(seed, self.name, position)

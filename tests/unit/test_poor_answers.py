@@ -1,0 +1,186 @@
+"""Answers to bad input: what is wrong, where, and what to do, before anything is started."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medsilo import cli
+from medsilo.analyses.analysis import FinishedRun
+from medsilo.check.result import Finding, Report
+from medsilo.cli.options import one_of
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.flare.simulator import Starting
+from medsilo.plan import load_plan
+from medsilo.registry import TASKS
+from medsilo.runs import paths
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Summary
+from medsilo.site.settings import read_settings
+from medsilo.tasks.sources import DataSource
+from tests.conftest import make_plan
+from tests.unit.test_cli import one_line
+
+NINE = "participation.sites=[a, b, c, d, e, f, g, h, i]"
+
+
+@pytest.fixture
+def here(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder that has the jobs, and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").symlink_to(root / "jobs")
+    return tmp_path
+
+
+# ---------------------------------------------------------------------------------------------------- the plan
+@pytest.mark.parametrize(
+    ("change", "answer"),
+    [
+        (
+            "network.name=unet",
+            "network.name: unet gives a map of 48 × 48 with 2 classes, and task synthetic-histology needs 2 scores, "
+            "one per class; choose another network, for example small-cnn",
+        ),
+        (NINE, "participation.sites: 9 sites, but task synthetic-histology has 8; name fewer"),
+        ("training.rounds=abc", "training.rounds: 'abc' is not a whole number (an integer); give one, like 3"),
+        ("training.learning_rate=fast", "training.learning_rate: 'fast' is not a number; give one, like 0.1"),
+        ("task.size=50", "task.size: 50 is not a multiple of 16; give 48 or 64"),
+        ("lr=0.1", "(did you mean training.learning_rate?)"),
+        ("Epochs=2", "(did you mean training.local_epochs?)"),
+        ("Training.Rounds=2", "(did you mean training?)"),
+        ("training.Rounds=2", "(did you mean rounds?)"),
+        ("training.optimizer=SDG", "(did you mean sgd?)"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused_before_nvflare_starts(
+    here: Path, change: str, answer: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert answer in one_line(capsys, 1, "run", "jobs/fedavg", "--set", change)
+    assert not (here / "runs").exists()
+
+
+def test_a_classifier_does_not_segment() -> None:
+    with pytest.raises(MedsiloError, match=r"small-cnn gives 2 scores, one per class, and .* needs a map of"):
+        make_plan("fedavg", "task.name=synthetic-prostate", "network.name=small-cnn")
+    folder = {"labels=[tumour]": "unet", "kind=classification": "densenet121"}
+    for change, network in folder.items():
+        other = {"unet": "densenet121", "densenet121": "unet"}[network]
+        changes = ["task.name=image-folder", f"task.{change}", "task.size=[64, 64]"]
+        changes += ["task.labels=[a, b]"] if network == "densenet121" else []
+        assert make_plan("fedavg", *changes).network.name == network
+        with pytest.raises(MedsiloError, match=f"{other} gives .* for example {network}"):
+            make_plan("fedavg", *changes, f"network.name={other}")
+
+
+def test_a_key_of_a_network_changes_the_tasks_own() -> None:
+    own = make_plan("fedavg", "task.name=synthetic-histology")
+    changed = make_plan("fedavg", "task.name=synthetic-histology", "network.norm=group")
+    assert changed.network == own.network.model_copy(update={"norm": "group"})
+    named = make_plan("fedavg", "task.name=synthetic-histology", "network.name=small-cnn", "network.norm=group")
+    assert named.hash == changed.hash != own.hash
+    with pytest.raises(MedsiloError, match=r"task\.size: 50 is not a multiple"):
+        make_plan("fedavg", "task.name=synthetic-histology", "task.size=50", "network.norm=group")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "there is no such file; give a plan.yaml"),
+        ("folder", "it is a folder; give a plan.yaml"),
+        (b"seed: 1\nwords: \xf6\n", "it is not UTF-8 (byte 0xF6 in line 2); save it as UTF-8"),
+    ],
+)
+def test_a_plan_that_cannot_be_read_says_why(tmp_path: Path, content: Any, why: str) -> None:
+    path = tmp_path / "own.yaml"
+    if content == "folder":
+        path.mkdir()
+    elif content:
+        path.write_bytes(content)
+    with pytest.raises(MedsiloError) as caught:
+        load_plan(path)
+    assert str(caught.value) == f"{path}: the plan cannot be read: {why}"
+
+
+def test_settings_in_another_encoding_say_so(tmp_path: Path) -> None:
+    (tmp_path / "medsilo.yaml").write_bytes("device: cpu\n# für uns\n".encode("latin-1"))
+    with pytest.raises(MedsiloError, match=r"cannot be read: it is not UTF-8 \(byte 0xFC in line 2\)"):
+        read_settings(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------- the data
+def test_data_that_are_not_there_are_missed_before_nvflare_starts(here: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = here / "nowhere"
+    line = one_line(capsys, 1, "run", "jobs/fedavg", "--set", "task.name=prostate", "--data", folder)
+    assert "the data folder does not exist" in line and line.endswith(f"[{folder}]")
+    assert "task prostate needs data" in one_line(capsys, 1, "run", "jobs/fedavg", "--set", "task.name=prostate")
+    compare = ["compare", "--task", "prostate", "--methods", "local", "--seeds", "0"]
+    assert "task prostate needs data" in one_line(capsys, 1, *compare)
+    assert not (here / "runs").exists()
+
+
+def test_every_task_says_whether_it_needs_data() -> None:
+    for name in TASKS:
+        task = TASKS[name]
+        assert task.needs_data != task.synthetic, name
+    task = make_plan("fedavg", "task.name=synthetic-activity").task
+    task.check_source(None)
+    with pytest.raises(DataError, match="does not exist"):
+        task.check_source(DataSource(folder=Path("/nowhere")))
+
+
+def test_a_check_of_a_folder_that_is_not_there_is_no_go(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    private = tmp_path / "private.txt"
+    assert cli.main(["check", "--data", str(tmp_path / "nowhere"), "--private", str(private)]) == 1
+    told = capsys.readouterr().out
+    assert "STOPS  data         the data folder does not exist" in told and "nowhere" not in told
+    assert str(tmp_path / "nowhere") in private.read_text()
+
+
+def test_without_a_job_the_verdict_is_about_the_machine_alone() -> None:
+    notes = [Finding("data", "note", "no job was given", "")]
+    report = Report({"site": "a"}, notes)
+    assert report.verdict.startswith("MACHINE READY") and "GO" not in report.verdict
+    assert report.as_json()["go"] is None
+    with_job = Report({"site": "a", "job": "FedAvg"}, notes)
+    assert with_job.verdict.startswith("GO") and with_job.as_json()["go"] is True
+
+
+# ---------------------------------------------------------------------------------------------------- names
+def test_a_network_that_a_run_lacks_is_answered_with_those_it_has(tmp_path: Path) -> None:
+    told = {"schema": 1, "status": "finished", "method": "fedavg", "title": "FedAvg", "metric": "accuracy"}
+    summary = Summary.model_validate(told | {"rounds": {"planned": 1, "done": 1}, "sites": {}})
+    run = FinishedRun(tmp_path, "FedAvg", make_plan("fedavg"), summary)
+    run.check_network("model")
+    with pytest.raises(MedsiloError, match=f"--network foo: run '{tmp_path.name}' has model; give one of these"):
+        run.check_network("foo")
+
+
+def test_words_of_options_may_be_written_in_any_case() -> None:
+    check = one_of(("simulator", "inprocess"))
+    assert check("InProcess") == "inprocess"
+    with pytest.raises(ValueError, match=r"'INPROCES' is not known; did you mean inprocess\?"):
+        check("INPROCES")
+
+
+# ---------------------------------------------------------------------------------------------------- the start
+def test_the_start_is_never_silent_for_long(tmp_path: Path) -> None:
+    record, said, now = Record(tmp_path), [], [0.0]
+    old = paths.site_folder(tmp_path, "b") / paths.WORKED
+    old.parent.mkdir(parents=True)
+    old.touch()
+    os.utime(old, (1, 1))  # of a run that goes on
+    starting = Starting(record, ["a", "b"], said.append, lambda: now[0])
+    for now[0] in range(0, 20):
+        starting.look()
+    assert said == ["still starting (8 s): the server, a, b", "still starting (16 s): the server, a, b"]
+    record.checkpoints.mkdir()
+    starting.look()
+    for site in "ab":
+        path = paths.site_folder(tmp_path, site) / paths.WORKED
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    starting.look()
+    for now[0] in range(20, 60):
+        starting.look()
+    assert said[2:] == ["ready: the server", "ready: a, b"]
