@@ -25,7 +25,7 @@ from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.patches import from_windows, patch
 from medsilo.tasks.segmentation import FURTHEST
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import parts_by_hash
+from medsilo.tasks.splits import parts_by_rank
 from medsilo.tasks.survey import PARTS
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.hospital import affine_of, ball, photograph, write_balls, write_pixels, write_table
@@ -218,20 +218,61 @@ def test_volumes_are_classified_whole(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- who is where
-def test_no_patient_is_in_two_parts_and_others_do_not_move_them(squares: Path) -> None:
+def parts_of(patients: int, split: int = 0, classes: int = 1, shares=(0.6, 0.2, 0.2)) -> dict[str, str]:
+    return parts_by_rank({f"p{n}": str(n % classes) for n in range(patients)}, shares, split)
+
+
+def sizes(parts: dict[str, str]) -> list[int]:
+    return [list(parts.values()).count(part) for part in PARTS]
+
+
+def test_no_patient_is_in_two_parts(squares: Path) -> None:
     data = read(photos(), source(squares, **PHOTOS))
     where = [set(getattr(data, part).patients) for part in PARTS]
     assert all(where) and sum(map(len, where)) == len(set.union(*where)) == len(PATIENTS)
-    fewer, more = (parts_by_hash([f"p{n}" for n in range(count)], (0.6, 0.2, 0.2), 0) for count in (200, 300))
-    assert all(more[patient] == part for patient, part in fewer.items())
-    sizes = np.array([list(more.values()).count(part) for part in PARTS]) / 300
-    assert np.abs(sizes - [0.6, 0.2, 0.2]).max() < 0.06
-    other = parts_by_hash(more, (0.6, 0.2, 0.2), 1)
-    assert sum(other[patient] != part for patient, part in more.items()) > 100
+
+
+@pytest.mark.parametrize("split", range(5))
+def test_parts_are_at_their_shares_at_hospital_size(split: int) -> None:
+    assert sizes(parts_of(16, split)) == [10, 3, 3] and sizes(parts_of(25, split)) == [15, 5, 5]
+    assert sizes(parts_of(300, split)) == [180, 60, 60]
+    assert sizes(parts_of(10, split, shares=(0.8, 0.1, 0.1))) == [8, 1, 1]
     for count in (3, 4, 5, 6):  # no part is empty, if that can be
-        for split in range(30):
-            few = parts_by_hash([f"q{n}" for n in range(count)], (0.6, 0.2, 0.2), split)
-            assert set(few.values()) == set(PARTS)
+        assert min(sizes(parts_of(count, split))) >= 1 == min(sizes(parts_of(count, split, shares=(0.9, 0.05, 0.05))))
+    moved = [patient for patient, part in parts_of(300, split).items() if parts_of(300, split + 1)[patient] != part]
+    assert len(moved) > 100  # another number splits in another way
+
+
+@pytest.mark.parametrize("split", range(5))
+def test_parts_are_at_their_shares_within_each_class(split: int) -> None:
+    """Of 40 patients 10 are ill: six, two and two of them, in every draw."""
+    ill = [f"p{n}" for n in range(0, 40, 4)]
+    parts = parts_by_rank({f"p{n}": "ill" if n % 4 == 0 else "well" for n in range(40)}, (0.6, 0.2, 0.2), split)
+    assert sizes(parts) == [24, 8, 8] and sizes({patient: parts[patient] for patient in ill}) == [6, 2, 2]
+
+
+def test_where_nothing_is_remembered_a_newcomer_moves_few_and_nobody_from_test_to_training() -> None:
+    """As docs/your-data.md says of runs at home."""
+    moves = []
+    for split in range(100):
+        for classes in (1, 2):
+            before, after = parts_of(40, split, classes), parts_of(41, split, classes)
+            moves.append([(part, after[patient]) for patient, part in before.items() if after[patient] != part])
+    assert max(map(len, moves)) <= 2 and sum(map(len, moves)) / len(moves) < 0.7
+    assert not any(("test", "train") in several for several in moves)
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_newcomers_fill_up_what_lacks_most_and_move_nobody(classes: int) -> None:
+    known = parts_of(16, 0, classes)
+    for count in range(17, 101, 7):
+        everybody = {f"p{n}": str(n % classes) for n in range(count)}
+        found = parts_by_rank(everybody, (0.6, 0.2, 0.2), 0, known)
+        assert all(found[patient] == part for patient, part in known.items())
+        assert all(abs(size - share * count) < 2 for size, share in zip(sizes(found), (0.6, 0.2, 0.2), strict=True))
+        known = found
+    alike = sizes({patient: part for patient, part in known.items() if int(patient[1:]) % 2})
+    assert all(abs(size - share * sum(alike)) <= 3 for size, share in zip(alike, (0.6, 0.2, 0.2), strict=True))
 
 
 def test_a_column_may_fix_the_parts(squares: Path, tmp_path: Path) -> None:

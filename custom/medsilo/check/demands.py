@@ -31,7 +31,7 @@ def source_of(plan: Plan, settings: SiteSettings, book: Book | None) -> DataSour
     if source is None or not settings.protects(plan.task.synthetic) or not plan.task.split_by_site:
         return source
     if book and book.has_key:
-        return with_own_split(source, book)
+        return with_own_split(source, book, data_set(source.folder, plan.task.name), writes=False)
     split = secrets.randbits(32) if source.split is None else source.split
     return source.model_copy(update={"shares": source.shares or SHARES, "split": split})
 

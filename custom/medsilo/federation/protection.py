@@ -43,7 +43,7 @@ class Protection:
         """Return where the data are, with the split that this hospital decides by itself."""
         if not self.on or self.settings.data is None or not self.plan.task.split_by_site:
             return self.settings.data
-        return with_own_split(self.settings.data, self.book)
+        return with_own_split(self.settings.data, self.book, self.asker.data)
 
     def warnings(self) -> list[str]:
         """Return what the lead should know of the split."""
@@ -99,10 +99,14 @@ def take_place(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> C
     return book_of(settings, site, folder).begin(folder.parents[1].name, settings.studies).release
 
 
-def with_own_split(source: DataSource, book: Book) -> DataSource:
-    """Return the data with shares and drawing of this hospital's own where its settings name none."""
-    own = {"shares": source.shares or SHARES, "split": book.number("split") if source.split is None else source.split}
-    return source.model_copy(update=own)
+def with_own_split(source: DataSource, book: Book, data: str, writes: bool = True) -> DataSource:
+    """Return the data with shares and drawing of this hospital's own where its settings name none.
+
+    data: what stands for the data set; writes: whether parts that are drawn now are remembered.
+    """
+    split = book.number("split") if source.split is None else source.split
+    own = source.model_copy(update={"shares": source.shares or SHARES, "split": split})
+    return own.remembered_by(book.places(data, split, writes))
 
 
 def planned_answers(plan: Plan) -> dict[Part, int]:

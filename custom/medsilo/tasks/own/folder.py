@@ -26,7 +26,7 @@ from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCas
 from medsilo.tasks.resizing import resized, resized_to_nearest
 from medsilo.tasks.scans import Scan, read_scan, refuse_palette
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import Shares, parts_by_hash
+from medsilo.tasks.splits import Shares, parts_by_rank
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, range_of, ranges_of, repeated
 from medsilo.tasks.task import SiteData, Task
 from medsilo.tasks.volumes import SAME_PLACE
@@ -265,13 +265,15 @@ class FolderTask(Task):
         return [entries[place] for place in owners[order.index(site)]]
 
     def _split(self, listing: Listing, source: DataSource) -> dict[str, list[Entry]]:
-        """Each entry's part: the table's, or by the hash of its patient, as the site or else the plan has it."""
-        own = source.split
+        """Each entry's part: the table's, or by the rank of its patient, as the site or else the plan has it."""
         if any(entry.part for entry in listing.entries):
             place = {entry.patient: entry.part for entry in listing.entries}
         else:
-            patients = {entry.patient for entry in listing.entries}
-            place = parts_by_hash(patients, source.shares or self.shares, self.split if own is None else own)
+            classes = _own_classes(listing.entries)
+            split = self.split if source.split is None else source.split
+            draw = partial(parts_by_rank, classes, source.shares or self.shares, split)
+            usable = all(problem.severity != "stops" for problem in listing.problems)
+            place = source.parts(classes, draw, for_good=usable and len(classes) >= len(PARTS))
         return {part: [entry for entry in listing.entries if place[entry.patient] == part] for part in PARTS}
 
     def _chosen(self, facts: Facts) -> list[int]:
@@ -420,6 +422,14 @@ class FolderTask(Task):
             counts.update(label for case in cases for label in one.facts.shown[case])
         shown = {name: counts[number] for number, name in enumerate(names) if name != BACKGROUND}
         return PartFacts(len(data), len(set(data.patients)), shown)
+
+
+def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
+    """Return each patient's class as the site calls it, so that no plan moves anybody: that of most of the images."""
+    labels: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for entry in entries:
+        labels[entry.patient][entry.label if isinstance(entry.label, str) else ""] += 1
+    return {patient: min(own, key=lambda label: (-own[label], label)) for patient, own in labels.items()}
 
 
 def _scan_of(path: Path) -> Scan:
