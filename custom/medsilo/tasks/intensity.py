@@ -23,6 +23,10 @@ class ZScore(Section):
 
         return _as_float32(NormalizeIntensity(channel_wise=True)(image))
 
+    def in_monai(self) -> list[dict[str, Any]]:
+        """Return the same in a MONAI bundle's words."""
+        return [{"_target_": "NormalizeIntensityd", "keys": "image", "channel_wise": True}]
+
 
 class Percentiles(Section):
     """Two percentiles of every image and channel become 0 and 1; what lies beyond is cut off."""
@@ -39,6 +43,11 @@ class Percentiles(Section):
         scale = ScaleIntensityRangePercentiles(self.low, self.high, 0.0, 1.0, clip=True, channel_wise=True)
         return _as_float32(scale(image))
 
+    def in_monai(self) -> list[dict[str, Any]]:
+        """Return the same in a MONAI bundle's words."""
+        own = {"lower": self.low, "upper": self.high, "b_min": 0.0, "b_max": 1.0, "clip": True, "channel_wise": True}
+        return [{"_target_": "ScaleIntensityRangePercentilesd", "keys": "image", **own}]
+
 
 class Window(Section):
     """Two values become 0 and 1, the same at all sites; what lies beyond is cut off: for CT, in Hounsfield units."""
@@ -54,6 +63,11 @@ class Window(Section):
 
         return _as_float32(ScaleIntensityRange(self.low, self.high, 0.0, 1.0, clip=True)(image))
 
+    def in_monai(self) -> list[dict[str, Any]]:
+        """Return the same in a MONAI bundle's words."""
+        own = {"a_min": self.low, "a_max": self.high, "b_min": 0.0, "b_max": 1.0, "clip": True}
+        return [{"_target_": "ScaleIntensityRanged", "keys": "image", **own}]
+
 
 class Bytes(Section):
     """0 to 255 becomes 0 to 1; images with other numbers are refused: for photographs."""
@@ -65,6 +79,11 @@ class Bytes(Section):
         """[C, ...] to the same shape."""
         return image / 255.0
 
+    def in_monai(self) -> list[dict[str, Any]]:
+        """Return the same in a MONAI bundle's words."""
+        own = {"a_min": 0.0, "a_max": 255.0, "b_min": 0.0, "b_max": 1.0}
+        return [{"_target_": "ScaleIntensityRanged", "keys": "image", **own}]
+
 
 class AsStored(Section):
     """Values stay as they are in the files."""
@@ -75,6 +94,10 @@ class AsStored(Section):
     def apply(self, image: Tensor) -> Tensor:
         """[C, ...] to the same shape."""
         return image
+
+    def in_monai(self) -> list[dict[str, Any]]:
+        """Return the same in a MONAI bundle's words."""
+        return []
 
 
 Intensity = Annotated[ZScore | Percentiles | Window | Bytes | AsStored, Field(discriminator="kind")]

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 from medsilo.learning.loop import DrawnCases
 from medsilo.models.network import Network
+from medsilo.tasks.bundled import InMonai
 from medsilo.tasks.folds import Dealt, Fold, together
 from medsilo.tasks.listing import links_out
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
@@ -162,10 +163,10 @@ class Task(Section):
         """The label of each place of that image, from the network's output for its cases: [*grid]."""
         raise DataError(f"task {self.name} finds no masks")
 
-    def monai_transforms(self) -> list[dict[str, Any]] | None:
-        """Return what `inputs_of` does to a volume in a MONAI bundle's words.
+    def in_monai(self) -> InMonai | None:
+        """Return what `inputs_of` does to a file, and `infer` to its cases, in a MONAI bundle's words.
 
-        They can be inverted; the image's key is "image", slices come last. None where MONAI has no such transforms.
+        None where MONAI has no such transforms.
         """
         return None
 

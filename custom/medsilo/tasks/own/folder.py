@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
+from medsilo.tasks.bundled import IN_MONAI, InMonai
 from medsilo.tasks.intensity import Intensity, Percentiles, check_kind
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.metrics import Counts, Figures, Measures
@@ -203,6 +204,37 @@ class FolderTask(Task):
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
         labels = resized(output, grid[len(grid) - self.axes :]).argmax(1)
         return labels if labels.ndim == len(grid) else labels[0]
+
+    def in_monai(self) -> InMonai:
+        sliced, size = self.stored > self.axes, list(self.size[::-1])
+        rest = [0] if sliced else []
+        middle = {"_target_": f"{IN_MONAI}.Middled", "keys": "image", "size": size + rest}
+        whole = {
+            "_target_": f"{IN_MONAI}.WholeImages",
+            "size": size,
+            "sliced": sliced,
+            "windows": self.crops,
+            "overlap": self.overlap,
+            "classifies": not self.segments,
+        }
+        return InMonai(
+            [*self._on_the_grid(), *self.intensity.in_monai(), *([] if self.segments else [middle])],
+            whole,
+            channels=self._channel_names,
+            flat=self.stored == 2,
+            classes=(BACKGROUND, *self.labels) if self.segments else self.labels,
+            classifies=not self.segments,
+            files=("in_monai", "patches"),
+        )
+
+    @property
+    def _channel_names(self) -> tuple[str, ...]:
+        """The names of the channels that lie in files of their own."""
+        raise NotImplementedError
+
+    def _on_the_grid(self) -> list[dict[str, Any]]:
+        """Return the turns and resampling of `_inputs` in a MONAI bundle's words."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------ from files
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
