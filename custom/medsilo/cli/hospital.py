@@ -69,7 +69,7 @@ def export(
     ],
     site: options.ModelOf = "",
 ) -> int:
-    """Write a run's model or super model as a MONAI Bundle.
+    """Write a run's model or super model as a MONAI Bundle, with an ONNX file where the network allows.
 
     docs/supermodel.md says how MONAI runs it.
     """
@@ -77,9 +77,11 @@ def export(
     from medsilo.deploy import bundle
     from medsilo.deploy.source import open_source
 
-    written = bundle.export(open_source(model, site), out)
-    screen.say(f"bundle: {written}")
-    screen.answer(bundle=written)
+    without = bundle.export(open_source(model, site), out)
+    screen.say(f"bundle: {out}")
+    onnx = None if without else out / "models" / bundle.ONNX
+    screen.say(f"onnx: {onnx or f'none: {without}'}")
+    screen.answer(bundle=out, onnx=onnx)
     return 0
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json, write_text
+from medsilo.deploy.as_onnx import INPUT, OUTPUT, write_onnx
 from medsilo.deploy.card import card
 from medsilo.deploy.predict import BATCH
 from medsilo.deploy.source import GLOBAL_MODEL, Source, open_source
@@ -22,7 +23,7 @@ from medsilo.tasks.bundled import IN_MONAI, InMonai
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 RUNNER = {"pytorch-ignite": "0.4.11", "fire": "0.5.0"}  # what MONAI's runner needs beside MONAI, the least versions
-WEIGHTS = "model.safetensors"
+WEIGHTS, ONNX = "model.safetensors", "model.onnx"
 VOLUMES, FLAT = (".nii.gz", ".nii"), (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")  # what the runner reads
 
 
@@ -31,8 +32,8 @@ def network(folder: str) -> nn.Module:
     return open_source(Path(folder)).network
 
 
-def export(source: Source, out: Path) -> Path:
-    """Write the bundle into a folder that does not exist yet."""
+def export(source: Source, out: Path) -> str:
+    """Write the bundle into a folder that does not exist yet; return why no ONNX file is in it, if that is so."""
     if out.exists():
         raise MedsiloError("the bundle's folder exists; choose another", private=str(out))
     task = source.plan.task
@@ -44,8 +45,9 @@ def export(source: Source, out: Path) -> Path:
     _write_scripts(words, out / "scripts")
     write_json(out / "configs" / "inference.json", _inference(words, own))
     write_json(out / "configs" / "metadata.json", _metadata(source, words, needs_medsilo=own is None))
-    write_text(out / "docs" / "README.md", _readme(source, words, needs_medsilo=own is None))
-    return out
+    without = write_onnx(source.network, task.shape, out / "models" / ONNX)
+    write_text(out / "docs" / "README.md", _readme(source, words, own is None, without))
+    return without
 
 
 def _without_medsilo(source: Source) -> dict[str, Any] | None:
@@ -208,7 +210,7 @@ def _metadata(source: Source, words: InMonai, needs_medsilo: bool) -> dict[str, 
     }
 
 
-def _readme(source: Source, words: InMonai, needs_medsilo: bool) -> str:
+def _readme(source: Source, words: InMonai, needs_medsilo: bool, without: str) -> str:
     model = source.network
     about = card(model, model.origin) if isinstance(model, SuperModel) and model.origin else ""
     needs = f"`medsilo=={__version__}` and " if needs_medsilo else ""
@@ -222,6 +224,13 @@ def _readme(source: Source, words: InMonai, needs_medsilo: bool) -> str:
     elif words.classes:
         listed = ", ".join(f"{label} {name}" for label, name in enumerate(words.classes))
         gets += f" ({listed})"
+    shape = " x ".join(map(str, source.plan.task.shape or ()))
+    alone = f"There is no ONNX file: {without}."
+    if not without:
+        alone = (
+            f"`models/{ONNX}` is the network alone, for other programs: `{INPUT}`, float32 [cases, {shape}], "
+            f"prepared as `configs/inference.json` says, to `{OUTPUT}`, a number per class before softmax."
+        )
     return f"""# MONAI Bundle: {source.plan.task.title}
 
 Needs {needs}the packages in `configs/metadata.json`. In this folder:
@@ -231,5 +240,7 @@ Needs {needs}the packages in `configs/metadata.json`. In this folder:
 
 Every file of {place} ({suffixes}) gets {gets}. Weights are safetensors, so that loading
 them runs no code; there is no `model.pt`.
+
+{alone}
 
 {about}"""
