@@ -23,7 +23,6 @@ from medsilo.site.book import PARTS
 from medsilo.site.settings import Part as SitePart
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.metrics import BY_PATIENT, CHANCES, CONFUSION, Counts, Measures, coarse_chances
-from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.task import Cases, SiteData, patients_of
 
 PICTURES = 3
@@ -205,7 +204,7 @@ class Evaluation:
         judged: the model by which the cases were ordered when they were tested.
         """
         task = self.task
-        if not isinstance(task, Segmentation) or not self.draws:
+        if not task.segments or not self.draws:
             return
         ranked, order = measures[task.metric].argsort(stable=True), self._order(self.data.test, judged)
         places = {"worst": 0, "median": len(ranked) // 2, "best": len(ranked) - 1}

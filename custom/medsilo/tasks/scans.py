@@ -35,7 +35,8 @@ class Scan:
         if order:
             back = np.argsort(order)
             labels = labels.transpose([axes - 1 - back[axes - 1 - axis] for axis in range(axes)])
-        image = SimpleITK.GetImageFromArray(np.ascontiguousarray(labels, np.uint8))
+        kind = np.uint8 if labels.max(initial=0) < 256 else np.uint16
+        image = SimpleITK.GetImageFromArray(np.ascontiguousarray(labels, kind))
         image.SetSpacing(self.header.GetSpacing())
         image.SetOrigin(self.header.GetOrigin())
         image.SetDirection(self.header.GetDirection())

@@ -175,6 +175,21 @@ class Task(Section):
         """The least and greatest spacing of the task's images along x, y (and z) in mm; None when it isn't known."""
         return None
 
+    segments: ClassVar[bool] = False  # whether structures are found in images, with `masks`
+
+    def masks(self, labels: Tensor) -> Tensor:
+        """Return where each structure is, [batch, structures, *grid], by the label of each place."""
+        raise TypeError(f"task {self.name} finds no masks")
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Return the name of each label 0, 1, ...: its number where the task has no other."""
+        return tuple(map(str, range(self.classes)))
+
+    def own_values(self, source: DataSource | None) -> dict[int, int]:
+        """Return the values that labels have in a site's own masks, where they differ from the plan's."""
+        return {}
+
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The scalar that training minimises: a mean over the batch."""

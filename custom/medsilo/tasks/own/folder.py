@@ -109,7 +109,7 @@ class FolderTask(Task):
         return 2
 
     @property
-    def segments(self) -> bool:
+    def segments(self) -> bool:  # type: ignore[override]
         """Return whether structures are found; else images are classified."""
         return self.kind == "segmentation"
 
@@ -171,6 +171,22 @@ class FolderTask(Task):
     def measures(self, output: Tensor, target: Tensor) -> Measures:
         return self._family.measures(output, target)
 
+    def masks(self, labels: Tensor) -> Tensor:
+        return self._family.masks(labels)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return (BACKGROUND, *self.labels) if self.segments else self.labels
+
+    def own_values(self, source: DataSource | None) -> dict[int, int]:
+        """Return the value of each label in a site's own masks; of several that mean one structure the first."""
+        if source is None or not self.segments:
+            return {}
+        own: dict[int, int] = {}
+        for value, label in self._numbers(source).items():
+            own.setdefault(label, value)
+        return own
+
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         return self._family.counts(measures, patients, least)
 
@@ -222,7 +238,7 @@ class FolderTask(Task):
             whole,
             channels=self._channel_names,
             flat=self.stored == 2,
-            classes=(BACKGROUND, *self.labels) if self.segments else self.labels,
+            classes=self.label_names,
             classifies=not self.segments,
             files=("in_monai", "patches"),
         )
@@ -338,7 +354,7 @@ class FolderTask(Task):
 
     def _number(self, label: str | int) -> int:
         """A plan's label, given by its name or its number."""
-        names = (BACKGROUND, *self.labels) if self.segments else self.labels
+        names = self.label_names
         if str(label) in names:
             return names.index(str(label))
         if str(label).isdecimal() and int(label) < self.classes:
@@ -448,7 +464,7 @@ class FolderTask(Task):
         )
 
     def _part(self, data: ReadyCases) -> PartFacts:
-        names = (BACKGROUND, *self.labels) if self.segments else self.labels
+        names = self.label_names
         counts: Counter[int] = Counter()
         for one, cases in zip(data.held, data.chosen, strict=True):
             counts.update(label for case in cases for label in one.facts.shown[case])
