@@ -68,12 +68,20 @@ def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path)
     assert facts["network_data_format"]["outputs"]["pred"]["channel_def"]["2"] == "tumour"
 
 
-@pytest.mark.parametrize("resize", slow_but([False], [True, False]))
-def test_masks_of_photographs_are_the_same_pixel_by_pixel(resize: bool, tmp_path: Path) -> None:
-    for number in range(3):
-        write_pixels(tmp_path / f"images/{number}.png", photograph(number, (30 + 7 * number, 41 - 5 * number))[0])
-    write_pixels(tmp_path / "images/3.tiff", photograph(3)[0])
-    ours, bundle = export(tmp_path, whole(PHOTOS, ["task.size=[16,24]", f"task.resize={str(resize).lower()}"], U_NET))
+@pytest.mark.slow
+@pytest.mark.parametrize("resize", [True, False])
+@pytest.mark.parametrize("colours", ["rgb", "grey"])
+def test_masks_of_photographs_are_the_same_pixel_by_pixel(resize: bool, colours: str, tmp_path: Path) -> None:
+    """Also of pictures with an opaque alpha channel, and of grey ones with 16 bits."""
+    for number in range(4):
+        pixels = photograph(number, (30 + 7 * number, 41 - 5 * number))[0]
+        if colours == "grey":
+            pixels = pixels[..., 0] if number != 2 else pixels[..., 0].astype(np.uint16) * np.uint16(250)
+        elif number == 2:
+            pixels = np.concatenate([pixels, np.full_like(pixels[..., :1], 255)], 2)
+        write_pixels(tmp_path / f"images/{number}.{'tiff' if number == 3 else 'png'}", pixels)
+    own = ["task.size=[16,24]", f"task.resize={str(resize).lower()}", f"task.colours={colours}"]
+    ours, bundle = export(tmp_path, whole(PHOTOS, own, U_NET))
     run_bundle(bundle, tmp_path / "images", tmp_path / "theirs", without_medsilo=True)
     shown = set()
     for number in range(4):
@@ -96,7 +104,7 @@ CLASSIFIES = {
 }
 
 
-@pytest.mark.parametrize("kind", slow_but(["slices"], CLASSIFIES))
+@pytest.mark.parametrize("kind", slow_but([], CLASSIFIES))
 def test_classes_have_the_same_probabilities(kind: str, tmp_path: Path) -> None:
     if kind.startswith("photographs"):
         for number in range(3):
@@ -115,6 +123,7 @@ def test_classes_have_the_same_probabilities(kind: str, tmp_path: Path) -> None:
         assert own_probabilities.max() == pytest.approx(row["probability"], abs=2e-6)
 
 
+@pytest.mark.slow
 def test_several_channels_lie_in_folders_of_their_own(tmp_path: Path) -> None:
     """`predict` takes them as one file, MONAI's runner as one file each."""
     (tmp_path / "images").mkdir()

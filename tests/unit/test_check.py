@@ -152,7 +152,19 @@ def test_a_site_that_must_not_go_ends_with_1(tmp_path: Path, local: Path, capsys
 
 def test_without_a_job_the_machine_is_looked_at(local: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["check", "--site-config", str(local)]) == 0
-    assert "no job was given" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "no job was given" in text
+    assert text.splitlines()[-1].startswith("READY: nothing stops this machine") and "GO" not in text
+
+
+def test_a_data_folder_that_is_not_there_stops_without_a_job_too(
+    local: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    given = ["--site-config", str(local), "--private", str(tmp_path / "private.txt")]
+    assert cli.main(["check", *given, "--data", str(tmp_path / "mueller-johann")]) == 1
+    text = capsys.readouterr().out
+    assert "STOPS  data" in text and "the data folder does not exist" in text and "mueller" not in text
+    assert text.splitlines()[-1].startswith("NO-GO: 1 finding must be settled first")
 
 
 # ---------------------------------------------------------------------------------------------------- the machine

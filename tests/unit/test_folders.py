@@ -564,14 +564,20 @@ def pixels_of(path: Path, shape: tuple[int, ...], kind: type = np.uint8) -> None
     write_pixels(path, np.random.default_rng(0).integers(0, 200, shape).astype(kind))
 
 
+def real_pixels_of(path: Path) -> None:
+    """A TIFF's values under another name: what a file holds decides, not its ending."""
+    write_pixels(path.with_suffix(".tiff"), np.random.default_rng(0).random((30, 40, 3)).astype(np.float32))
+    path.with_suffix(".tiff").rename(path)
+
+
 BAD_PHOTOS = [
     ("images", palette, "have a palette"),
     ("labels", palette, "have a palette"),
-    ("images", lambda path: pixels_of(path, (30, 40, 3), np.uint16), "16 bits per value where the plan reads 8"),
+    ("images", real_pixels_of, "32 bits per value and signs where the plan reads 8 or 16"),
     (
         "images",
         lambda path: pixels_of(path, (30, 40, 4)),
-        "4 channels where the plan reads 3; remove the alpha channel",
+        "4 channels where the plan reads 3; remove the alpha channel, which is not opaque",
     ),
     ("images", lambda path: pixels_of(path, (30, 40)), "1 channels where the plan reads 3"),
     ("images", lambda path: pixels_of(path, (30, 41, 3)), "different sizes"),
@@ -585,6 +591,48 @@ def test_a_bad_photograph_is_left_out_and_the_rest_goes_on(kind: str, spoil, wor
     folder = write_photos(tmp_path / "data", [*PATIENTS[1:], SECRET], images=1)
     spoil(folder / kind / SECRET / "0.png")
     assert_left_out(photos(), source(folder, **PHOTOS), words)
+
+
+def test_opaque_alpha_is_no_reason_to_leave_an_image_out(tmp_path: Path) -> None:
+    """As screenshots and many viewers save PNG; the same numbers as without."""
+    folder = write_photos(tmp_path / "rgb", images=1)
+    shutil.copytree(folder, tmp_path / "rgba")
+    for path in sorted((tmp_path / "rgba/images").glob("*/*.png")):
+        pixels = np.array(Image.open(path))
+        Image.fromarray(np.dstack([pixels, np.full_like(pixels[..., 0], 255)])).save(path)
+    survey = told(photos(), source(tmp_path / "rgba", **PHOTOS))
+    assert survey.usable, survey.problems
+    assert not [problem for problem in survey.problems if problem.severity == "left out"]
+    one, other = (read(photos(), source(tmp_path / kind, **PHOTOS)).train for kind in ("rgb", "rgba"))
+    assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+
+
+def test_where_all_images_are_left_out_that_is_said(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path, images=1)
+    for path in folder.glob("images/*/*.png"):
+        pixels_of(path, (30, 40, 4))
+    stops = [
+        problem.what for problem in told(photos(), source(folder, **PHOTOS)).problems if problem.severity == "stops"
+    ]
+    assert len(stops) == 3 and all("mend what is left out first" in what for what in stops)
+
+
+def test_16_bits_are_read_as_8(tmp_path: Path) -> None:
+    """Grey and colours; of the whole range. What uses 12 bits of it would be nearly black, and is told."""
+    grey = photos(colours="grey", resize=False)
+    for name, step in (("8", 1), ("16", 257), ("12", 16)):
+        for number, patient in enumerate(PATIENTS):
+            pixels, mask = photograph(number)
+            kind = np.uint8 if step == 1 else np.uint16
+            write_pixels(tmp_path / name / f"images/{patient}.png", pixels[..., 0].astype(kind) * kind(step))
+            write_pixels(tmp_path / name / f"labels/{patient}.png", mask)
+    eight, sixteen, twelve = (read(grey, source(tmp_path / name)).train[0][0] for name in ("8", "16", "12"))
+    assert torch.allclose(eight, sixteen, atol=1e-6) and eight.max() > 0.4 and twelve.max() < 0.1
+    dark = [
+        [problem.private for problem in told(grey, source(tmp_path / name)).problems if "nearly black" in problem.what]
+        for name in ("8", "16", "12")
+    ]
+    assert dark == [[], [], [tuple(PATIENTS)]]
 
 
 def test_16_bits_are_read_where_the_plan_looks_at_each_images_own_range(tmp_path: Path) -> None:
@@ -628,6 +676,11 @@ def test_empty_masks_one_class_and_copies_are_noted(balls: Path, tmp_path: Path)
     notes = {problem.what.split(":")[0]: problem for problem in survey.problems}
     assert survey.usable and survey.duplicates == 1
     assert notes["masks are empty"].private == ("p3",) and notes["masks are empty"].count == 1
+    (copies,) = [problem for problem in survey.problems if "there twice" in problem.what]
+    data = read(volumes(), source(tmp_path / "data"))
+    where = {name: part for part in PARTS for name in getattr(data, part).patients}
+    assert copies.private == (f"p1 ({where['p1']}) = p2 ({where['p2']})",)
+    assert ("in two parts" in copies.what) == (where["p1"] != where["p2"]) and "p1" not in copies.what
     assert sum(part.classes["ball"] for part in survey.parts.values()) == 8
     for number in range(9):
         write_pixels(tmp_path / "one" / "benign" / f"{number}.png", photograph(number)[0])

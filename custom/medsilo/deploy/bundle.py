@@ -128,8 +128,8 @@ def _datalist(words: InMonai) -> dict[str, Any]:
 
 def _reader(words: InMonai) -> dict[str, Any]:
     reader = {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"}
-    opaque = f"$__import__('{IN_MONAI}', fromlist=['']).opaque"
-    return {**reader, "reader": "PILReader", "converter": opaque} if words.flat else reader
+    converter = f"$__import__('{IN_MONAI}', fromlist=['']).{words.converter}"
+    return {**reader, "reader": "PILReader", "converter": converter} if words.flat else reader
 
 
 def _mask_words(flat: bool) -> list[dict[str, Any]]:

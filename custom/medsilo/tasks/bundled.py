@@ -21,4 +21,5 @@ class InMonai:
     flat: bool = field(default=False, kw_only=True)  # whether images are flat, and no volumes
     classes: Sequence[str] = field(default=(), kw_only=True)  # names of the network's outputs, where they are known
     classifies: bool = field(default=False, kw_only=True)  # whether images get one class, and no mask
+    converter: str = field(default="opaque", kw_only=True)  # what a flat picture passes first, in IN_MONAI
     files: Sequence[str] = field(default=(), kw_only=True)  # of tasks/own that the bundle needs, without suffix

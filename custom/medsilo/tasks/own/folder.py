@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -17,7 +17,7 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
 from medsilo.tasks.bundled import IN_MONAI, InMonai
-from medsilo.tasks.intensity import Intensity, Percentiles, check_kind
+from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.metrics import Counts, Figures, Measures
 from medsilo.tasks.own.measuring import ClassJudge, StructureJudge
@@ -39,6 +39,10 @@ MOST_VOXELS = 2**27  # of a case: 512 along each of three axes
 BACKGROUND = "background"
 SHOWN = 8  # values that an error names
 GREATEST = 65_535  # value of a mask
+BYTE, DARKEST = 255, 65_535 // 16  # greatest values of an image of 8 bits, and of 12 bits that are stored in 16
+DARK = "images of 16 bits use 12 or fewer, so that they are nearly black here; agree on task.intensity percentiles"
+TWICE = "images are there twice; remove the copies"
+APART = "images are there twice, in two parts, so that one is judged by what another knows; remove the copies"
 
 
 class FolderTask(Task):
@@ -238,6 +242,7 @@ class FolderTask(Task):
             whole,
             channels=self._channel_names,
             flat=self.stored == 2,
+            converter="in_bytes" if isinstance(self.intensity, Bytes) else "opaque",
             classes=self.label_names,
             classifies=not self.segments,
             files=("in_monai", "patches"),
@@ -388,13 +393,13 @@ class FolderTask(Task):
     def _inputs(self, values: np.ndarray, spacing: Sequence[float]) -> Tensor:
         """Return what the network reads of an image [C, (D,) H, W]: [cases, C, *grid]."""
         if len(values) != self.channels:
-            hint = "; remove the alpha channel" if len(values) == self.channels + 1 and values.dtype == np.uint8 else ""
+            alpha = len(values) == self.channels + 1 and values.dtype.kind == "u"
+            hint = "; remove the alpha channel, which is not opaque" if alpha else ""
             raise DataError(f"images have {len(values)} channels where the plan reads {self.channels}{hint}")
         if values.ndim != self.stored + 1:
             kinds = ("flat images", "volumes") if self.stored == 3 else ("volumes", "flat images")
             raise DataError(f"{kinds[0]} where the plan reads {kinds[1]}")
-        check_kind(values, self.intensity)
-        image = torch.from_numpy(np.ascontiguousarray(values, np.float32))
+        image = torch.from_numpy(numbers_of(values, self.intensity))
         if not image.isfinite().all():
             raise DataError("images have values that are NaN or infinite")
         cases = self._cases(image)
@@ -437,7 +442,9 @@ class FolderTask(Task):
         parts = {part: self._part(ready[part]) for part in PARTS}
         for part, told in parts.items():
             if not told.cases:
-                hint = "bring more patients, or fix the parts by a column of a table"
+                lost = any(problem.severity == "left out" for problem in listing.problems)
+                more = "bring more patients, or fix the parts by a column of a table"
+                hint = "mend what is left out first, which may be all of it" if lost else more
                 listing.problems.append(Problem("stops", f"the {part} part has no cases; {hint}", 1))
         if self.segments:
             empty = [one.entry.name for one in every if not any(any(labels) for labels in one.facts.shown)]
@@ -446,8 +453,9 @@ class FolderTask(Task):
             what = "all training cases are of one class: this site's model of its own learns nothing"
             listing.problems.append(Problem("note", what, parts["train"].cases))
         copies = repeated(one.facts.digest for one in every)
-        if copies:
-            listing.problems.append(Problem("note", "images are there twice; remove the copies", copies))
+        listing.problems += _twice(held)
+        if self.stored == 2 and isinstance(self.intensity, Bytes):
+            listing.add("note", DARK, [one.entry.name for one in every if BYTE < one.facts.intensity[1] <= DARKEST])
         left_out = [problem for problem in listing.problems if problem.severity == "left out"]
         unlabelled = sum(problem.count for problem in left_out if "no label" in problem.what)
         return Survey(
@@ -470,6 +478,20 @@ class FolderTask(Task):
             counts.update(label for case in cases for label in one.facts.shown[case])
         shown = {name: counts[number] for number, name in enumerate(names) if name != BACKGROUND}
         return PartFacts(len(data), len(set(data.patients)), shown)
+
+
+def _twice(held: dict[str, list[HeldEntry]]) -> Iterator[Problem]:
+    """Yield what there is to say of copies, with their names and the parts in which they lie."""
+    places: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for part, entries in held.items():
+        for one in entries:
+            places[one.facts.digest].append((one.entry.name, part))
+    groups = sorted(sorted(several) for several in places.values() if len(several) > 1)
+    apart = [several for several in groups if len({part for _, part in several}) > 1]
+    for what, found in ((TWICE, [own for own in groups if own not in apart]), (APART, apart)):
+        if found:
+            names = tuple(" = ".join(f"{name} ({part})" for name, part in several) for several in found)
+            yield Problem("note", what, sum(len(several) - 1 for several in found), names)
 
 
 def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from monai.data import MetaTensor
 from monai.inferers import Inferer
@@ -101,3 +102,11 @@ def one_file_per_case(folder: str, channels: Sequence[str], suffixes: Sequence[s
 def opaque(image: Any) -> Any:
     """Return a picture without its alpha channel."""
     return image.convert("RGB" if image.mode == "RGBA" else "L") if image.mode in ("RGBA", "LA") else image
+
+
+def in_bytes(image: Any) -> Any:
+    """Return a picture without its alpha channel; one of 16 bits from 0 to 65535 as from 0 to 255."""
+    from PIL import Image
+
+    deep = image.mode.startswith("I;16")
+    return Image.fromarray(np.asarray(image, np.float32) / np.float32(257)) if deep else opaque(image)
