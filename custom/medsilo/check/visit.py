@@ -151,7 +151,8 @@ def _look_at_data(
     least, sites = settings.least(plan.task.synthetic), sorted({*plan.participation.everyone, visit.site})
     say("reading the data")
     book = book_of_kit(settings, visit.local, visit.site)
-    source = source_of(plan, settings, book)
+    only_tested = visit.site in plan.participation.unseen
+    source = source_of(plan, settings, book, only_tested)
     survey = plan.task.survey(visit.site, sites, plan.seed, source)
     report.findings.extend(data_findings(survey, plan, least))
     report.tables.extend(data_tables(survey, plan, least))
@@ -164,6 +165,10 @@ def _look_at_data(
     if not survey.usable or any(f.where == "device" and f.severity == "stops" for f in report.findings):
         told = "no batch was tried, because the data or the device stop it"
         report.findings.append(Finding("rehearsal", "note", told, "settle these first, then check again"))
+        return known
+    if only_tested:
+        told = "no batch was tried, because this site does not train in the study (participation.unseen)"
+        report.findings.append(Finding("rehearsal", "note", told))
         return known
     compute = settings.compute()
     most = settings.most_memory >> 20 if settings.isolation else None

@@ -54,6 +54,8 @@ class Evaluation:
         self.too_near = protection.too_near(data)
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         for part, cases in self.cases.items():
+            if cases == 0 and site in plan.participation.unseen and part != "test":
+                continue
             if cases == 0:
                 raise DataError(f"the {part} part of task {plan.task.name} has no cases at this site; check its split")
             _check_inputs(part, self.pieces(getattr(data, part), "check"), plan.task.shape)
@@ -178,7 +180,7 @@ class Evaluation:
         counts = {part: self.task.class_counts(getattr(self.data, part)) for part in PARTS}
         return {
             part: [int(count) for count in self.resolution[part].shared_out(own)]
-            if own and min(filter(None, own)) >= self.least and part not in self.sealed_parts
+            if own and any(own) and min(filter(None, own)) >= self.least and part not in self.sealed_parts
             else None
             for part, own in counts.items()
         }
@@ -191,7 +193,7 @@ class Evaluation:
 
     def draw_inputs(self, layer: nn.Module | None, folder: Path) -> None:
         """Draw some training images before and after the input layer."""
-        if layer is None or not self.draws:
+        if layer is None or not self.draws or not self.cases["train"]:
             return
         cases = self.pieces(self.data.train, "pictures")
         images = torch.stack([cases[case][0] for case in range(min(PICTURES, self.cases["train"]))])

@@ -20,7 +20,7 @@ class Protection:
     """A site's protection in one study; it does nothing where nobody needs it."""
 
     def __init__(self, plan: Plan, site: str, settings: SiteSettings, folder: Path, lead: str) -> None:
-        self.plan, self.settings = plan, settings
+        self.plan, self.site, self.settings = plan, site, settings
         self.on = settings.protects(plan.task.synthetic)
         self.book = book_of(settings, site, folder)
         source = settings.data
@@ -41,9 +41,12 @@ class Protection:
 
     def source(self) -> DataSource | None:
         """Return where the data are, with the split that this hospital decides by itself."""
-        if not self.on or self.settings.data is None or not self.plan.task.split_by_site:
-            return self.settings.data
-        return with_own_split(self.settings.data, self.book, self.asker.data)
+        source = self.settings.data
+        if source and self.site in self.plan.participation.unseen:
+            source = source.for_test()
+        if not self.on or source is None or not self.plan.task.split_by_site:
+            return source
+        return with_own_split(source, self.book, self.asker.data)
 
     def warnings(self) -> list[str]:
         """Return what the lead should know of the split."""

@@ -124,6 +124,8 @@ class Book:
             known = {frozenset(line.get("marks", ())) for line in self._lines(PATIENTS)}
             found: set[Part] = set()
             for part, own in marks.items():
+                if not own:
+                    continue
                 if any(0 < _differ(own, other) < least for other in known):
                     found.add(part)
                 elif own not in known:

@@ -55,11 +55,23 @@ class DataSource(Section):
 
     # What remembers each patient's part at a hospital; at home nothing does.
     _memory: Memory | None = PrivateAttr(None)
+    _only_tested: bool = PrivateAttr(False)
 
     def remembered_by(self, memory: Memory) -> Self:
         """Return the same data, whose patients keep the parts that they had in earlier studies."""
         copy = self.model_copy()
         copy._memory = memory
+        return copy
+
+    @property
+    def only_tested(self) -> bool:
+        """Return whether the site does not train in this study, so that it needs cases for the test alone."""
+        return self._only_tested
+
+    def for_test(self) -> Self:
+        """Return the same data for a site that does not train."""
+        copy = self.model_copy()
+        copy._only_tested = True
         return copy
 
     def parts(self, patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:

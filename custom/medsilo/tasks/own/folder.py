@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -265,7 +265,7 @@ class FolderTask(Task):
         survey, parts = self._examined(site, sites, source)
         wrong = [problem for problem in survey.problems if problem.severity == "stops"]
         if wrong:
-            if not all(map(len, parts.values())):  # then those that were left out may be why
+            if any("no cases" in problem.what for problem in wrong):  # then those that were left out may be why
                 wrong += [problem for problem in survey.problems if problem.severity == "left out"]
             private = "; ".join(name for problem in wrong for name in problem.private)
             raise DataError("; ".join(f"{problem.what} ({problem.count})" for problem in wrong), private)
@@ -302,7 +302,8 @@ class FolderTask(Task):
         for what, names in wrong.items():
             listing.add("left out", what, names)
         ready = {part: ReadyCases(held[part], [self._chosen(one.facts) for one in held[part]]) for part in PARTS}
-        return self._told(listing, held, ready, numbers), ready
+        needed = ("test",) if source.only_tested else PARTS
+        return self._told(listing, held, ready, numbers, needed), ready
 
     def _dealt(
         self, partition: Partition, site: str, sites: Sequence[str], entries: list[Entry], classes: dict[str, int]
@@ -326,7 +327,10 @@ class FolderTask(Task):
             split = self.split if source.split is None else source.split
             draw = partial(parts_by_rank, classes, source.shares or self.shares, split)
             usable = all(problem.severity != "stops" for problem in listing.problems)
-            place = source.parts(classes, draw, for_good=usable and len(classes) >= len(PARTS))
+            enough = len(classes) >= len(PARTS)
+            if source.only_tested and not enough:
+                draw = partial(_into_the_test, classes)
+            place = source.parts(classes, draw, for_good=usable and (enough or source.only_tested))
         return {part: [entry for entry in listing.entries if place[entry.patient] == part] for part in PARTS}
 
     def _chosen(self, facts: Facts) -> list[int]:
@@ -430,7 +434,12 @@ class FolderTask(Task):
 
     # ------------------------------------------------------------------------------------------ what is found
     def _told(
-        self, listing: Listing, held: dict[str, list[HeldEntry]], ready: dict[str, ReadyCases], numbers: dict[int, int]
+        self,
+        listing: Listing,
+        held: dict[str, list[HeldEntry]],
+        ready: dict[str, ReadyCases],
+        numbers: dict[int, int],
+        needed: Sequence[str],
     ) -> Survey:
         every = [one for part in PARTS for one in held[part]]
         values = Counter(value for one in every for value in one.facts.values)
@@ -440,8 +449,8 @@ class FolderTask(Task):
             what = f"no label of the plan stands for the masks' values {shown}; say in data.label_map what they are"
             listing.add("stops", what, [one.entry.name for one in every if set(one.facts.values) & set(strangers)])
         parts = {part: self._part(ready[part]) for part in PARTS}
-        for part, told in parts.items():
-            if not told.cases:
+        for part in needed:
+            if not parts[part].cases:
                 lost = any(problem.severity == "left out" for problem in listing.problems)
                 more = "bring more patients, or fix the parts by a column of a table"
                 hint = "mend what is left out first, which may be all of it" if lost else more
@@ -500,6 +509,11 @@ def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
     for entry in entries:
         labels[entry.patient][entry.label if isinstance(entry.label, str) else ""] += 1
     return {patient: min(own, key=lambda label: (-own[label], label)) for patient, own in labels.items()}
+
+
+def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the parts of patients who are fewer than parts: who has none yet is tested."""
+    return {patient: known.get(patient, "test") for patient in classes}
 
 
 def _scan_of(path: Path) -> Scan:
