@@ -27,7 +27,7 @@ from medsilo.runs.reading import read_summary, read_verdict
 from medsilo.runs.record import Record, new_study
 from medsilo.runs.schema import About, Round, Summary, Verdict
 from medsilo.site.owner import ALL_MINE
-from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.site.settings import SiteSettings, make_settings, read_settings
 from medsilo.study.base_plan import base_plan
 from medsilo.study.cells import Engine, Row, cells_of
 from medsilo.study.compare import Study
@@ -267,17 +267,26 @@ def compare(
 
 
 def predict(
-    model: Place, images: Place | Sequence[Place], out: Place, *, site: str = "", device: str = "auto"
+    model: Place,
+    images: Place | Sequence[Place],
+    out: Place,
+    *,
+    site: str = "",
+    device: str = "auto",
+    site_config: Place | None = None,
 ) -> list[dict[str, Any]]:
     """Predict images with a run's model or a super model, and return what was found, one dictionary for each image.
 
     model: the folder of a run or of a super model. site: whose model, where each has its own.
     images: an image, a folder of images, or several. Masks and tables are written to `out`, as by `medsilo predict`.
+    site_config: a folder with a medsilo.yaml, whose data.label_map says which values masks get.
     An image that failed has its reason under "error".
     """
     several = [images] if isinstance(images, Path | str) else images
     chosen = _settings("medsilo.predict", None, device).compute().device
-    predict_all(open_source(Path(model), site), [Path(one) for one in several], Path(out), chosen, lambda line: None)
+    data = None if site_config is None else read_settings(Path(site_config)).data
+    source, given = open_source(Path(model), site), [Path(one) for one in several]
+    predict_all(source, given, Path(out), chosen, lambda line: None, data)
     return json.loads((Path(out) / "predictions.json").read_text(encoding="utf-8"))["cases"]
 
 

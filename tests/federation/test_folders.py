@@ -102,13 +102,13 @@ KINDS = {  # task, network, the file that is predicted, what is found of it
         {"name": "image-folder", "labels": ["square"], "size": [32, 32], "augmentation": ["flip-x", "affine"]},
         {"name": "unet", "features": [4, 8]},
         "photos/images/p0.png",
-        "pixels_1",
+        "pixels_square",
     ),
     "flat, structures, pieces": (
         {"name": "image-folder", "labels": ["square"], "size": [16, 16], "resize": False},
         {"name": "unet", "features": [4, 8]},
         "photos/images/p0.png",
-        "pixels_1",
+        "pixels_square",
     ),
     "flat, classes": (
         {"name": "image-folder", "kind": "classification", "labels": ["no", "yes"], "size": [32, 32]},
@@ -120,7 +120,7 @@ KINDS = {  # task, network, the file that is predicted, what is found of it
         {"name": "nifti-folder", "dimensions": 2, "labels": ["ball"], "size": [16, 16], "target_spacing": [2, 2]},
         {"name": "unet", "features": [4, 8]},
         "balls/images/p0.nii.gz",
-        "volume_ml_1",
+        "volume_ml_ball",
     ),
     "volumes, classes": (
         {"name": "nifti-folder", "kind": "classification", "labels": ["no", "yes"], "size": [16, 16, 8]},

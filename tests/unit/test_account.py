@@ -255,7 +255,7 @@ def test_check_and_leak_report_name_the_price(photos: Path, tmp_path: Path) -> N
     assert before.severity == "ok" and "cost ε = 0.000 of 5 allowed" in before.what
     run(tmp_path / "study", photos)
     [after] = privacy_findings(plan, own, book)
-    assert after.severity == "ok" and "cost ε = 2.000 of 5" in after.what
+    assert after.severity == "ok" and "cost ε = 1.999 of 5" in after.what  # 36 training cases, noise rounded up
     [bare] = privacy_findings(parse_plan(STUDY), own, book)
     assert bare.severity == "stops" and dict(price_list(parse_plan(STUDY), own))["tensors: model"] == "not protected"
 

@@ -27,7 +27,7 @@ SIGNATURES = {
     "load_plan": ["path", "changes", "allowed"],
     "run": ["plan", "engine", "sites", "folder", "changes", "data", "device", "on_round"],
     "compare": ["methods", "plan", "engine", "seeds", "folder", "changes", "against", "data", "device", "say"],
-    "predict": ["model", "images", "out", "site", "device"],
+    "predict": ["model", "images", "out", "site", "device", "site_config"],
     "Run": ["folder"],
     "Comparison": ["folder"],
     "AmplitudeNorm": ["shape", "decay", "band", "start"],

@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from medsilo import cli
-from medsilo.check.data import NOT_TOLD, shown_counts
+from medsilo.check.data import NOT_TOLD, data_findings, shown_counts
 from medsilo.check.forecast import Rehearsal, rehearsal_findings, round_seconds
 from medsilo.check.kit import check_certificates, check_network, check_seal, read_kit
 from medsilo.check.machine import check_environment, kept, required_versions
@@ -39,6 +40,8 @@ from medsilo.flare.jobs import write_job
 from medsilo.plan import parse_plan
 from medsilo.site.settings import SiteSettings, read_settings
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.splits import parts_by_rank
+from medsilo.tasks.survey import PartFacts, Survey
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.conftest import METHODS, SITES, make_plan
 from tests.hospital import affine_of, ball, write_balls, write_table
@@ -149,7 +152,19 @@ def test_a_site_that_must_not_go_ends_with_1(tmp_path: Path, local: Path, capsys
 
 def test_without_a_job_the_machine_is_looked_at(local: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["check", "--site-config", str(local)]) == 0
-    assert "no job was given" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "no job was given" in text
+    assert text.splitlines()[-1].startswith("MACHINE READY: nothing on it stops this site") and "GO" not in text
+
+
+def test_a_data_folder_that_is_not_there_stops_without_a_job_too(
+    local: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    given = ["--site-config", str(local), "--private", str(tmp_path / "private.txt")]
+    assert cli.main(["check", *given, "--data", str(tmp_path / "mueller-johann")]) == 1
+    text = capsys.readouterr().out
+    assert "STOPS  data" in text and "the data folder does not exist" in text and "mueller" not in text
+    assert text.splitlines()[-1].startswith("NO-GO: 1 finding must be settled first")
 
 
 # ---------------------------------------------------------------------------------------------------- the machine
@@ -612,6 +627,23 @@ def balls(tmp_path: Path) -> Path:
     return write_balls(tmp_path / "Klinik Dr. Geheim", SECRETS)
 
 
+@pytest.mark.parametrize(
+    ("patients", "words", "remedy"),
+    [
+        (12, "validation and test: fewer than 5 patients, so no score", "bring more patients, or see"),
+        (16, "validation and test: fewer than 5 patients, so no score", "data.shares: [0.36, 0.32, 0.32]"),
+        (40, "validation and test: fewer than 10 patients, so chance", "data.shares: [0.50, 0.25, 0.25]"),
+        (50, "", ""),
+    ],
+)
+def test_small_parts_are_said_to_be_small(patients: int, words: str, remedy: str) -> None:
+    parts = parts_by_rank({f"p{number}": "" for number in range(patients)}, (0.6, 0.2, 0.2), 0)
+    told = {part: PartFacts(own, own, {}) for part, own in Counter(parts.values()).items()}
+    plan = parse_plan({"algorithm": {"name": "fedavg"}, "task": BALLS, "participation": {"sites": ["a"]}})
+    notes = [finding for finding in data_findings(Survey(told), plan, 5) if finding.severity == "note"]
+    assert [finding.what.startswith(words) and remedy in finding.remedy for finding in notes] == [True] * bool(words)
+
+
 def spoil(folder: Path) -> None:
     """One patient after another gets a fault."""
     images, labels = ([folder / kind / f"{name}.nii.gz" for name in SECRETS] for kind in ("images", "labels"))
@@ -631,7 +663,7 @@ def spoil(folder: Path) -> None:
 
 def test_every_fault_of_a_folder_is_in_the_table_without_a_name(balls: Path, tmp_path: Path) -> None:
     spoil(balls)
-    report = look(balls, BALLS, "hospital-a", split=0)  # by some others a part has only faulty cases
+    report = look(balls, BALLS, "hospital-a", split=1)  # by some others a part has only faulty cases
     notes = " | ".join(finding.what for finding in report.findings if finding.severity == "note")
     for words in ("damaged", "NaN", "masks are empty", "no label", "there twice", "lead out of it", "different sizes"):
         assert words in notes, (words, notes)

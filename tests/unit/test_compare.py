@@ -13,10 +13,13 @@ import pytest
 
 from medsilo.cli import main
 from medsilo.core.errors import PlanError
+from medsilo.federation import inprocess
+from medsilo.federation.inprocess import Loop
 from medsilo.runs.reading import read_summary
-from medsilo.runs.schema import CellResult
+from medsilo.runs.schema import CellResult, Round
+from medsilo.site.settings import SiteSettings
 from medsilo.study.asked import asked
-from medsilo.study.cells import Row, cells_of, parse_sweep
+from medsilo.study.cells import Row, cells_of, parse_sweep, run_cell
 from medsilo.study.compare import shown
 from medsilo.study.tables import rounds_to
 from tests.conftest import make_plan, wanted
@@ -157,3 +160,97 @@ def test_a_comparison_that_is_killed_goes_on_to_the_same_numbers(plan: Path, tmp
     subprocess.run([*command, str(killed)], check=True, capture_output=True, timeout=120)
     assert (killed / "local-0/summary.json").stat().st_mtime_ns == kept
     assert _numbers(killed) == _numbers(whole)
+
+
+class Killed(BaseException):
+    """A process that is killed writes no summary."""
+
+
+@pytest.mark.parametrize("stop", ["killed", "stopped"])
+def test_a_comparison_goes_on_inside_a_run(stop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the numbers of one that was never stopped."""
+    settings = SiteSettings(device="cpu")
+    changes = ["training.rounds=4"]
+    whole, cell = (
+        cells_of(make_plan("fedavg", *SMALL), [Row.parse("fedavg")], [0], changes, tmp_path / name)[0]
+        for name in ("whole", "cut")
+    )
+    assert run_cell(whole, "inprocess", settings) == ""
+
+    def ends(line: Round) -> None:
+        if line.round == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        inprocess.run(cell.plan, folder=cell.folder, settings=settings, on_round=ends)
+    if stop == "killed":
+        (cell.folder / "summary.json").unlink()
+    made = json.loads((cell.folder / "provenance.json").read_text())["started"]
+    began: list[int] = []
+    ask = Loop.ask
+    monkeypatch.setattr(Loop, "ask", lambda self, sites, outgoing, *rest: (
+        began.append(outgoing(sites[0]).facts["round"]), ask(self, sites, outgoing, *rest))[1])  # fmt: skip
+    assert run_cell(cell, "inprocess", settings) == ""
+    assert {0, 3, 4} <= set(began) and 1 not in began  # the checkpoint after round 2 may not have been whole yet
+    assert json.loads((cell.folder / "provenance.json").read_text())["started"] == made
+    one, other = (read_summary(one.folder) for one in (whole, cell))
+    assert (
+        one.mean_test == other.mean_test and one.sites["hospital-a"].validation == other.sites["hospital-a"].validation
+    )
+    assert not list(cell.folder.glob("checkpoints"))
+
+
+@pytest.mark.parametrize("fault", ["another plan", "another package", "a failure", "a damaged checkpoint"])
+def test_what_a_run_can_not_go_on_from_begins_anew(fault: str, tmp_path: Path) -> None:
+    settings = SiteSettings(device="cpu")
+    (cell,) = cells_of(make_plan("fedavg", *SMALL), [Row.parse("fedavg")], [0], ["training.rounds=3"], tmp_path)
+
+    def ends(line: Round) -> None:
+        raise Killed
+
+    begun = cell.plan.with_changes(["training.learning_rate=0.02"]) if fault == "another plan" else cell.plan
+    with pytest.raises(Killed):
+        inprocess.run(begun, folder=cell.folder, settings=settings, on_round=ends)
+    provenance, summary = cell.folder / "provenance.json", cell.folder / "summary.json"
+    if fault == "another package":
+        provenance.write_text(provenance.read_text().replace('"hash": "', '"hash": "0', 1))
+    elif fault == "a failure":
+        summary.write_text(summary.read_text().replace('"stopped"', '"the disk is full"'))
+    elif fault == "a damaged checkpoint":
+        (checkpoint,) = cell.folder.glob("checkpoints/round-*")
+        checkpoint.write_bytes(b"x")
+    (cell.folder / "left").touch()
+    assert run_cell(cell, "inprocess", settings) == "" and cell.summary()
+    assert not (cell.folder / "left").exists()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from medsilo.study.cells import alone
+with alone(Path(sys.argv[1]), "x"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_two_comparisons_never_work_in_one_folder(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The second says so at once; when the first is killed, the system lets go."""
+    out = tmp_path / "study"
+    command = ["compare", "--plan", str(plan), "--methods", "local", "--seeds", "0", "--out", str(out)]
+    command += ["--engine", "inprocess", "--at-once", "1", "--device", "cpu"]
+    package = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "custom")}
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(out / ".locks/comparison")], stdout=subprocess.PIPE, env=package
+    )
+    try:
+        assert holder.stdout and holder.stdout.readline() == b"held\n"
+        assert main(command) == 1
+        assert (
+            "study: another comparison runs it now; wait for its end, or give another --out" in capsys.readouterr().err
+        )
+        assert not (out / "local-0").exists()
+    finally:
+        holder.kill()
+        holder.wait()
+    assert main(command) == 0

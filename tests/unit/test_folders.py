@@ -25,7 +25,7 @@ from medsilo.tasks.own.folder import FolderTask
 from medsilo.tasks.own.patches import from_windows, patch
 from medsilo.tasks.segmentation import FURTHEST
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import parts_by_hash
+from medsilo.tasks.splits import parts_by_rank
 from medsilo.tasks.survey import PARTS
 from medsilo.tasks.volumes import Volume, write_volume
 from tests.hospital import affine_of, ball, photograph, write_balls, write_pixels, write_table
@@ -218,20 +218,61 @@ def test_volumes_are_classified_whole(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- who is where
-def test_no_patient_is_in_two_parts_and_others_do_not_move_them(squares: Path) -> None:
+def parts_of(patients: int, split: int = 0, classes: int = 1, shares=(0.6, 0.2, 0.2)) -> dict[str, str]:
+    return parts_by_rank({f"p{n}": str(n % classes) for n in range(patients)}, shares, split)
+
+
+def sizes(parts: dict[str, str]) -> list[int]:
+    return [list(parts.values()).count(part) for part in PARTS]
+
+
+def test_no_patient_is_in_two_parts(squares: Path) -> None:
     data = read(photos(), source(squares, **PHOTOS))
     where = [set(getattr(data, part).patients) for part in PARTS]
     assert all(where) and sum(map(len, where)) == len(set.union(*where)) == len(PATIENTS)
-    fewer, more = (parts_by_hash([f"p{n}" for n in range(count)], (0.6, 0.2, 0.2), 0) for count in (200, 300))
-    assert all(more[patient] == part for patient, part in fewer.items())
-    sizes = np.array([list(more.values()).count(part) for part in PARTS]) / 300
-    assert np.abs(sizes - [0.6, 0.2, 0.2]).max() < 0.06
-    other = parts_by_hash(more, (0.6, 0.2, 0.2), 1)
-    assert sum(other[patient] != part for patient, part in more.items()) > 100
+
+
+@pytest.mark.parametrize("split", range(5))
+def test_parts_are_at_their_shares_at_hospital_size(split: int) -> None:
+    assert sizes(parts_of(16, split)) == [10, 3, 3] and sizes(parts_of(25, split)) == [15, 5, 5]
+    assert sizes(parts_of(300, split)) == [180, 60, 60]
+    assert sizes(parts_of(10, split, shares=(0.8, 0.1, 0.1))) == [8, 1, 1]
     for count in (3, 4, 5, 6):  # no part is empty, if that can be
-        for split in range(30):
-            few = parts_by_hash([f"q{n}" for n in range(count)], (0.6, 0.2, 0.2), split)
-            assert set(few.values()) == set(PARTS)
+        assert min(sizes(parts_of(count, split))) >= 1 == min(sizes(parts_of(count, split, shares=(0.9, 0.05, 0.05))))
+    moved = [patient for patient, part in parts_of(300, split).items() if parts_of(300, split + 1)[patient] != part]
+    assert len(moved) > 100  # another number splits in another way
+
+
+@pytest.mark.parametrize("split", range(5))
+def test_parts_are_at_their_shares_within_each_class(split: int) -> None:
+    """Of 40 patients 10 are ill: six, two and two of them, in every draw."""
+    ill = [f"p{n}" for n in range(0, 40, 4)]
+    parts = parts_by_rank({f"p{n}": "ill" if n % 4 == 0 else "well" for n in range(40)}, (0.6, 0.2, 0.2), split)
+    assert sizes(parts) == [24, 8, 8] and sizes({patient: parts[patient] for patient in ill}) == [6, 2, 2]
+
+
+def test_where_nothing_is_remembered_a_newcomer_moves_few_and_nobody_from_test_to_training() -> None:
+    """As docs/your-data.md says of runs at home."""
+    moves = []
+    for split in range(100):
+        for classes in (1, 2):
+            before, after = parts_of(40, split, classes), parts_of(41, split, classes)
+            moves.append([(part, after[patient]) for patient, part in before.items() if after[patient] != part])
+    assert max(map(len, moves)) <= 2 and sum(map(len, moves)) / len(moves) < 0.7
+    assert not any(("test", "train") in several for several in moves)
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_newcomers_fill_up_what_lacks_most_and_move_nobody(classes: int) -> None:
+    known = parts_of(16, 0, classes)
+    for count in range(17, 101, 7):
+        everybody = {f"p{n}": str(n % classes) for n in range(count)}
+        found = parts_by_rank(everybody, (0.6, 0.2, 0.2), 0, known)
+        assert all(found[patient] == part for patient, part in known.items())
+        assert all(abs(size - share * count) < 2 for size, share in zip(sizes(found), (0.6, 0.2, 0.2), strict=True))
+        known = found
+    alike = sizes({patient: part for patient, part in known.items() if int(patient[1:]) % 2})
+    assert all(abs(size - share * sum(alike)) <= 3 for size, share in zip(alike, (0.6, 0.2, 0.2), strict=True))
 
 
 def test_a_column_may_fix_the_parts(squares: Path, tmp_path: Path) -> None:
@@ -523,14 +564,20 @@ def pixels_of(path: Path, shape: tuple[int, ...], kind: type = np.uint8) -> None
     write_pixels(path, np.random.default_rng(0).integers(0, 200, shape).astype(kind))
 
 
+def real_pixels_of(path: Path) -> None:
+    """A TIFF's values under another name: what a file holds decides, not its ending."""
+    write_pixels(path.with_suffix(".tiff"), np.random.default_rng(0).random((30, 40, 3)).astype(np.float32))
+    path.with_suffix(".tiff").rename(path)
+
+
 BAD_PHOTOS = [
     ("images", palette, "have a palette"),
     ("labels", palette, "have a palette"),
-    ("images", lambda path: pixels_of(path, (30, 40, 3), np.uint16), "16 bits per value where the plan reads 8"),
+    ("images", real_pixels_of, "32 bits per value and signs where the plan reads 8 or 16"),
     (
         "images",
         lambda path: pixels_of(path, (30, 40, 4)),
-        "4 channels where the plan reads 3; remove the alpha channel",
+        "4 channels where the plan reads 3; remove the alpha channel, which is not opaque",
     ),
     ("images", lambda path: pixels_of(path, (30, 40)), "1 channels where the plan reads 3"),
     ("images", lambda path: pixels_of(path, (30, 41, 3)), "different sizes"),
@@ -544,6 +591,48 @@ def test_a_bad_photograph_is_left_out_and_the_rest_goes_on(kind: str, spoil, wor
     folder = write_photos(tmp_path / "data", [*PATIENTS[1:], SECRET], images=1)
     spoil(folder / kind / SECRET / "0.png")
     assert_left_out(photos(), source(folder, **PHOTOS), words)
+
+
+def test_opaque_alpha_is_no_reason_to_leave_an_image_out(tmp_path: Path) -> None:
+    """As screenshots and many viewers save PNG; the same numbers as without."""
+    folder = write_photos(tmp_path / "rgb", images=1)
+    shutil.copytree(folder, tmp_path / "rgba")
+    for path in sorted((tmp_path / "rgba/images").glob("*/*.png")):
+        pixels = np.array(Image.open(path))
+        Image.fromarray(np.dstack([pixels, np.full_like(pixels[..., 0], 255)])).save(path)
+    survey = told(photos(), source(tmp_path / "rgba", **PHOTOS))
+    assert survey.usable, survey.problems
+    assert not [problem for problem in survey.problems if problem.severity == "left out"]
+    one, other = (read(photos(), source(tmp_path / kind, **PHOTOS)).train for kind in ("rgb", "rgba"))
+    assert all(torch.equal(a, b) for a, b in zip(one[0], other[0], strict=True))
+
+
+def test_where_all_images_are_left_out_that_is_said(tmp_path: Path) -> None:
+    folder = write_photos(tmp_path, images=1)
+    for path in folder.glob("images/*/*.png"):
+        pixels_of(path, (30, 40, 4))
+    stops = [
+        problem.what for problem in told(photos(), source(folder, **PHOTOS)).problems if problem.severity == "stops"
+    ]
+    assert len(stops) == 3 and all("mend what is left out first" in what for what in stops)
+
+
+def test_16_bits_are_read_as_8(tmp_path: Path) -> None:
+    """Grey and colours; of the whole range. What uses 12 bits of it would be nearly black, and is told."""
+    grey = photos(colours="grey", resize=False)
+    for name, step in (("8", 1), ("16", 257), ("12", 16)):
+        for number, patient in enumerate(PATIENTS):
+            pixels, mask = photograph(number)
+            kind = np.uint8 if step == 1 else np.uint16
+            write_pixels(tmp_path / name / f"images/{patient}.png", pixels[..., 0].astype(kind) * kind(step))
+            write_pixels(tmp_path / name / f"labels/{patient}.png", mask)
+    eight, sixteen, twelve = (read(grey, source(tmp_path / name)).train[0][0] for name in ("8", "16", "12"))
+    assert torch.allclose(eight, sixteen, atol=1e-6) and eight.max() > 0.4 and twelve.max() < 0.1
+    dark = [
+        [problem.private for problem in told(grey, source(tmp_path / name)).problems if "nearly black" in problem.what]
+        for name in ("8", "16", "12")
+    ]
+    assert dark == [[], [], [tuple(PATIENTS)]]
 
 
 def test_16_bits_are_read_where_the_plan_looks_at_each_images_own_range(tmp_path: Path) -> None:
@@ -587,6 +676,11 @@ def test_empty_masks_one_class_and_copies_are_noted(balls: Path, tmp_path: Path)
     notes = {problem.what.split(":")[0]: problem for problem in survey.problems}
     assert survey.usable and survey.duplicates == 1
     assert notes["masks are empty"].private == ("p3",) and notes["masks are empty"].count == 1
+    (copies,) = [problem for problem in survey.problems if "there twice" in problem.what]
+    data = read(volumes(), source(tmp_path / "data"))
+    where = {name: part for part in PARTS for name in getattr(data, part).patients}
+    assert copies.private == (f"p1 ({where['p1']}) = p2 ({where['p2']})",)
+    assert ("in two parts" in copies.what) == (where["p1"] != where["p2"]) and "p1" not in copies.what
     assert sum(part.classes["ball"] for part in survey.parts.values()) == 8
     for number in range(9):
         write_pixels(tmp_path / "one" / "benign" / f"{number}.png", photograph(number)[0])

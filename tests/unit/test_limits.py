@@ -24,7 +24,7 @@ from medsilo.runs.schema import Round
 from medsilo.site.settings import Limits, SiteSettings, make_settings
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import parts_by_hash
+from medsilo.tasks.splits import parts_by_rank
 from tests.conftest import SITES, make_plan
 from tests.unit.test_protection import NAMES, STUDY, write_photos
 from tests.unit.trainers import Deaf
@@ -251,7 +251,7 @@ def test_a_split_that_the_hospital_fixed_no_plan_moves(tmp_path: Path) -> None:
         for plan in plans
     ]
     assert parts[0] == parts[1] == parts[2]
-    expected = parts_by_hash({f"p{number}" for number in range(40)}, (0.5, 0.25, 0.25), 3)
+    expected = parts_by_rank({f"p{number}": "" for number in range(40)}, (0.5, 0.25, 0.25), 3)
     assert {f"p{name}" for name in parts[0]["test"]} == {name for name, part in expected.items() if part == "test"}
     theirs = [plan.task._split(listing, DataSource(folder=tmp_path)) for plan in plans]
     assert theirs[0] != theirs[1] and theirs[0] != theirs[2]

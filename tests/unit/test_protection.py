@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from medsilo.check.demands import source_of
 from medsilo.core.coarse import Resolution, step_of_at_least
-from medsilo.core.errors import Refused
+from medsilo.core.errors import DataError, Refused
 from medsilo.federation import inprocess
 from medsilo.federation.evaluation import MOST
 from medsilo.federation.participant import Participant
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
+from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings, make_settings
-from medsilo.tasks.splits import parts_by_hash
+from medsilo.tasks.splits import parts_by_rank
 from tests.hospital import photograph, write_pixels, write_table
 
 NAMES = [f"p{number}" for number in range(60)]
@@ -64,7 +66,8 @@ def asks(tmp_path: Path) -> Asks:
 
 # ---------------------------------------------------------------------------------------------------- the attack
 def validated(shares: str) -> set[str]:
-    parts = parts_by_hash(NAMES, json.loads(shares), 0)
+    classes = {name: str(number % 2) for number, name in enumerate(NAMES)}
+    parts = parts_by_rank(classes, json.loads(shares), 0)
     return {name for name, part in parts.items() if part == "validation"}
 
 
@@ -290,3 +293,50 @@ def test_synthetic_hospitals_are_as_before() -> None:
     settings = SiteSettings()
     assert not settings.protects(True) and settings.patients_in_step(True) == 0 and settings.count_unit(True) == 1
     assert settings.protects(False) and settings.patients_in_step(False) == 2 and settings.count_unit(False) == 5
+
+
+# ---------------------------------------------------------------------------------------------------- newcomers
+def parts_at(data: Path, study: Path) -> dict[str, str]:
+    """Who is in which part of a study at this hospital."""
+    settings = make_settings({"device": "cpu", "data": data, "limits": {"test_answers": 1000}}, "x")
+    site = Participant(parse_plan(STUDY), "a", ["a"], settings, study / "sites/a")
+    return {name: part for part, names in site.evaluation.patients.items() for name in names}
+
+
+def test_patients_who_come_later_move_nobody(tmp_path: Path) -> None:
+    """Not even from the test part into training; and no reader of the hospital's file finds a name in it."""
+    place = tmp_path / "photos"
+    first = parts_at(write_photos(place, NAMES[:25]), tmp_path / "first")
+    assert [list(first.values()).count(part) for part in ("train", "validation", "test")] == [15, 5, 5]
+    later = parts_at(write_photos(place, NAMES), tmp_path / "later")
+    assert all(later[name] == part for name, part in first.items())
+    assert [list(later.values()).count(part) for part in ("train", "validation", "test")] == [36, 12, 12]
+    fewer = parts_at(write_photos(place, NAMES[10:]), tmp_path / "fewer")
+    assert all(later[name] == part for name, part in fewer.items())
+    kept = tmp_path / "_hospital/a/parts.jsonl"
+    assert kept.stat().st_mode & 0o077 == 0 and not any(name in kept.read_text() for name in NAMES)
+
+
+def test_a_study_that_is_refused_draws_nothing_for_good(tmp_path: Path) -> None:
+    """Labels that the plan does not know stop it; so do fewer patients than parts."""
+    place = write_photos(tmp_path / "photos", NAMES)
+    settings = make_settings({"device": "cpu", "data": place}, "x")
+    strange = parse_plan(STUDY, ['task.labels=["left","right","up"]'])
+    write_table(place / "cases.csv", [{"image": "images/p0.png", "label": "elsewhere", "patient": "p0"}])
+    for plan in (strange, parse_plan(STUDY)):
+        with pytest.raises(DataError):
+            Participant(plan, "a", ["a"], settings, tmp_path / "study/sites/a")
+    assert not (tmp_path / "_hospital/a/parts.jsonl").exists()
+
+
+def test_check_foretells_the_split_and_writes_none(photos: Path, tmp_path: Path) -> None:
+    settings = make_settings({"device": "cpu", "data": photos}, "x")
+    book, plan = Book(tmp_path / "_hospital/a"), parse_plan(STUDY)
+    book.key()
+    source = source_of(plan, settings, book)
+    foretold = plan.task.survey("a", ["a"], 0, source)
+    assert not (tmp_path / "_hospital/a/parts.jsonl").exists()
+    data = plan.task.read("a", ["a"], 0, source)
+    parts = parts_at(photos, tmp_path / "study")
+    assert all(parts[name] == part for part in ("train", "test") for name in getattr(data, part).patients)
+    assert foretold.parts["test"].patients == 12

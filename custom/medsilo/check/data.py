@@ -1,5 +1,6 @@
 """A site's data in counts, as far as they may be told: small counts are not."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 from medsilo.check.result import Cell, Finding, Severity, Table
@@ -7,6 +8,7 @@ from medsilo.plan import Plan
 from medsilo.tasks.survey import Survey
 
 NOT_TOLD = "not told"
+SMALL = 10  # patients of whom a score says little
 UNEVEN = 20  # times as many cases of one class as of another are worth a word
 SEVERITY: dict[str, Severity] = {"stops": "stops", "left out": "note", "note": "note"}
 
@@ -25,11 +27,27 @@ def data_findings(survey: Survey, plan: Plan, least: int) -> Iterator[Finding]:
         yield from _balance(survey.parts["train"].classes, plan.task.classes, least)
     cases = {name: part.cases for name, part in survey.parts.items()}
     yield Finding(where, "ok", ", ".join(f"{count} {name}" for name, count in cases.items()) + " cases read")
-    patients = {name: part.patients for name, part in survey.parts.items()}
-    few = [name for name in ("validation", "test") if 0 < patients[name] < least]
-    if few:
+    yield from _small({name: part.patients for name, part in survey.parts.items()}, plan, least)
+
+
+def _small(patients: Mapping[str, int], plan: Plan, least: int) -> Iterator[Finding]:
+    """Yield what is wrong with parts of few patients: their scores are not told, or say little."""
+    scored = {name: patients[name] for name in ("validation", "test")}
+    if few := [name for name, count in scored.items() if 0 < count < least]:
         told = f"{' and '.join(few)}: fewer than {least} patients, so no score of them is told (smallest_metric)"
-        yield Finding(where, "note", told, "bring more patients, or see 'medsilo leak-report' for what is told")
+        yield Finding("data", "note", told, _larger(sum(patients.values()), plan, least))
+    if plan.task.split_by_site and (small := [name for name, count in scored.items() if least <= count < SMALL]):
+        told = f"{' and '.join(small)}: fewer than {SMALL} patients, so chance moves their scores by much"
+        yield Finding("data", "note", told, _larger(sum(patients.values()), plan, SMALL))
+
+
+def _larger(patients: int, plan: Plan, least: int) -> str:
+    """Return how parts get `least` patients: by larger shares, where training keeps the most."""
+    share = math.ceil(100 * least / patients) / 100
+    if not plan.task.split_by_site or share > 1 / 3:
+        return "bring more patients, or see 'medsilo leak-report' for what is told"
+    shares = f"data.shares: [{1 - 2 * share:.2f}, {share:.2f}, {share:.2f}]"
+    return f"bring more patients, or give these parts more of them ({shares}, where no table fixes the parts)"
 
 
 def _balance(classes: Mapping[str, int], known: int, least: int) -> Iterator[Finding]:

@@ -25,13 +25,18 @@ def book_of_kit(settings: SiteSettings, local: Path | None, site: str) -> Book |
     return Book(records / site) if records else None
 
 
-def source_of(plan: Plan, settings: SiteSettings, book: Book | None) -> DataSource | None:
-    """Return the data with the split that the site will have; where it has no key yet, with one as good."""
+def source_of(plan: Plan, settings: SiteSettings, book: Book | None, only_tested: bool = False) -> DataSource | None:
+    """Return the data with the split that the site will have; where it has no key yet, with one as good.
+
+    only_tested: whether the site does not train in this study.
+    """
     source = settings.data
+    if source and only_tested:
+        source = source.for_test()
     if source is None or not settings.protects(plan.task.synthetic) or not plan.task.split_by_site:
         return source
     if book and book.has_key:
-        return with_own_split(source, book)
+        return with_own_split(source, book, data_set(source.folder, plan.task.name), writes=False)
     split = secrets.randbits(32) if source.split is None else source.split
     return source.model_copy(update={"shares": source.shares or SHARES, "split": split})
 

@@ -36,6 +36,7 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS
 from medsilo.tasks.task import SiteData
 
+UNSEEN = "no job was given, so the data were not looked at"
 Rehearse = Callable[[Plan, str, Sequence[str], SiteSettings, SiteData, Path], list[Rehearsal]]
 
 
@@ -65,7 +66,7 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
     facts["time"] = f"{now:%Y-%m-%d %H:%M} UTC"
     if visit.plan:
         facts["job"] = f"{visit.plan.algorithm.title}, task {visit.plan.task.name}, plan {visit.plan.hash[:12]}"
-    report = Report(facts)
+    report = Report(facts, whole=visit.plan is not None)
 
     def note(findings: Iterable[Finding]) -> None:
         report.findings.extend(findings)
@@ -91,7 +92,7 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
         with _guarded("data", report):
             if settings.data:
                 settings.data.check_folder()
-            note([Finding("data", "note", "no job was given, so the data were not looked at", "give --job or --plan")])
+            note([Finding("data", "note", UNSEEN, "give --job or --plan")])
         return report
     cases = None
     with _guarded("data", report):
@@ -150,7 +151,8 @@ def _look_at_data(
     least, sites = settings.least(plan.task.synthetic), sorted({*plan.participation.everyone, visit.site})
     say("reading the data")
     book = book_of_kit(settings, visit.local, visit.site)
-    source = source_of(plan, settings, book)
+    only_tested = visit.site in plan.participation.unseen
+    source = source_of(plan, settings, book, only_tested)
     survey = plan.task.survey(visit.site, sites, plan.seed, source)
     report.findings.extend(data_findings(survey, plan, least))
     report.tables.extend(data_tables(survey, plan, least))
@@ -163,6 +165,10 @@ def _look_at_data(
     if not survey.usable or any(f.where == "device" and f.severity == "stops" for f in report.findings):
         told = "no batch was tried, because the data or the device stop it"
         report.findings.append(Finding("rehearsal", "note", told, "settle these first, then check again"))
+        return known
+    if only_tested:
+        told = "no batch was tried, because this site does not train in the study (participation.unseen)"
+        report.findings.append(Finding("rehearsal", "note", told))
         return known
     compute = settings.compute()
     most = settings.most_memory >> 20 if settings.isolation else None

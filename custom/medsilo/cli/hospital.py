@@ -32,21 +32,28 @@ def predict(
     ],
     site: options.ModelOf = "",
     device: Annotated[str, typer.Option(metavar="DEVICE", help=options.DEVICES)] = "auto",
+    site_config: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="a folder with a medsilo.yaml: masks get the values of its data.label_map"),
+    ] = None,
 ) -> int:
     """Find masks or classes in a hospital's own images.
 
-    Writes a mask for each image, on its own grid, predictions.csv and .json. Ends with 1 if any image failed.
+    Writes a mask for each image, on its own grid, predictions.csv and .json, and overview.png with outlines of what was
+    found in the first images. Ends with 1 if any image failed.
     """
     screen.note("reading the model")
     from medsilo.deploy.predict import predict_all
     from medsilo.deploy.source import open_source
-    from medsilo.site.settings import make_settings
+    from medsilo.site.settings import make_settings, read_settings
 
     settings = make_settings({"device": device}, "the command line")
     check_device(settings)
+    folder = folder_of_settings(site_config)
+    data = read_settings(folder).data if folder else None
     source = open_source(model, site)
     with screen.busy("predicting"):
-        failed = predict_all(source, images, out, settings.compute().device, screen.say)
+        failed = predict_all(source, images, out, settings.compute().device, screen.say, data)
     screen.say(f"predictions: {out / 'predictions.csv'}")
     screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
     if failed:
@@ -69,7 +76,7 @@ def export(
     ],
     site: options.ModelOf = "",
 ) -> int:
-    """Write a run's model or super model as a MONAI Bundle.
+    """Write a run's model or super model as a MONAI Bundle, with an ONNX file where the network allows.
 
     docs/supermodel.md says how MONAI runs it.
     """
@@ -77,9 +84,11 @@ def export(
     from medsilo.deploy import bundle
     from medsilo.deploy.source import open_source
 
-    written = bundle.export(open_source(model, site), out)
-    screen.say(f"bundle: {written}")
-    screen.answer(bundle=written)
+    without = bundle.export(open_source(model, site), out)
+    screen.say(f"bundle: {out}")
+    onnx = None if without else out / "models" / bundle.ONNX
+    screen.say(f"onnx: {onnx or f'none: {without}'}")
+    screen.answer(bundle=out, onnx=onnx)
     return 0
 
 

@@ -4,6 +4,7 @@ Reading, preprocessing, inference and writing are MONAI's. Only a network that M
 comes from medsilo. Weights are safetensors and no model.pt: that would be a pickle.
 """
 
+from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,17 @@ from torch import nn
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json, write_text
+from medsilo.deploy.as_onnx import INPUT, OUTPUT, write_onnx
 from medsilo.deploy.card import card
 from medsilo.deploy.predict import BATCH
 from medsilo.deploy.source import GLOBAL_MODEL, Source, open_source
 from medsilo.deploy.supermodel import SuperModel
+from medsilo.tasks.bundled import IN_MONAI, InMonai
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 RUNNER = {"pytorch-ignite": "0.4.11", "fire": "0.5.0"}  # what MONAI's runner needs beside MONAI, the least versions
-WEIGHTS = "model.safetensors"
+WEIGHTS, ONNX = "model.safetensors", "model.onnx"
+VOLUMES, FLAT = (".nii.gz", ".nii"), (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")  # what the runner reads
 
 
 def network(folder: str) -> nn.Module:
@@ -28,20 +32,22 @@ def network(folder: str) -> nn.Module:
     return open_source(Path(folder)).network
 
 
-def export(source: Source, out: Path) -> Path:
-    """Write the bundle into a folder that does not exist yet."""
+def export(source: Source, out: Path) -> str:
+    """Write the bundle into a folder that does not exist yet; return why no ONNX file is in it, if that is so."""
     if out.exists():
         raise MedsiloError("the bundle's folder exists; choose another", private=str(out))
     task = source.plan.task
-    transforms = task.monai_transforms()
-    if transforms is None or task.shape is None:
+    words = task.in_monai()
+    if words is None or task.shape is None:
         raise MedsiloError(f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does")
     own = _without_medsilo(source)
     _write_weights(source, out / "models", own is not None)
-    write_json(out / "configs" / "inference.json", _inference(task.shape, transforms, own))
-    write_json(out / "configs" / "metadata.json", _metadata(source, needs_medsilo=own is None))
-    write_text(out / "docs" / "README.md", _readme(source, needs_medsilo=own is None))
-    return out
+    _write_scripts(words, out / "scripts")
+    write_json(out / "configs" / "inference.json", _inference(words, own))
+    write_json(out / "configs" / "metadata.json", _metadata(source, words, needs_medsilo=own is None))
+    without = write_onnx(source.network, task.shape, out / "models" / ONNX)
+    write_text(out / "docs" / "README.md", _readme(source, words, own is None, without))
+    return without
 
 
 def _without_medsilo(source: Source) -> dict[str, Any] | None:
@@ -62,76 +68,113 @@ def _write_weights(source: Source, models: Path, alone: bool) -> None:
         write_text(models / "plan.yaml", source.plan.to_yaml())
 
 
-def _inference(shape: tuple[int, ...], transforms: list[dict[str, Any]], own: dict[str, Any] | None) -> dict[str, Any]:
-    """configs/inference.json: every NIfTI file of dataset_dir gets a mask in output_dir."""
+def _write_scripts(words: InMonai, scripts: Path) -> None:
+    """Copy the files that MONAI's program needs beside itself; there they know each other as `scripts`."""
+    if not words.files:
+        return
+    write_text(scripts / "__init__.py", "")
+    for name in words.files:
+        code = resources.files("medsilo.tasks.own").joinpath(f"{name}.py").read_text("utf-8")
+        write_text(scripts / f"{name}.py", code.replace("from medsilo.tasks.own.", "from scripts."))
+
+
+def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
+    """configs/inference.json: every image of dataset_dir gets a mask, or a line of a table, in output_dir."""
     models = "$@bundle_root + '/models'"
     begin = f"$@network_def.load_state_dict(load_file(@bundle_root + '/models/{WEIGHTS}'))"
+    evaluator: dict[str, Any] = {
+        "_target_": "SupervisedEvaluator",
+        "device": "@device",
+        "val_data_loader": "@dataloader",
+        "network": "@network",
+        "inferer": "@inferer",
+        "postprocessing": "@postprocessing",
+        "amp": False,
+    }
     return {
         "imports": ["$import glob", *(["$from safetensors.torch import load_file"] if own else [])],
         "bundle_root": ".",
         "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
         "dataset_dir": "$@bundle_root + '/images'",
         "output_dir": "$@bundle_root + '/eval'",
-        "datalist": "$sorted(glob.glob(@dataset_dir + '/*.nii') + glob.glob(@dataset_dir + '/*.nii.gz'))",
+        **_datalist(words),
         "network_def": own or {"_target_": "medsilo.deploy.bundle.network", "folder": models},
         "network": "$@network_def.to(@device)",
         "preprocessing": {
             "_target_": "Compose",
             "transforms": [
-                {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"},
+                _reader(words),
                 {"_target_": "EnsureChannelFirstd", "keys": "image"},
-                *transforms,
+                *words.transforms,
             ],
         },
-        "dataset": {"_target_": "Dataset", "data": "$[{'image': i} for i in @datalist]", "transform": "@preprocessing"},
+        "dataset": {"_target_": "Dataset", "data": "$@datalist", "transform": "@preprocessing"},
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
-        "inferer": {
-            "_target_": "SliceInferer",
-            "roi_size": list(shape[1:]),
-            "spatial_dim": 2,
-            "sw_batch_size": BATCH,
-        },
-        "postprocessing": {
-            "_target_": "Compose",
-            "transforms": [
-                {
-                    "_target_": "Invertd",
-                    "keys": "pred",
-                    "transform": "@preprocessing",
-                    "orig_keys": "image",
-                    "nearest_interp": False,
-                },
-                {"_target_": "AsDiscreted", "keys": "pred", "argmax": True},
-                {
-                    "_target_": "SaveImaged",
-                    "keys": "pred",
-                    "output_dir": "@output_dir",
-                    "output_postfix": "mask",
-                    "output_dtype": "$np.uint8",
-                    "resample": False,
-                    "separate_folder": False,
-                    "print_log": False,
-                },
-            ],
-        },
-        "evaluator": {
-            "_target_": "SupervisedEvaluator",
-            "device": "@device",
-            "val_data_loader": "@dataloader",
-            "network": "@network",
-            "inferer": "@inferer",
-            "postprocessing": "@postprocessing",
-            "amp": False,
-        },
+        "inferer": {**words.inferer, ("batch" if words.files else "sw_batch_size"): BATCH},
+        "postprocessing": {"_target_": "Compose", "transforms": _mask_words(words.flat)},
+        "evaluator": evaluator,
         "initialize": [begin] if own else [],
         "run": ["$@evaluator.run()"],
+    } | (_table_words(evaluator) if words.classifies else {})
+
+
+def _datalist(words: InMonai) -> dict[str, Any]:
+    if not words.files:
+        found = "$sorted(glob.glob(@dataset_dir + '/*.nii') + glob.glob(@dataset_dir + '/*.nii.gz'))"
+        return {"files": found, "datalist": "$[{'image': path} for path in @files]"}
+    named = {"channels": list(words.channels), "suffixes": list(FLAT if words.flat else VOLUMES)}
+    return {"datalist": {"_target_": f"{IN_MONAI}.one_file_per_case", "folder": "@dataset_dir", **named}}
+
+
+def _reader(words: InMonai) -> dict[str, Any]:
+    reader = {"_target_": "LoadImaged", "keys": "image", "reader": "NibabelReader"}
+    converter = f"$__import__('{IN_MONAI}', fromlist=['']).{words.converter}"
+    return {**reader, "reader": "PILReader", "converter": converter} if words.flat else reader
+
+
+def _mask_words(flat: bool) -> list[dict[str, Any]]:
+    """Return how scores become masks on the images' own grids."""
+    return [
+        {
+            "_target_": "Invertd",
+            "keys": "pred",
+            "transform": "@preprocessing",
+            "orig_keys": "image",
+            "nearest_interp": False,
+        },
+        {"_target_": "AsDiscreted", "keys": "pred", "argmax": True},
+        {
+            "_target_": "SaveImaged",
+            "keys": "pred",
+            "output_dir": "@output_dir",
+            "output_postfix": "mask",
+            "output_dtype": "$np.uint8",
+            "resample": False,
+            "separate_folder": False,
+            "print_log": False,
+            **({"output_ext": ".png", "writer": "PILWriter"} if flat else {}),
+        },
+    ]
+
+
+def _table_words(evaluator: dict[str, Any]) -> dict[str, Any]:
+    """Return how probabilities become a table with a line per image: the file and each class's probability."""
+    saver = {
+        "_target_": "ClassificationSaver",
+        "output_dir": "@output_dir",
+        "batch_transform": "$lambda batch: [one['image'].meta for one in batch]",
+        "output_transform": "$monai.handlers.from_engine(['pred'])",
+    }
+    return {
+        "postprocessing": {"_target_": "Compose", "transforms": [{"_target_": "EnsureTyped", "keys": "pred"}]},
+        "evaluator": {**evaluator, "val_handlers": [saver]},
     }
 
 
-def _metadata(source: Source, needs_medsilo: bool) -> dict[str, Any]:
+def _metadata(source: Source, words: InMonai, needs_medsilo: bool) -> dict[str, Any]:
     plan = source.plan
     task = plan.task
-    needed = {name: version(name) for name in ("nibabel", "safetensors")} | RUNNER
+    needed = {name: version(name) for name in ("pillow" if words.flat else "nibabel", "safetensors")} | RUNNER
     tensor = {
         "type": "image",
         "modality": "n/a",
@@ -141,8 +184,10 @@ def _metadata(source: Source, needs_medsilo: bool) -> dict[str, Any]:
         "is_patch_data": False,
     }
     image = {**tensor, "format": "magnitude", "num_channels": task.channels}
-    labels = {str(label): f"label {label}" if label else "background" for label in range(task.classes)}
-    found = {**tensor, "format": "labels", "num_channels": task.classes, "channel_def": labels}
+    names = words.classes or ("background", *(f"label {label}" for label in range(1, task.classes)))
+    labels = {str(label): name for label, name in enumerate(names)}
+    kind = "probabilities" if words.classifies else "labels"
+    found = {**tensor, "format": kind, "num_channels": task.classes, "channel_def": labels}
     return {
         "schema": SCHEMA,
         "version": __version__,
@@ -157,7 +202,7 @@ def _metadata(source: Source, needs_medsilo: bool) -> dict[str, Any]:
         "authors": "the hospitals of the study: " + (", ".join(plan.participation.sites) or "see docs/README.md"),
         "copyright": "the hospitals of the study",
         "intended_use": "Research and evaluation; not a medical device",
-        "data_type": "SYNTHETIC" if task.synthetic else "nifti",
+        "data_type": "SYNTHETIC" if task.synthetic else "png" if words.flat else "nifti",
         "network_data_format": {
             "inputs": {"image": {**image, "channel_def": {str(c): "image" for c in range(task.channels)}}},
             "outputs": {"pred": found},
@@ -165,10 +210,27 @@ def _metadata(source: Source, needs_medsilo: bool) -> dict[str, Any]:
     }
 
 
-def _readme(source: Source, needs_medsilo: bool) -> str:
+def _readme(source: Source, words: InMonai, needs_medsilo: bool, without: str) -> str:
     model = source.network
     about = card(model, model.origin) if isinstance(model, SuperModel) and model.origin else ""
     needs = f"`medsilo=={__version__}` and " if needs_medsilo else ""
+    suffixes = ", ".join(f"`{suffix}`" for suffix in (FLAT if words.flat else VOLUMES))
+    place = "IMAGES"
+    if len(words.channels) > 1:
+        place = f"the folders {', '.join(f'IMAGES/{channel}' for channel in words.channels)} (one name for each case)"
+    gets = "a mask of the same geometry"
+    if words.classifies:
+        gets = f"a line in `predictions.csv`, with the probabilities of {', '.join(words.classes)}"
+    elif words.classes:
+        listed = ", ".join(f"{label} {name}" for label, name in enumerate(words.classes))
+        gets += f" ({listed})"
+    shape = " x ".join(map(str, source.plan.task.shape or ()))
+    alone = f"There is no ONNX file: {without}."
+    if not without:
+        alone = (
+            f"`models/{ONNX}` is the network alone, for other programs: `{INPUT}`, float32 [cases, {shape}], "
+            f"prepared as `configs/inference.json` says, to `{OUTPUT}`, a number per class before softmax."
+        )
     return f"""# MONAI Bundle: {source.plan.task.title}
 
 Needs {needs}the packages in `configs/metadata.json`. In this folder:
@@ -176,7 +238,9 @@ Needs {needs}the packages in `configs/metadata.json`. In this folder:
     python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
         --dataset_dir IMAGES --output_dir MASKS
 
-Every `.nii` and `.nii.gz` file of IMAGES gets a mask of the same geometry. Weights are safetensors, so that loading
+Every file of {place} ({suffixes}) gets {gets}. Weights are safetensors, so that loading
 them runs no code; there is no `model.pt`.
+
+{alone}
 
 {about}"""

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,16 @@ from medsilo.core.files import make_folder, write_json, write_text
 from medsilo.deploy.source import Source
 from medsilo.learning.layers import judges_by_batch
 from medsilo.tasks.dicom import is_dicom
+from medsilo.tasks.overlays import tile, write_montage
 from medsilo.tasks.scans import Scan, read_scan
+from medsilo.tasks.sources import DataSource
 
 BATCH = 16  # cases (slices of a volume) that go through the network together
 FAR = 1.5  # a spacing this many times beyond the training images' is warned of
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")  # masks are written as their images are
 COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
+VOLUME, PIXELS = "volume_ml_", "pixels_"  # before a structure's name
+MONTAGE, MOST = "overview.png", 24  # images of it
 COLUMNS = ("image", "mask", "error", "detail", "warnings", "expert", "experts", "confidence")  # whatever was found
 Say = Callable[[str], None]
 
@@ -59,25 +63,26 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
     found["confidence"] = round(float(torch.cat(sure).mean()), 6) if sure else None
     labels = None
     if output.dim() == 2:
-        found |= _class(output)
+        found |= _class(output, task.label_names)
     else:
         labels = task.labels_of(output, scan.values.shape[1:]).numpy().astype(np.uint8)
-        found |= _sizes(labels, scan.spacing, task.classes)
+        found |= _sizes(labels, scan.spacing, task.label_names)
     return Prediction(labels, found, _far(source, scan))
 
 
-def _class(output: Tensor) -> dict[str, Any]:
+def _class(output: Tensor, names: Sequence[str]) -> dict[str, Any]:
     probability, label = output.double().softmax(1).mean(0).max(0)
-    return {"label": int(label), "probability": round(float(probability), 6)}
+    return {"label": int(label), "class": names[int(label)], "probability": round(float(probability), 6)}
 
 
-def _sizes(labels: np.ndarray, spacing: Sequence[float], classes: int) -> dict[str, Any]:
-    """Millilitres of a volume's labels, pixels of a flat image's."""
-    voxels = np.bincount(labels.ravel(), minlength=classes)
+def _sizes(labels: np.ndarray, spacing: Sequence[float], names: Sequence[str]) -> dict[str, Any]:
+    """Millilitres of a volume's structures, pixels of a flat image's."""
+    voxels = np.bincount(labels.ravel(), minlength=len(names))
+    structures = list(enumerate(names))[1:]
     if labels.ndim == 2:
-        return {f"pixels_{label}": int(voxels[label]) for label in range(1, classes)}
+        return {f"{PIXELS}{name}": int(voxels[label]) for label, name in structures}
     millilitres = float(np.prod(spacing)) / 1000
-    return {f"volume_ml_{label}": round(voxels[label] * millilitres, 6) for label in range(1, classes)}
+    return {f"{VOLUME}{name}": round(voxels[label] * millilitres, 6) for label, name in structures}
 
 
 def _far(source: Source, scan: Scan) -> list[str]:
@@ -89,8 +94,13 @@ def _far(source: Source, scan: Scan) -> list[str]:
     ]
 
 
-def predict_all(source: Source, images: Sequence[Path], out: Path, device: torch.device, say: Say) -> int:
-    """Predict every image into `out`; returns how many failed. No file is named to `say`: names are in the tables."""
+def predict_all(
+    source: Source, images: Sequence[Path], out: Path, device: torch.device, say: Say, data: DataSource | None = None
+) -> int:
+    """Predict every image into `out`; returns how many failed. No file is named to `say`: names are in the tables.
+
+    data: the hospital's own description of its data; masks have the values of its own masks then.
+    """
     import SimpleITK
 
     if not source.plan.task.reads_images:
@@ -106,33 +116,52 @@ def predict_all(source: Source, images: Sequence[Path], out: Path, device: torch
         say("note: this network's norms look at the whole batch, so a slice's result depends on its volume")
     source.network.to(device)
     make_folder(out)
+    own_values = source.plan.task.own_values(data)
     rows: list[dict[str, Any]] = []
+    tiles: dict[int, np.ndarray] = {}
     try:
         for number, (path, mask) in enumerate(named, 1):
-            row = _case(source, path, out / mask, device)
+            row, picture = _case(source, path, out / mask, device, own_values)
             rows.append(row)
+            if picture is not None and len(tiles) < MOST:
+                tiles[number] = picture
             say(f"{number:>{len(str(len(named)))}}/{len(named)}  {_line(row)}")
             for warning in row["warnings"]:
                 say(f"    warning: {warning}")
     finally:
         write_tables(out, source.facts, rows)
+    if tiles:
+        write_montage(out / MONTAGE, tiles, tuple(map(_shown, source.plan.task.label_names[1:])))
     return sum(row["error"] is not None for row in rows)
 
 
-def _case(source: Source, path: Path, mask: Path, device: torch.device) -> dict[str, Any]:
-    """One image's row; what is wrong with it stands there and stops no other."""
+def _case(
+    source: Source, path: Path, mask: Path, device: torch.device, own_values: Mapping[int, int]
+) -> tuple[dict[str, Any], np.ndarray | None]:
+    """One image's row, and its picture; what is wrong with it stands in the row and stops no other."""
     row: dict[str, Any] = {"image": path.name, "mask": None, "error": None, "detail": None, "warnings": []}
+    picture = None
     try:
         scan = read_scan(path)
         prediction = predict(source, scan, device)
         if prediction.labels is not None:
-            write_mask(scan, prediction.labels, mask)
+            write_mask(scan, _with_values(prediction.labels, own_values), mask)
             row["mask"] = mask.name
+            picture = tile(scan.values, prediction.labels, scan.spacing)
     except MedsiloError as error:
-        return row | {"error": str(error), "detail": error.private or None}
+        return row | {"error": str(error), "detail": error.private or None}, None
     except Exception as error:  # too large for the device, no place on the disk, a library's own: the next may do
-        return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}
-    return row | {"warnings": prediction.warnings} | prediction.found
+        return row | {"error": f"{type(error).__name__}; see predictions.json", "detail": str(error)}, None
+    return row | {"warnings": prediction.warnings} | prediction.found, picture
+
+
+def _with_values(labels: np.ndarray, own_values: Mapping[int, int]) -> np.ndarray:
+    """Return a mask in which labels have a hospital's own values; those without one keep their number."""
+    if all(label == value for label, value in own_values.items()):
+        return labels
+    table = np.arange(max(*own_values, int(labels.max())) + 1, dtype=np.uint16)
+    table[list(own_values)] = list(own_values.values())
+    return table[labels]
 
 
 def write_mask(scan: Scan, labels: np.ndarray, path: Path) -> None:
@@ -199,12 +228,17 @@ def _line(row: dict[str, Any]) -> str:
     if row["confidence"] is not None:
         parts.append(f"confidence {row['confidence']:.2f}")
     for key, value in row.items():
-        kind, _, label = key.rpartition("_")
-        if kind in ("volume_ml", "pixels"):
-            parts.append(f"label {label}: {value:g} {'ml' if kind == 'volume_ml' else 'pixels'}")
+        for begin, unit in ((VOLUME, "ml"), (PIXELS, "pixels")):
+            if key.startswith(begin):
+                parts.append(f"{_shown(key.removeprefix(begin))}: {value:g} {unit}")
     if "label" in row:
-        parts.append(f"label {row['label']} with probability {row['probability']:.2f}")
+        parts.append(f"{_shown(row['class'])} with probability {row['probability']:.2f}")
     return "  ".join(parts)
+
+
+def _shown(name: str) -> str:
+    """Return a label's name for people; where it has none, its number."""
+    return f"label {name}" if name.isdecimal() else name
 
 
 def write_tables(out: Path, model: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:

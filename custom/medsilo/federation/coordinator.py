@@ -22,7 +22,7 @@ from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Delivered, Joined, Lettered, Parcel, Request, Task, Tested, Trained
 from medsilo.runs.record import Record, now
-from medsilo.runs.schema import Round, SentUpdate, SiteRound, Summary
+from medsilo.runs.schema import STOPPED, Round, SentUpdate, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
 
 End = Literal["join", "deliver", "test"]
@@ -93,7 +93,7 @@ class Coordinator:
                 self._go_on()
         else:
             self.record.begin(self.plan)
-        reason: str | None = "stopped"
+        reason: str | None = STOPPED
         try:
             self._check_sites()
             if not resume:

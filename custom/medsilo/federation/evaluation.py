@@ -23,7 +23,6 @@ from medsilo.site.book import PARTS
 from medsilo.site.settings import Part as SitePart
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.metrics import BY_PATIENT, CHANCES, CONFUSION, Counts, Measures, coarse_chances
-from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.task import Cases, SiteData, patients_of
 
 PICTURES = 3
@@ -55,6 +54,8 @@ class Evaluation:
         self.too_near = protection.too_near(data)
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         for part, cases in self.cases.items():
+            if cases == 0 and site in plan.participation.unseen and part != "test":
+                continue
             if cases == 0:
                 raise DataError(f"the {part} part of task {plan.task.name} has no cases at this site; check its split")
             _check_inputs(part, self.pieces(getattr(data, part), "check"), plan.task.shape)
@@ -179,7 +180,7 @@ class Evaluation:
         counts = {part: self.task.class_counts(getattr(self.data, part)) for part in PARTS}
         return {
             part: [int(count) for count in self.resolution[part].shared_out(own)]
-            if own and min(filter(None, own)) >= self.least and part not in self.sealed_parts
+            if own and any(own) and min(filter(None, own)) >= self.least and part not in self.sealed_parts
             else None
             for part, own in counts.items()
         }
@@ -192,7 +193,7 @@ class Evaluation:
 
     def draw_inputs(self, layer: nn.Module | None, folder: Path) -> None:
         """Draw some training images before and after the input layer."""
-        if layer is None or not self.draws:
+        if layer is None or not self.draws or not self.cases["train"]:
             return
         cases = self.pieces(self.data.train, "pictures")
         images = torch.stack([cases[case][0] for case in range(min(PICTURES, self.cases["train"]))])
@@ -205,7 +206,7 @@ class Evaluation:
         judged: the model by which the cases were ordered when they were tested.
         """
         task = self.task
-        if not isinstance(task, Segmentation) or not self.draws:
+        if not task.segments or not self.draws:
             return
         ranked, order = measures[task.metric].argsort(stable=True), self._order(self.data.test, judged)
         places = {"worst": 0, "median": len(ranked) // 2, "best": len(ranked) - 1}

@@ -21,10 +21,13 @@ KEEP = 30.0  # seconds of work that a killed process may forget
 KEPT = 10  # float32 models' worth of files that a study keeps at a site: three states with an optimizer's, two models
 
 
-def check_limits(plan: Plan, settings: SiteSettings, parameters: int, train: int, free: int | None = None) -> None:
+def check_limits(
+    plan: Plan, settings: SiteSettings, parameters: int, train: int | None, free: int | None = None
+) -> None:
     """Raise Refused, in one line that may leave the site, where the plan asks for more than this hospital allows.
 
-    parameters: of all networks; train: this site's training cases; free: bytes on the disk of its results.
+    parameters: of all networks; train: this site's training cases, None where it does not train; free: bytes on
+    the disk of its results.
     """
     limits = settings.limits
     for one in asked_of(plan, limits, parameters, free):
@@ -32,6 +35,8 @@ def check_limits(plan: Plan, settings: SiteSettings, parameters: int, train: int
             raise Refused(
                 f"the plan asks this hospital for {one.asked:.10g} {one.unit}, more than it allows ({_where(one.key)})"
             )
+    if train is None:
+        return
     if (learning := learning_per_answer(plan, train)) < limits.least_learning:
         raise Refused(
             f"the plan learns next to nothing here for the scores that it asks for (learning rate × steps is "

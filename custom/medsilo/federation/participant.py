@@ -77,10 +77,11 @@ class Participant:
         self.data = data
         self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection)
         self.cases = self.evaluation.cases
-        check_limits(plan, settings, plan.parameters, self.cases["train"], free_disk(folder))
+        self.trains = site not in plan.participation.unseen
+        check_limits(plan, settings, plan.parameters, self.cases["train"] if self.trains else None, free_disk(folder))
         self.train = self.data.train
         self._check_averages()
-        self.private = PrivateSite.of(plan, site, settings.privacy, self.train)
+        self.private = PrivateSite.of(plan, site, settings.privacy, self.train) if self.trains else None
         self.state = SiteState(plan, site, folder, self.compute)
         if self.account:
             self.account.admit(self._planned())
@@ -168,6 +169,8 @@ class Participant:
 
     def _round(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         """Take over what was merged, validate it, train, and give back what this phase sends."""
+        if not self.trains:
+            raise Refused("this hospital does not train in this study (participation.unseen)")
         started, number = time.monotonic(), asked.round
         phase = self.plan.course.phase_of(number)
         self._truncate(asked.train_cases)
@@ -390,6 +393,8 @@ class Participant:
     def _check_averages(self) -> None:
         """Raise Refused unless an average that leaves the site covers as many images as the hospital demands."""
         least = self.settings.smallest_average
+        if not self.trains:
+            return
         for covers in (group.covers for phase in self.plan.course.phases for group in phase.sent):
             images = covers(self._samples(), self.plan.training) if covers else least
             if images < least:
@@ -450,8 +455,12 @@ class Participant:
     # ------------------------------------------------------------------ evaluation
     def _validate(self, rounds: int, stop: Stop) -> Metrics:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
-        self.plan.algorithm.personalise(self.bench("personalise", rounds, stop))
-        self.validated = loss, score, _ = self.evaluate(self.data.validation, stop, self.state.model)
+        loss, score = math.nan, math.nan
+        measures: Measures = {}
+        if self.cases["validation"]:
+            self.plan.algorithm.personalise(self.bench("personalise", rounds, stop))
+            loss, score, measures = self.evaluate(self.data.validation, stop, self.state.model)
+        self.validated = loss, score, measures
         rank = score if math.isfinite(score) else -sys.float_info.max
         usable = self.chooses and self.plan.course.used_as_scored(rounds)
         if usable and (self.state.best is None or rank > self.state.best):

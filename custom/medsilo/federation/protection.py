@@ -20,7 +20,7 @@ class Protection:
     """A site's protection in one study; it does nothing where nobody needs it."""
 
     def __init__(self, plan: Plan, site: str, settings: SiteSettings, folder: Path, lead: str) -> None:
-        self.plan, self.settings = plan, settings
+        self.plan, self.site, self.settings = plan, site, settings
         self.on = settings.protects(plan.task.synthetic)
         self.book = book_of(settings, site, folder)
         source = settings.data
@@ -41,9 +41,12 @@ class Protection:
 
     def source(self) -> DataSource | None:
         """Return where the data are, with the split that this hospital decides by itself."""
-        if not self.on or self.settings.data is None or not self.plan.task.split_by_site:
-            return self.settings.data
-        return with_own_split(self.settings.data, self.book)
+        source = self.settings.data
+        if source and self.site in self.plan.participation.unseen:
+            source = source.for_test()
+        if not self.on or source is None or not self.plan.task.split_by_site:
+            return source
+        return with_own_split(source, self.book, self.asker.data)
 
     def warnings(self) -> list[str]:
         """Return what the lead should know of the split."""
@@ -99,10 +102,14 @@ def take_place(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> C
     return book_of(settings, site, folder).begin(folder.parents[1].name, settings.studies).release
 
 
-def with_own_split(source: DataSource, book: Book) -> DataSource:
-    """Return the data with shares and drawing of this hospital's own where its settings name none."""
-    own = {"shares": source.shares or SHARES, "split": book.number("split") if source.split is None else source.split}
-    return source.model_copy(update=own)
+def with_own_split(source: DataSource, book: Book, data: str, writes: bool = True) -> DataSource:
+    """Return the data with shares and drawing of this hospital's own where its settings name none.
+
+    data: what stands for the data set; writes: whether parts that are drawn now are remembered.
+    """
+    split = book.number("split") if source.split is None else source.split
+    own = source.model_copy(update={"shares": source.shares or SHARES, "split": split})
+    return own.remembered_by(book.places(data, split, writes))
 
 
 def planned_answers(plan: Plan) -> dict[Part, int]:

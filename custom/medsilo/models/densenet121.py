@@ -1,6 +1,6 @@
 """MONAI's DenseNet-121 for images."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import nn
@@ -23,6 +23,14 @@ class DenseNet121(Network):
     def build(self, channels: int, classes: int) -> nn.Module:
         from monai.networks.nets import DenseNet121 as MonaiDenseNet121  # here, because importing MONAI takes seconds
 
-        network = MonaiDenseNet121(spatial_dims=self.dimensions, in_channels=channels, out_channels=classes)
+        network = MonaiDenseNet121(**self._arguments(channels, classes))
         # Not by MONAI's `norm`: its initialisation fails on norms without weights.
         return use_batch_statistics(network) if self.norm == "batch-statistics" else network
+
+    def monai(self, channels: int, classes: int) -> dict[str, Any] | None:
+        if self.norm == "batch-statistics":
+            return None
+        return {"_target_": "monai.networks.nets.DenseNet121", **self._arguments(channels, classes)}
+
+    def _arguments(self, channels: int, classes: int) -> dict[str, Any]:
+        return {"spatial_dims": self.dimensions, "in_channels": channels, "out_channels": classes}

@@ -108,10 +108,13 @@ class Request(Message):
 
 # ---------------------------------------------------------------------------------------------------- a site answers
 class Counted(Message):
-    """The cases of a site's parts; None where the plan seals how many it trains on."""
+    """The cases of a site's parts; None where the plan seals how many it trains on.
 
-    train: Cases | None
-    validation: Cases
+    Only a site that does not train may have none in a part other than the test's.
+    """
+
+    train: Annotated[int, Field(ge=0, le=MOST_CASES)] | None
+    validation: Annotated[int, Field(ge=0, le=MOST_CASES)]
     test: Cases
 
 

@@ -50,6 +50,7 @@ HOSPITAL = "_hospital"
 # ---------------------------------------------------------------------------------------------------- a comparison's
 VERDICT = "verdict.json"
 TABLE, TABLE_DATA = "table.md", "table.json"
+LOCKS = ".locks"
 
 RUN_TREE: Mapping[str, str] = {
     PLAN: "the resolved plan: every key with its value",
@@ -107,6 +108,7 @@ STUDY_TREE: Mapping[str, str] = {
     TABLE_DATA: "the same for programs",
     VERDICT: "scores, differences and intervals; it is written at the end",
     REPORT: "the page about all of it",
+    f"{LOCKS}/": "empty files, held by the comparison and by its runs as long as they go on",
 }
 
 # What the lead may fetch; the super model holds personal models of sites that agreed, and of no others.

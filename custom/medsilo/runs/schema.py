@@ -33,6 +33,9 @@ def _figure(value: Any) -> int | float:
     return value
 
 
+STOPPED = "stopped"  # why a run ended that somebody or something stopped in its middle
+
+
 class Part(BaseModel):
     """A part of a file. Unknown keys pass, so that a newer medsilo may add some within one schema version."""
 

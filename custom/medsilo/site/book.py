@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,11 @@ from filelock import FileLock, Timeout
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import FILE, make_folder, write_text
 from medsilo.site.settings import FILE_NAME, Limits, Part
+from medsilo.tasks.sources import Draw, Memory
 
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
-KEY, ANSWERS, PATIENTS, LOCK, RUNNING = "key", "answers.jsonl", "patients.jsonl", "book.lock", "running"
+KEY, ANSWERS, PATIENTS, PLACES = "key", "answers.jsonl", "patients.jsonl", "parts.jsonl"
+LOCK, RUNNING = "book.lock", "running"
 WAIT = 60.0  # seconds that another process may hold the lock
 MARK = 16  # hexadecimal digits that stand for a patient
 Marks = frozenset[str]  # of the patients of one part, each with the number of its cases
@@ -83,6 +85,33 @@ class Book:
         return int.from_bytes(hmac.digest(self.key(), purpose.encode(), "sha256")[:8], "big") >> 1
 
     # ------------------------------------------------------------------ patients
+    def places(self, data: str, split: int, writes: bool) -> Memory:
+        """Return what gives patients of these data their parts: whoever had one in an earlier study keeps it.
+
+        split: the number that the parts are drawn from. writes: whether what is new is remembered.
+        """
+
+        def remembered(patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
+            key = self.key()
+            marks = {name: _mark(key, f"{data}\x1f{split}\x1fpart\x1f{name}") for name in patients}
+            with self._alone():
+                known = self._known_places()
+                found = draw({name: known[mark] for name, mark in marks.items() if mark in known})
+                new = {marks[name]: part for name, part in found.items() if marks[name] not in known}
+                if new and writes and for_good:
+                    self._add(PLACES, {"parts": new})
+            return found
+
+        return remembered
+
+    def _known_places(self) -> dict[str, str]:
+        """Return the part behind each mark. A line that was cut off was never used."""
+        known: dict[str, str] = {}
+        for line in self._lines(PLACES):
+            parts = line.get("parts")
+            known |= parts if isinstance(parts, dict) else {}
+        return known
+
     def near(self, data: str, parts: Mapping[Part, Sequence[str]], least: int) -> set[Part]:
         """Remember who is in which part; return the parts whose scores must not leave.
 
@@ -95,6 +124,8 @@ class Book:
             known = {frozenset(line.get("marks", ())) for line in self._lines(PATIENTS)}
             found: set[Part] = set()
             for part, own in marks.items():
+                if not own:
+                    continue
                 if any(0 < _differ(own, other) < least for other in known):
                     found.add(part)
                 elif own not in known:
@@ -246,7 +277,12 @@ class Book:
 def _marks(key: bytes, data: str, names: Sequence[str]) -> Marks:
     """Patients with the number of their cases, so that nobody who reads the file finds a name in it."""
     told = (f"{data}\x1f{name}\x1f{number}" for name, number in Counter(names).items())
-    return frozenset(hmac.digest(key, text.encode(), "sha256").hex()[:MARK] for text in told)
+    return frozenset(_mark(key, text) for text in told)
+
+
+def _mark(key: bytes, text: str) -> str:
+    """Return what stands for a text that nobody without the key can guess."""
+    return hmac.digest(key, text.encode(), "sha256").hex()[:MARK]
 
 
 def _differ(one: Marks, other: Marks) -> int:

@@ -5,24 +5,31 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Literal
 
+from filelock import FileLock, Timeout
+
 from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.files import make_folder
 from medsilo.core.lifeline import end_family, end_with
+from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
 from medsilo.flare import simulator
-from medsilo.plan import Plan
+from medsilo.plan import Plan, load_plan
 from medsilo.registry import METHODS
 from medsilo.runs import paths
+from medsilo.runs.reading import read_provenance
 from medsilo.runs.record import Record
-from medsilo.runs.schema import CellResult, Summary
+from medsilo.runs.schema import STOPPED, CellResult, Summary
 from medsilo.site.settings import SiteSettings
 
 Engine = Literal["simulator", "inprocess"]
+LET_GO = 30.0  # seconds in which processes of a comparison that was killed have ended
 SITES, EPOCHS = "participation.sites", "training.local_epochs"
 
 
@@ -195,13 +202,14 @@ def fill(
 
 
 def run_cell(cell: Cell, engine: Engine, settings: SiteSettings) -> str:
-    """Run one cell from its beginning; what went wrong, in a line, or nothing. Pooled methods run in process."""
-    shutil.rmtree(cell.folder, ignore_errors=True)
+    """Run one cell, or go on with it where it was stopped; what went wrong, in a line, or nothing.
+
+    Pooled methods run in process. A process of an earlier comparison, which is ending, is waited for.
+    """
+    simulated = engine == "simulator" and not cell.plan.algorithm.pooled
     try:
-        if engine == "simulator" and not cell.plan.algorithm.pooled:
-            simulator.run(cell.plan, cell.folder, settings)
-        else:
-            inprocess.run(cell.plan, folder=cell.folder, settings=settings)
+        with alone(cell.folder.parent / paths.LOCKS / cell.folder.name, cell.name, LET_GO):
+            _run(cell, simulated, settings)
     except MedsiloError as error:
         return f"{error} {error.private}".rstrip()
     if not cell.summary():
@@ -210,6 +218,55 @@ def run_cell(cell: Cell, engine: Engine, settings: SiteSettings) -> str:
     for state in cell.folder.glob(f"{paths.SITES}/*/{paths.STATE_FILES}"):
         state.unlink()
     return ""
+
+
+def _run(cell: Cell, simulated: bool, settings: SiteSettings) -> None:
+    resumes = _was_stopped(cell, simulated)
+    if not resumes:
+        shutil.rmtree(cell.folder, ignore_errors=True)
+    if not simulated:
+        inprocess.run(cell.plan, folder=cell.folder, resume=resumes, settings=settings)
+    elif resumes:
+        simulator.resume(cell.folder, settings)
+    else:
+        simulator.run(cell.plan, cell.folder, settings)
+
+
+def _was_stopped(cell: Cell, simulated: bool) -> bool:
+    """Return whether a cell was stopped or killed in its middle, and the same medsilo can go on with it.
+
+    One that failed begins anew: it may be its state that is damaged.
+    """
+    record = Record(cell.folder)
+    by_simulator = (cell.folder / paths.JOB).is_dir()
+    if cell.plan.algorithm.pooled or by_simulator != simulated:
+        return False
+    try:
+        if not record.can_go_on():
+            return False
+        summary, provenance = record.summary(), read_provenance(cell.folder)
+        record.load_checkpoint()
+        same = load_plan(cell.folder / paths.PLAN).hash == cell.plan.hash
+    except MedsiloError:
+        return False
+    stopped = summary is None or summary.reason == STOPPED
+    return stopped and same and provenance.package.hash == package_facts()["hash"]
+
+
+@contextmanager
+def alone(path: Path, what: str, wait: float = 0.0) -> Iterator[None]:
+    """Hold a lock as long as this process lives and is inside; raise where another process has it for so long."""
+    make_folder(path.parent)
+    try:
+        held: AbstractContextManager = FileLock(path).acquire(timeout=wait)
+    except Timeout as error:
+        raise MedsiloError(
+            f"{what}: another comparison runs it now; wait for its end, or give another --out", str(path)
+        ) from error
+    except OSError:  # a file system without locks
+        held = nullcontext()
+    with held:
+        yield
 
 
 def _folder_name(title: str) -> str:

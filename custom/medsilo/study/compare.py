@@ -14,7 +14,7 @@ from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.schema import About, RunOfRow, Verdict
 from medsilo.site.settings import SiteSettings
-from medsilo.study.cells import Cell, Engine, fill
+from medsilo.study.cells import Cell, Engine, alone, fill
 from medsilo.study.evidence import Endpoint
 from medsilo.study.tables import write_page
 from medsilo.study.verdict import Statistics, chosen_baseline
@@ -47,6 +47,10 @@ class Study:
         for cell in self.cells:
             if not cell.summary():
                 cell.plan.task.check_source(settings.data)
+        with alone(self.folder / paths.LOCKS / "comparison", self.folder.name):
+            return self._fill(engine, settings, at_once, say)
+
+    def _fill(self, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]) -> list[str]:
         failures: list[str] = []
         started, before = time.monotonic(), sum(1 for cell in self.cells if cell.summary())
         say(f"{len(self.cells)} runs, {before} of them finished before, {at_once} at a time, in {self.folder}")

@@ -10,6 +10,8 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 
+PER_BYTE = 257.0  # 65535 / 255: what a step of 8 bits is in 16
+
 
 class ZScore(Section):
     """Mean 0 and standard deviation 1 of every image and channel: for MRI."""
@@ -22,6 +24,10 @@ class ZScore(Section):
         from monai.transforms import NormalizeIntensity
 
         return _as_float32(NormalizeIntensity(channel_wise=True)(image))
+
+    def in_monai(self) -> list[dict[str, Any]]:
+        """Return the same in a MONAI bundle's words."""
+        return [{"_target_": "NormalizeIntensityd", "keys": "image", "channel_wise": True}]
 
 
 class Percentiles(Section):
@@ -39,6 +45,11 @@ class Percentiles(Section):
         scale = ScaleIntensityRangePercentiles(self.low, self.high, 0.0, 1.0, clip=True, channel_wise=True)
         return _as_float32(scale(image))
 
+    def in_monai(self) -> list[dict[str, Any]]:
+        """Return the same in a MONAI bundle's words."""
+        own = {"lower": self.low, "upper": self.high, "b_min": 0.0, "b_max": 1.0, "clip": True, "channel_wise": True}
+        return [{"_target_": "ScaleIntensityRangePercentilesd", "keys": "image", **own}]
+
 
 class Window(Section):
     """Two values become 0 and 1, the same at all sites; what lies beyond is cut off: for CT, in Hounsfield units."""
@@ -54,9 +65,14 @@ class Window(Section):
 
         return _as_float32(ScaleIntensityRange(self.low, self.high, 0.0, 1.0, clip=True)(image))
 
+    def in_monai(self) -> list[dict[str, Any]]:
+        """Return the same in a MONAI bundle's words."""
+        own = {"a_min": self.low, "a_max": self.high, "b_min": 0.0, "b_max": 1.0, "clip": True}
+        return [{"_target_": "ScaleIntensityRanged", "keys": "image", **own}]
+
 
 class Bytes(Section):
-    """0 to 255 becomes 0 to 1; images with other numbers are refused: for photographs."""
+    """0 to 255 becomes 0 to 1, of 16 bits 0 to 65535; images with other numbers are refused: for photographs."""
 
     largest: ClassVar[float] = 1.0
     kind: Literal["bytes"] = "bytes"
@@ -64,6 +80,11 @@ class Bytes(Section):
     def apply(self, image: Tensor) -> Tensor:
         """[C, ...] to the same shape."""
         return image / 255.0
+
+    def in_monai(self) -> list[dict[str, Any]]:
+        """Return the same in a MONAI bundle's words."""
+        own = {"a_min": 0.0, "a_max": 255.0, "b_min": 0.0, "b_max": 1.0}
+        return [{"_target_": "ScaleIntensityRanged", "keys": "image", **own}]
 
 
 class AsStored(Section):
@@ -76,17 +97,28 @@ class AsStored(Section):
         """[C, ...] to the same shape."""
         return image
 
+    def in_monai(self) -> list[dict[str, Any]]:
+        """Return the same in a MONAI bundle's words."""
+        return []
+
 
 Intensity = Annotated[ZScore | Percentiles | Window | Bytes | AsStored, Field(discriminator="kind")]
 
 
-def check_kind(values: np.ndarray, intensity: Section) -> None:
-    """Raises DataError where 0 to 255 is asked for and a file holds other numbers."""
-    if isinstance(intensity, Bytes) and values.dtype != np.uint8:
+def numbers_of(values: np.ndarray, intensity: Section) -> np.ndarray:
+    """Return an image's values as float32; where 0 to 255 is asked for, those of 16 bits from 0 to 65535 become that.
+
+    Raises DataError for other numbers there.
+    """
+    numbers = np.ascontiguousarray(values, np.float32)
+    if not isinstance(intensity, Bytes) or values.dtype == np.uint8:
+        return numbers
+    if values.dtype != np.uint16:
         raise DataError(
-            f"images have {8 * values.dtype.itemsize} bits per value where the plan reads 8; save them with 8 bits, or "
-            "agree on another task.intensity"
+            f"images have {8 * values.dtype.itemsize} bits per value{'' if values.dtype.kind == 'u' else ' and signs'} "
+            "where the plan reads 8 or 16; save them so, or agree on another task.intensity"
         )
+    return numbers / np.float32(PER_BYTE)
 
 
 def _as_float32(image: Any) -> Tensor:

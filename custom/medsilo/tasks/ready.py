@@ -159,7 +159,7 @@ class ReadyCases(Dataset):
     def labels(self) -> Tensor:
         """The class of every case of a classification, [cases]."""
         pairs = zip(self.held, self.chosen, strict=True)
-        return torch.tensor([one.facts.shown[case][0] for one, cases in pairs for case in cases])
+        return torch.tensor([one.facts.shown[case][0] for one, cases in pairs for case in cases], dtype=torch.long)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         place = bisect_right(self.ends, index)

@@ -35,7 +35,8 @@ class Scan:
         if order:
             back = np.argsort(order)
             labels = labels.transpose([axes - 1 - back[axes - 1 - axis] for axis in range(axes)])
-        image = SimpleITK.GetImageFromArray(np.ascontiguousarray(labels, np.uint8))
+        kind = np.uint8 if labels.max(initial=0) < 256 else np.uint16
+        image = SimpleITK.GetImageFromArray(np.ascontiguousarray(labels, kind))
         image.SetSpacing(self.header.GetSpacing())
         image.SetOrigin(self.header.GetOrigin())
         image.SetDirection(self.header.GetDirection())
@@ -71,10 +72,18 @@ def _read(path: Path) -> Scan:
         turn = (orient.GetPermuteOrder(), orient.GetFlipAxes())
     values = SimpleITK.GetArrayFromImage(image)
     values = np.moveaxis(values, -1, 0) if channels > 1 else values[None]
+    values = _without_opaque_alpha(values) if axes == 2 else values
     affine = np.eye(4)
     affine[:axes, :axes] = np.array(image.GetDirection()).reshape(axes, axes) * np.array(image.GetSpacing())
     affine[:axes, 3] = image.GetOrigin()
     return Scan(values, affine, image.GetSpacing(), header, turn)
+
+
+def _without_opaque_alpha(values: np.ndarray) -> np.ndarray:
+    """Leave out a flat image's fourth channel where it is full everywhere: it hides nothing."""
+    alpha = values[-1]
+    opaque = len(values) == 4 and alpha.dtype.kind == "u" and bool((alpha == np.iinfo(alpha.dtype).max).all())
+    return values[:-1] if opaque else values
 
 
 def _read_series(folder: Path) -> Any:

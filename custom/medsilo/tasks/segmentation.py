@@ -21,6 +21,7 @@ class Segmentation(Task):
     """
 
     metric: ClassVar[str] = "dice"
+    segments: ClassVar[bool] = True
     # The labels of each structure; the retina's disc, for example, holds its cup.
     structures: ClassVar[dict[str, tuple[int, ...]]] = {"structure": (1,)}
 
@@ -77,7 +78,6 @@ class Segmentation(Task):
         return (0.0, FAR) if name.startswith(SURFACE[0]) else super().told_range(name)
 
     def masks(self, labels: Tensor) -> Tensor:
-        """Return where each structure is, [batch, structures, *grid]."""
         return torch.stack([torch.isin(labels, labels.new_tensor(part)) for part in self.structures.values()], 1)
 
     def _dice(self, output: Tensor, target: Tensor) -> Tensor:

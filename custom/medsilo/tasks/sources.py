@@ -1,9 +1,10 @@
 """A site's word on its own data: where they lie, and how its files and labels are to be read."""
 
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
@@ -19,6 +20,8 @@ Pattern = Annotated[str, Field(min_length=1, max_length=500)]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(_as_tuple)]
+Draw = Callable[[Mapping[str, str]], dict[str, str]]  # who has a part already -> everybody's part
+Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]  # patients, what draws, whether that is for good
 
 
 class Columns(Section):
@@ -49,6 +52,31 @@ class DataSource(Section):
     cache_memory: int = Field(4096, ge=1, le=10_000_000)  # MiB that they may take in memory; others are read again
     cache_disk: float = Field(100, gt=0, le=1_000_000)  # GiB that they may take on the disk
     cache_folder: Path | None = None  # where they are kept with `cache: disk`
+
+    # What remembers each patient's part at a hospital; at home nothing does.
+    _memory: Memory | None = PrivateAttr(None)
+    _only_tested: bool = PrivateAttr(False)
+
+    def remembered_by(self, memory: Memory) -> Self:
+        """Return the same data, whose patients keep the parts that they had in earlier studies."""
+        copy = self.model_copy()
+        copy._memory = memory
+        return copy
+
+    @property
+    def only_tested(self) -> bool:
+        """Return whether the site does not train in this study, so that it needs cases for the test alone."""
+        return self._only_tested
+
+    def for_test(self) -> Self:
+        """Return the same data for a site that does not train."""
+        copy = self.model_copy()
+        copy._only_tested = True
+        return copy
+
+    def parts(self, patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
+        """Return each patient's part. for_good: whether it may be remembered from now on, where it is new."""
+        return self._memory(patients, draw, for_good) if self._memory else draw({})
 
     @property
     def is_described(self) -> bool:

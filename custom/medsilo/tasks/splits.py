@@ -1,7 +1,7 @@
 """Choose who is trained on and who is tested: patients (or other groups) go whole to training, validation or test."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.tasks.survey import PARTS
 
 Split = Literal["patient", "paper"]
+NEAR = 1e-9  # by which a product of shares may miss a whole number
 
 
 def _whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
@@ -48,19 +49,78 @@ def split_seed(seed: int, *site: str) -> int:
     return seed_for(seed, *site, "split")
 
 
-def parts_by_hash(patients: Iterable[str], shares: Sequence[float], split: int) -> dict[str, str]:
-    """The part of every patient, by the patient's name alone: one that comes later moves no other.
+def parts_by_rank(
+    classes: Mapping[str, str], shares: Sequence[float], split: int, known: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the part of every patient, near the shares in all and within each class; no part is empty if that can be.
 
-    Only where a part would be empty, the patient that stands nearest to it moves there, if there are enough.
+    classes: what each patient's images show, the same for all where they have no class; known: the parts of patients
+    who have one already and keep it. Without those, the patients of a class are ranked by the hash of their names and
+    cut at the shares. With them, newcomers come in that order, each to the part that lacks most.
     """
-    places = {patient: seed_for(split, "part", patient) / 2**63 for patient in sorted(patients)}
-    ends = np.cumsum(shares)[:2]
-    found = {patient: PARTS[int(np.searchsorted(ends, place, side="right"))] for patient, place in places.items()}
-    middles = dict(zip(PARTS, np.cumsum(shares) - np.array(shares) / 2, strict=True))
-    for part in PARTS:
-        sizes = Counter(found.values())
-        if len(found) >= len(PARTS) and not sizes[part]:
-            rich = max(PARTS, key=lambda name: sizes[name])
-            near = [patient for patient in found if found[patient] == rich]
-            found[min(near, key=lambda patient: abs(places[patient] - middles[part]))] = part
+    ranked = sorted(classes, key=lambda patient: (seed_for(split, "part", patient), patient))
+    if kept := {patient: part for patient, part in (known or {}).items() if patient in classes}:
+        return _with_newcomers(ranked, classes, shares, kept)
+    of_class: defaultdict[str, list[str]] = defaultdict(list)
+    for patient in ranked:
+        of_class[classes[patient]].append(patient)
+    names = sorted(of_class)
+    found: dict[str, str] = {}
+    for name, numbers in zip(names, _numbers([len(of_class[name]) for name in names], shares), strict=True):
+        parts = [part for part, number in zip(PARTS, numbers, strict=True) for _ in range(number)]
+        found |= dict(zip(of_class[name], parts, strict=True))
+    return found
+
+
+def _numbers(sizes: Sequence[int], shares: Sequence[float]) -> list[list[int]]:
+    """Return how many patients of each class, [classes], go into each part, [parts].
+
+    Whole numbers below the shares first; what is left of a class goes where its fraction is largest, as long as the
+    part lacks patients in all.
+    """
+    totals = _totals(sum(sizes), shares)
+    wanted = np.outer(sizes, totals) / max(sum(sizes), 1)
+    numbers = np.floor(wanted + NEAR).astype(int)
+    lacks = totals - numbers.sum(0)
+    for of_class, exact, size in zip(numbers, wanted, sizes, strict=True):
+        over = exact - of_class
+        while of_class.sum() < size:
+            part = max(range(len(PARTS)), key=lambda place: (lacks[place] > 0, over[place]))
+            of_class[part] += 1
+            over[part] -= 1
+            lacks[part] -= 1
+    return numbers.tolist()
+
+
+def _totals(patients: int, shares: Sequence[float]) -> np.ndarray:
+    """Return how many patients each part has: by largest remainders, and one at least where there are enough."""
+    exact = np.asarray(shares) * patients
+    totals = np.floor(exact + NEAR).astype(int)
+    for part in np.argsort(totals - exact, kind="stable")[: patients - totals.sum()]:
+        totals[part] += 1
+    while patients >= len(PARTS) and totals.min() == 0:
+        totals[totals.argmin()] += 1
+        totals[totals.argmax()] -= 1
+    return totals
+
+
+def _with_newcomers(
+    ranked: Sequence[str], classes: Mapping[str, str], shares: Sequence[float], known: Mapping[str, str]
+) -> dict[str, str]:
+    """Return everybody's part: those who have one keep it, the others fill up what lacks most, in all and by class."""
+    found = dict(known)
+    held, of_class = Counter(found.values()), Counter((classes[patient], part) for patient, part in found.items())
+    newcomers = [patient for patient in ranked if patient not in found]
+    for left, patient in zip(range(len(newcomers), 0, -1), newcomers, strict=True):
+        own = classes[patient]
+        here, alike = len(found) + 1, 1 + sum(of_class[own, part] for part in PARTS)
+        lacks = {
+            part: share * (here + alike) - held[part] - of_class[own, part]
+            for part, share in zip(PARTS, shares, strict=True)
+        }
+        empty = [part for part in PARTS if not held[part]]
+        part = max(empty if len(empty) >= left else PARTS, key=lambda name: lacks[name])
+        found[patient] = part
+        held[part] += 1
+        of_class[own, part] += 1
     return found

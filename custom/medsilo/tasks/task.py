@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from medsilo.core.errors import DataError
 from medsilo.core.section import Section, added
 from medsilo.learning.loop import DrawnCases
 from medsilo.models.network import Network
+from medsilo.tasks.bundled import InMonai
 from medsilo.tasks.folds import Dealt, Fold, together
 from medsilo.tasks.listing import links_out
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
@@ -174,10 +175,10 @@ class Task(Section):
         """The label of each place of that image, from the network's output for its cases: [*grid]."""
         raise DataError(f"task {self.name} finds no masks")
 
-    def monai_transforms(self) -> list[dict[str, Any]] | None:
-        """Return what `inputs_of` does to a volume in a MONAI bundle's words.
+    def in_monai(self) -> InMonai | None:
+        """Return what `inputs_of` does to a file, and `infer` to its cases, in a MONAI bundle's words.
 
-        They can be inverted; the image's key is "image", slices come last. None where MONAI has no such transforms.
+        None where MONAI has no such transforms.
         """
         return None
 
@@ -185,6 +186,21 @@ class Task(Section):
     def spacing(self) -> tuple[tuple[float, float], ...] | None:
         """The least and greatest spacing of the task's images along x, y (and z) in mm; None when it isn't known."""
         return None
+
+    segments: ClassVar[bool] = False  # whether structures are found in images, with `masks`
+
+    def masks(self, labels: Tensor) -> Tensor:
+        """Return where each structure is, [batch, structures, *grid], by the label of each place."""
+        raise TypeError(f"task {self.name} finds no masks")
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Return the name of each label 0, 1, ...: its number where the task has no other."""
+        return tuple(map(str, range(self.classes)))
+
+    def own_values(self, source: DataSource | None) -> dict[int, int]:
+        """Return the values that labels have in a site's own masks, where they differ from the plan's."""
+        return {}
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:

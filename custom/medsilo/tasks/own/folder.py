@@ -3,10 +3,10 @@
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
-from medsilo.tasks.intensity import Intensity, Percentiles, check_kind
+from medsilo.tasks.bundled import IN_MONAI, InMonai
+from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.metrics import Counts, Figures, Measures
 from medsilo.tasks.own.measuring import ClassJudge, StructureJudge
@@ -26,7 +27,7 @@ from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCas
 from medsilo.tasks.resizing import resized, resized_to_nearest
 from medsilo.tasks.scans import Scan, read_scan, refuse_palette
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import Shares, parts_by_hash
+from medsilo.tasks.splits import Shares, parts_by_rank
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, range_of, ranges_of, repeated
 from medsilo.tasks.task import SiteData, Task
 from medsilo.tasks.volumes import SAME_PLACE
@@ -38,6 +39,10 @@ MOST_VOXELS = 2**27  # of a case: 512 along each of three axes
 BACKGROUND = "background"
 SHOWN = 8  # values that an error names
 GREATEST = 65_535  # value of a mask
+BYTE, DARKEST = 255, 65_535 // 16  # greatest values of an image of 8 bits, and of 12 bits that are stored in 16
+DARK = "images of 16 bits use 12 or fewer, so that they are nearly black here; agree on task.intensity percentiles"
+TWICE = "images are there twice; remove the copies"
+APART = "images are there twice, in two parts, so that one is judged by what another knows; remove the copies"
 
 
 class FolderTask(Task):
@@ -109,7 +114,7 @@ class FolderTask(Task):
         return 2
 
     @property
-    def segments(self) -> bool:
+    def segments(self) -> bool:  # type: ignore[override]
         """Return whether structures are found; else images are classified."""
         return self.kind == "segmentation"
 
@@ -174,6 +179,22 @@ class FolderTask(Task):
     def measures(self, output: Tensor, target: Tensor) -> Measures:
         return self._family.measures(output, target)
 
+    def masks(self, labels: Tensor) -> Tensor:
+        return self._family.masks(labels)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return (BACKGROUND, *self.labels) if self.segments else self.labels
+
+    def own_values(self, source: DataSource | None) -> dict[int, int]:
+        """Return the value of each label in a site's own masks; of several that mean one structure the first."""
+        if source is None or not self.segments:
+            return {}
+        own: dict[int, int] = {}
+        for value, label in self._numbers(source).items():
+            own.setdefault(label, value)
+        return own
+
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         return self._family.counts(measures, patients, least)
 
@@ -208,6 +229,38 @@ class FolderTask(Task):
         labels = resized(output, grid[len(grid) - self.axes :]).argmax(1)
         return labels if labels.ndim == len(grid) else labels[0]
 
+    def in_monai(self) -> InMonai:
+        sliced, size = self.stored > self.axes, list(self.size[::-1])
+        rest = [0] if sliced else []
+        middle = {"_target_": f"{IN_MONAI}.Middled", "keys": "image", "size": size + rest}
+        whole = {
+            "_target_": f"{IN_MONAI}.WholeImages",
+            "size": size,
+            "sliced": sliced,
+            "windows": self.crops,
+            "overlap": self.overlap,
+            "classifies": not self.segments,
+        }
+        return InMonai(
+            [*self._on_the_grid(), *self.intensity.in_monai(), *([] if self.segments else [middle])],
+            whole,
+            channels=self._channel_names,
+            flat=self.stored == 2,
+            converter="in_bytes" if isinstance(self.intensity, Bytes) else "opaque",
+            classes=self.label_names,
+            classifies=not self.segments,
+            files=("in_monai", "patches"),
+        )
+
+    @property
+    def _channel_names(self) -> tuple[str, ...]:
+        """The names of the channels that lie in files of their own."""
+        raise NotImplementedError
+
+    def _on_the_grid(self) -> list[dict[str, Any]]:
+        """Return the turns and resampling of `_inputs` in a MONAI bundle's words."""
+        raise NotImplementedError
+
     # ------------------------------------------------------------------------------------------ from files
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
         return self.read(site, sites, seed, None if folder is None else DataSource(folder=folder))
@@ -216,7 +269,7 @@ class FolderTask(Task):
         survey, parts = self._examined(site, sites, source)
         wrong = [problem for problem in survey.problems if problem.severity == "stops"]
         if wrong:
-            if not all(map(len, parts.values())):  # then those that were left out may be why
+            if any("no cases" in problem.what for problem in wrong):  # then those that were left out may be why
                 wrong += [problem for problem in survey.problems if problem.severity == "left out"]
             private = "; ".join(name for problem in wrong for name in problem.private)
             raise DataError("; ".join(f"{problem.what} ({problem.count})" for problem in wrong), private)
@@ -252,7 +305,8 @@ class FolderTask(Task):
         for what, names in wrong.items():
             listing.add("left out", what, names)
         ready = {part: ReadyCases(held[part], [self._chosen(one.facts) for one in held[part]]) for part in PARTS}
-        return self._told(listing, held, ready, numbers), ready
+        needed = ("test",) if source.only_tested else PARTS
+        return self._told(listing, held, ready, numbers, needed), ready
 
     def _dealt(
         self, partition: Partition, site: str, sites: Sequence[str], entries: list[Entry], classes: dict[str, int]
@@ -268,13 +322,18 @@ class FolderTask(Task):
         return [entries[place] for place in owners[order.index(site)]]
 
     def _split(self, listing: Listing, source: DataSource) -> dict[str, list[Entry]]:
-        """Each entry's part: the table's, or by the hash of its patient, as the site or else the plan has it."""
-        own = source.split
+        """Each entry's part: the table's, or by the rank of its patient, as the site or else the plan has it."""
         if any(entry.part for entry in listing.entries):
             place = {entry.patient: entry.part for entry in listing.entries}
         else:
-            patients = {entry.patient for entry in listing.entries}
-            place = parts_by_hash(patients, source.shares or self.shares, self.split if own is None else own)
+            classes = _own_classes(listing.entries)
+            split = self.split if source.split is None else source.split
+            draw = partial(parts_by_rank, classes, source.shares or self.shares, split)
+            usable = all(problem.severity != "stops" for problem in listing.problems)
+            enough = len(classes) >= len(PARTS)
+            if source.only_tested and not enough:
+                draw = partial(_into_the_test, classes)
+            place = source.parts(classes, draw, for_good=usable and (enough or source.only_tested))
         return {part: [entry for entry in listing.entries if place[entry.patient] == part] for part in PARTS}
 
     def _chosen(self, facts: Facts) -> list[int]:
@@ -307,7 +366,7 @@ class FolderTask(Task):
 
     def _number(self, label: str | int) -> int:
         """A plan's label, given by its name or its number."""
-        names = (BACKGROUND, *self.labels) if self.segments else self.labels
+        names = self.label_names
         if str(label) in names:
             return names.index(str(label))
         if str(label).isdecimal() and int(label) < self.classes:
@@ -341,13 +400,13 @@ class FolderTask(Task):
     def _inputs(self, values: np.ndarray, spacing: Sequence[float]) -> Tensor:
         """Return what the network reads of an image [C, (D,) H, W]: [cases, C, *grid]."""
         if len(values) != self.channels:
-            hint = "; remove the alpha channel" if len(values) == self.channels + 1 and values.dtype == np.uint8 else ""
+            alpha = len(values) == self.channels + 1 and values.dtype.kind == "u"
+            hint = "; remove the alpha channel, which is not opaque" if alpha else ""
             raise DataError(f"images have {len(values)} channels where the plan reads {self.channels}{hint}")
         if values.ndim != self.stored + 1:
             kinds = ("flat images", "volumes") if self.stored == 3 else ("volumes", "flat images")
             raise DataError(f"{kinds[0]} where the plan reads {kinds[1]}")
-        check_kind(values, self.intensity)
-        image = torch.from_numpy(np.ascontiguousarray(values, np.float32))
+        image = torch.from_numpy(numbers_of(values, self.intensity))
         if not image.isfinite().all():
             raise DataError("images have values that are NaN or infinite")
         cases = self._cases(image)
@@ -378,7 +437,12 @@ class FolderTask(Task):
 
     # ------------------------------------------------------------------------------------------ what is found
     def _told(
-        self, listing: Listing, held: dict[str, list[HeldEntry]], ready: dict[str, ReadyCases], numbers: dict[int, int]
+        self,
+        listing: Listing,
+        held: dict[str, list[HeldEntry]],
+        ready: dict[str, ReadyCases],
+        numbers: dict[int, int],
+        needed: Sequence[str],
     ) -> Survey:
         every = [one for part in PARTS for one in held[part]]
         values = Counter(value for one in every for value in one.facts.values)
@@ -388,9 +452,11 @@ class FolderTask(Task):
             what = f"no label of the plan stands for the masks' values {shown}; say in data.label_map what they are"
             listing.add("stops", what, [one.entry.name for one in every if set(one.facts.values) & set(strangers)])
         parts = {part: self._part(ready[part]) for part in PARTS}
-        for part, told in parts.items():
-            if not told.cases:
-                hint = "bring more patients, or fix the parts by a column of a table"
+        for part in needed:
+            if not parts[part].cases:
+                lost = any(problem.severity == "left out" for problem in listing.problems)
+                more = "bring more patients, or fix the parts by a column of a table"
+                hint = "mend what is left out first, which may be all of it" if lost else more
                 listing.problems.append(Problem("stops", f"the {part} part has no cases; {hint}", 1))
         if self.segments:
             empty = [one.entry.name for one in every if not any(any(labels) for labels in one.facts.shown)]
@@ -399,8 +465,9 @@ class FolderTask(Task):
             what = "all training cases are of one class: this site's model of its own learns nothing"
             listing.problems.append(Problem("note", what, parts["train"].cases))
         copies = repeated(one.facts.digest for one in every)
-        if copies:
-            listing.problems.append(Problem("note", "images are there twice; remove the copies", copies))
+        listing.problems += _twice(held)
+        if self.stored == 2 and isinstance(self.intensity, Bytes):
+            listing.add("note", DARK, [one.entry.name for one in every if BYTE < one.facts.intensity[1] <= DARKEST])
         left_out = [problem for problem in listing.problems if problem.severity == "left out"]
         unlabelled = sum(problem.count for problem in left_out if "no label" in problem.what)
         return Survey(
@@ -417,12 +484,39 @@ class FolderTask(Task):
         )
 
     def _part(self, data: ReadyCases) -> PartFacts:
-        names = (BACKGROUND, *self.labels) if self.segments else self.labels
+        names = self.label_names
         counts: Counter[int] = Counter()
         for one, cases in zip(data.held, data.chosen, strict=True):
             counts.update(label for case in cases for label in one.facts.shown[case])
         shown = {name: counts[number] for number, name in enumerate(names) if name != BACKGROUND}
         return PartFacts(len(data), len(set(data.patients)), shown)
+
+
+def _twice(held: dict[str, list[HeldEntry]]) -> Iterator[Problem]:
+    """Yield what there is to say of copies, with their names and the parts in which they lie."""
+    places: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for part, entries in held.items():
+        for one in entries:
+            places[one.facts.digest].append((one.entry.name, part))
+    groups = sorted(sorted(several) for several in places.values() if len(several) > 1)
+    apart = [several for several in groups if len({part for _, part in several}) > 1]
+    for what, found in ((TWICE, [own for own in groups if own not in apart]), (APART, apart)):
+        if found:
+            names = tuple(" = ".join(f"{name} ({part})" for name, part in several) for several in found)
+            yield Problem("note", what, sum(len(several) - 1 for several in found), names)
+
+
+def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
+    """Return each patient's class as the site calls it, so that no plan moves anybody: that of most of the images."""
+    labels: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for entry in entries:
+        labels[entry.patient][entry.label if isinstance(entry.label, str) else ""] += 1
+    return {patient: min(own, key=lambda label: (-own[label], label)) for patient, own in labels.items()}
+
+
+def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the parts of patients who are fewer than parts: who has none yet is tested."""
+    return {patient: known.get(patient, "test") for patient in classes}
 
 
 def _scan_of(path: Path) -> Scan:

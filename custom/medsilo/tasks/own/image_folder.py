@@ -1,6 +1,6 @@
 """A hospital's own flat images."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -30,3 +30,14 @@ class ImageFolder(FolderTask):
     @property
     def alike(self) -> bool:
         return self.resize
+
+    @property
+    def _channel_names(self) -> tuple[str, ...]:
+        return (self.colours,)  # in one file
+
+    def _on_the_grid(self) -> list[dict[str, Any]]:
+        turned = [{"_target_": "Transposed", "keys": "image", "indices": [0, 2, 1]}]  # MONAI counts x first
+        if not self.resize:
+            return turned
+        size = list(self.size[::-1])
+        return [*turned, {"_target_": "Resized", "keys": "image", "spatial_size": size, "mode": "bilinear"}]

@@ -1,13 +1,15 @@
 """A hospital's own volumes."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from medsilo.models.network import Dimensions
+from medsilo.tasks.bundled import IN_MONAI
 from medsilo.tasks.own.folder import Distance, FolderTask, Name
+from medsilo.tasks.own.patches import grid_at
 from medsilo.tasks.ready import Facts
 
 
@@ -63,8 +65,22 @@ class NiftiFolder(FolderTask):
 
     def _own_grid(self, grid: tuple[int, ...], spacing: Sequence[float]) -> tuple[int, ...]:
         assert self.voxel is not None
-        own = tuple(spacing)[: self.axes][::-1]
-        return tuple(max(1, round(n * a / b)) for n, a, b in zip(grid, own, self.voxel, strict=True))
+        return grid_at(grid, tuple(spacing)[: self.axes][::-1], self.voxel)
+
+    @property
+    def _channel_names(self) -> tuple[str, ...]:
+        return self.modalities
+
+    def _on_the_grid(self) -> list[dict[str, Any]]:
+        """Axes in the order of the network's; slices last."""
+        turned = {"_target_": "Orientationd", "keys": "image", "axcodes": "SPL", "labels": None}
+        rest = [] if self.axes == 3 else [0]
+        if rest:
+            turned["axcodes"] = "PLS"
+        if self.voxel is None:
+            size = [*self.size[::-1], *(-1 for _ in rest)]
+            return [turned, {"_target_": "Resized", "keys": "image", "spatial_size": size, "mode": "trilinear"}]
+        return [turned, {"_target_": f"{IN_MONAI}.ToSpacingd", "keys": "image", "pixdim": [*self.voxel, *rest]}]
 
     def _chosen(self, facts: Facts) -> list[int]:
         if self.axes == 2 and self.segments and self.slices == "labelled":

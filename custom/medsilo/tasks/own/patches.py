@@ -12,6 +12,12 @@ Augmentation = Literal["flip-x", "flip-y", "flip-z", "rotate90", "affine", "inte
 WINDOWS = 4  # pieces that go through the network together
 
 
+def grid_at(grid: Sequence[int], spacing: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:
+    """Return how many places an image has along each axis in another spacing, over the same place; 0: as it is."""
+    axes = zip(grid, spacing, wanted, strict=True)
+    return tuple(max(1, round(places * own / new)) if new else places for places, own, new in axes)
+
+
 def middle_of(image: Tensor, size: Sequence[int]) -> Tensor:
     """The middle of an image [..., *grid], with its least value around it where it is smaller."""
     starts = [(own - wanted) // 2 for own, wanted in zip(image.shape[-len(size) :], size, strict=True)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from medsilo.models.network import Network
 from medsilo.models.unet import UNet
+from medsilo.tasks.bundled import InMonai
 from medsilo.tasks.resizing import resized
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.synthetic.hospitals import (
@@ -117,8 +118,9 @@ class SyntheticProstate(Segmentation):
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
         return resized(output, grid[1:]).argmax(1)
 
-    def monai_transforms(self) -> list[dict[str, Any]]:
-        return slices_in_monai(self.shape)
+    def in_monai(self) -> InMonai:
+        inferer = {"_target_": "SliceInferer", "roi_size": [self.size, self.size], "spatial_dim": 2}
+        return InMonai(slices_in_monai(self.shape), inferer)
 
     @property
     def spacing(self) -> tuple[tuple[float, float], ...]:

@@ -1,0 +1,112 @@
+"""Parts of a MONAI Bundle: what MONAI's own classes do in another way than training here does.
+
+A bundle holds a copy of this file and of patches.py, and so needs nothing else of medsilo.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from monai.data import MetaTensor
+from monai.inferers import Inferer
+from monai.transforms import MapTransform, Resized
+from torch import Tensor
+
+from medsilo.tasks.own.patches import from_windows, grid_at, middle_of
+
+
+class ToSpacingd(Resized):
+    """Resample an image to a spacing so that it covers the same place; it can be inverted.
+
+    pixdim: millimetres along each axis; 0 leaves an axis as it is.
+    """
+
+    def __init__(self, keys: str, pixdim: Sequence[float]) -> None:
+        super().__init__(keys, [-1] * len(pixdim), mode="trilinear", align_corners=False)
+        self.wanted = tuple(pixdim)
+
+    def __call__(self, data: Mapping[Any, Any], lazy: bool | None = None) -> dict[Any, Tensor]:
+        image = data[self.first_key(dict(data))]
+        self.resizer.spatial_size = grid_at(image.shape[1:], image.pixdim.tolist(), self.wanted)
+        return super().__call__(data, lazy)
+
+
+class Middled(MapTransform):
+    """Take the middle of an image, with its least value around it where it is smaller.
+
+    size: of the image's axes in turn; 0 leaves an axis as it is.
+    """
+
+    def __init__(self, keys: str, size: Sequence[int]) -> None:
+        super().__init__(keys)
+        self.size = tuple(size)
+
+    def __call__(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
+        changed = dict(data)
+        for key in self.key_iterator(changed):
+            image = changed[key]
+            own = image.shape[-len(self.size) :]
+            changed[key] = middle_of(image, [size or here for size, here in zip(self.size, own, strict=True)])
+        return changed
+
+
+class WholeImages(Inferer):
+    """Use the network on one whole image after the other, as `medsilo predict` does.
+
+    size: what the network reads; sliced: whether the image's last axis are slices, which are the network's cases;
+    windows: whether images have sizes of their own and go through windows of `size` which overlap; classifies: whether
+    the answer is the probability of each class, over all slices; batch: slices that go through the network together.
+    """
+
+    def __init__(
+        self, size: Sequence[int], sliced: bool, windows: bool, overlap: float, classifies: bool, batch: int
+    ) -> None:
+        super().__init__()
+        self.size, self.sliced, self.windows = tuple(size), sliced, windows
+        self.overlap, self.classifies, self.batch = overlap, classifies, batch
+
+    def __call__(self, inputs: Tensor, network: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Return scores [1, classes, *grid], or probabilities [1, classes], of an image [1, channels, *grid]."""
+        if len(inputs) != 1:
+            raise ValueError("set the data loader's batch_size to 1: images differ in size")
+        image = inputs.as_tensor() if isinstance(inputs, MetaTensor) else inputs
+        cases = image[0].movedim(-1, 0) if self.sliced else image
+        output = torch.cat([self._of(network, several.contiguous()).float() for several in cases.split(self.batch)])
+        if self.classifies:
+            return output.double().softmax(1).mean(0, keepdim=True)
+        scores = output.movedim(0, -1)[None] if self.sliced else output
+        # With what was done to the image, so that it can be inverted.
+        return MetaTensor(scores).copy_meta_from(inputs) if isinstance(inputs, MetaTensor) else scores
+
+    def _of(self, network: Callable[..., Tensor], cases: Tensor) -> Tensor:
+        return from_windows(network, cases, self.size, self.overlap) if self.windows else network(cases)
+
+
+def one_file_per_case(folder: str, channels: Sequence[str], suffixes: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the images of a folder; of several channels those of its folders named after them, which go together."""
+
+    def files(place: Path) -> list[str]:
+        return sorted(str(path) for path in place.iterdir() if path.name.lower().endswith(tuple(suffixes)))
+
+    if len(channels) == 1:
+        return [{"image": path} for path in files(Path(folder))]
+    columns = [files(Path(folder, channel)) for channel in channels]
+    names = [[Path(path).name for path in column] for column in columns]
+    if any(own != names[0] for own in names):
+        raise ValueError(f"give each of the folders {', '.join(channels)} a file of the same name for each case")
+    return [{"image": list(paths)} for paths in zip(*columns, strict=True)]
+
+
+def opaque(image: Any) -> Any:
+    """Return a picture without its alpha channel."""
+    return image.convert("RGB" if image.mode == "RGBA" else "L") if image.mode in ("RGBA", "LA") else image
+
+
+def in_bytes(image: Any) -> Any:
+    """Return a picture without its alpha channel; one of 16 bits from 0 to 65535 as from 0 to 255."""
+    from PIL import Image
+
+    deep = image.mode.startswith("I;16")
+    return Image.fromarray(np.asarray(image, np.float32) / np.float32(257)) if deep else opaque(image)
