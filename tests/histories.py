@@ -22,7 +22,7 @@ from medsilo.privacy.agreed import Demands
 from medsilo.privacy.mechanisms import Charge, Gaussian, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.messages import Parcel
-from medsilo.site.ledger import Ledger, Spending
+from medsilo.site.ledger import CountedStudy, Ledger, Spending
 
 TRACED = ("site/ledger.py", "federation/account.py", "federation/kept_answer.py", "core/files.py", "tests/histories.py")
 DATA = "0123456789abcdef"
@@ -48,7 +48,8 @@ class Job:
 
     def account(self) -> PrivacyAccount:
         ledger = Ledger(self.root / "book", DATA)
-        return PrivacyAccount(ledger, Spending(study=self.study, plan="p", method="FedAvg"), self.demands, self.folder)
+        spending = Spending(study=self.study, plan="p", method="FedAvg")
+        return PrivacyAccount(ledger, CountedStudy(spending, self.demands), self.folder)
 
     def answer(self, number: int, version: int) -> None:
         """Answer one request as a participant does. version: of what the server sends with it."""

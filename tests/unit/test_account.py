@@ -22,7 +22,7 @@ from medsilo.runs.paths import SPENT, site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.book import Book, data_set
-from medsilo.site.ledger import Ledger, LedgerStanding, Spending, ledgers
+from medsilo.site.ledger import CountedStudy, Ledger, LedgerStanding, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
 from tests.histories import dying, ended
 from tests.unit.test_protection import NAMES, STUDY, write_photos
@@ -189,10 +189,10 @@ def test_a_study_that_dies_at_the_ledger_goes_on_and_is_charged_for_what_left(
     """All of it, server and site, ends as the second round is entered, before or after that; then it is resumed."""
     plan, own, charge = parse_plan(PRIVATE), settings_of(photos), Ledger.charge
 
-    def die(self: Ledger, spending: Spending, what: str, *given: Any) -> None:
+    def die(self: Ledger, study: CountedStudy, what: str, *given: Any) -> None:
         if what == "round 2" and before:
             os._exit(9)
-        charge(self, spending, what, *given)
+        charge(self, study, what, *given)
         if what == "round 2":
             os._exit(9)
 
