@@ -27,7 +27,14 @@ from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.messages import Parcel
 from medsilo.site.ledger import CountedStudy, Ledger, Spending
 
-TRACED = ("site/ledger.py", "site/locked.py", "federation/account.py", "federation/kept_answer.py", "core/files.py", "tests/histories.py")
+TRACED = (
+    "site/ledger.py",
+    "site/locked.py",
+    "federation/account.py",
+    "federation/kept_answer.py",
+    "core/files.py",
+    "tests/histories.py",
+)
 DATA = "0123456789abcdef"
 MOST_LINES = 900  # of the code that writes, in one attempt
 LONGEST_TURN = 200  # lines

@@ -104,7 +104,7 @@ def test_a_hospital_that_demands_privacy_gets_it_or_does_not_join(photos: Path, 
     gone = tmp_path / "nowhere"
     with pytest.raises(Refused, match="demands differential privacy .* the plan promises none"):
         run(tmp_path / "bare", gone, plan=STUDY)
-    with pytest.raises(Refused, match=r"declare them public, with its reason \(privacy\.public\.counts"):
+    with pytest.raises(Refused, match=r"declare them public with a reason \(privacy\.public\.counts"):
         run(tmp_path / "counts", gone, public={})
     with pytest.raises(MedsiloError, match="privacy.public"):
         settings_of(photos, public={"weights": "why not"})
@@ -114,8 +114,12 @@ def test_where_a_plan_promises_and_the_hospital_demands_nothing_it_is_still_coun
     photos: Path, tmp_path: Path
 ) -> None:
     own = make_settings({"device": "cpu", "data": {"folder": str(photos), "split": 1}}, "x")
-    inprocess.run(parse_plan(PRIVATE), folder=tmp_path / "study", settings=own)
+    with pytest.raises(Refused, match="numbers of cases would leave as they are: declare them public"):
+        inprocess.run(parse_plan(PRIVATE), folder=tmp_path / "bare", settings=own)
+    inprocess.run(parse_plan(PRIVATE, ["privacy.counts.epsilon=0.2"]), folder=tmp_path / "study", settings=own)
     assert 1.9 < standing(tmp_path).epsilon(1e-3) <= 2.0
+    told = Record(tmp_path / "study").rounds()[0].sites["a"]
+    assert told.train_loss is None and told.validation is None
 
 
 def test_a_tampered_ledger_lets_nothing_leave(photos: Path, tmp_path: Path) -> None:
@@ -127,8 +131,8 @@ def test_a_tampered_ledger_lets_nothing_leave(photos: Path, tmp_path: Path) -> N
 
 
 # ---------------------------------------------------------------------------------------------------- answer by answer
-def site(root: Path, data: Path, **demands: Any) -> Participant:
-    return Participant(parse_plan(PRIVATE), "a", ["a"], settings_of(data, **demands), site_folder(root / "study", "a"))
+def site(root: Path, data: Path, plan: dict = PRIVATE, **demands: Any) -> Participant:
+    return Participant(parse_plan(plan), "a", ["a"], settings_of(data, **demands), site_folder(root / "study", "a"))
 
 
 def weights(participant: Participant) -> Groups:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
-from medsilo.federation.account import NUMBERS, WHAT
+from medsilo.federation.private_numbers import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import epsilon_of
 from medsilo.privacy.agreed import Demands, Told, stricter
@@ -107,12 +107,12 @@ def privacy_findings(plan: Plan, settings: SiteSettings, book: Book | None) -> I
         return
     promise = stricter(plan.privacy, demands)
     told = f"the study may cost ε = {promise.epsilon:g} at δ = {promise.delta:g} for each {promise.unit}"
+    if how_told(plan, demands, "counts", settings.protects(plan.task.synthetic)) == "silent":
+        what, _, todo = COUNTS_REFUSED.partition(": ")
+        yield Finding(where, "stops", what, todo)
     if demands is None:
         yield Finding(where, "note", told, "say in medsilo.yaml what all studies may cost together (privacy)")
         return
-    if "counts" not in demands.public:
-        told_counts = "numbers of cases leave with every answer, and are not declared public"
-        yield Finding(where, "stops", told_counts, "declare them with a reason (privacy.public.counts)")
     spent_so_far = 0.0
     if book:
         ledger = Ledger(book.folder, data_set(settings.data.folder if settings.data else None, plan.task.name))
@@ -134,7 +134,7 @@ def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
     for group in sent:
         rows.append((f"tensors: {group}", _price_of_tensors(plan, demands)))
     for told in dict.fromkeys(told for numbers in NUMBERS.values() for told in numbers):
-        rows.append((WHAT[told], _price_of_numbers(told, demands)))
+        rows.append((WHAT[told], _price_of_numbers(plan, told, settings)))
     return rows
 
 
@@ -149,9 +149,20 @@ def _price_of_tensors(plan: Plan, demands: Demands | None) -> str:
     )
 
 
-def _price_of_numbers(told: Told, demands: Demands | None) -> str:
-    if demands is None:
+def _price_of_numbers(plan: Plan, told: Told, settings: SiteSettings) -> str:
+    demands = settings.privacy
+    if plan.privacy is None:
         return "not protected"
-    if told in demands.public:
+    guarded = demands is not None or settings.protects(plan.task.synthetic)
+    how = how_told(plan, demands, told, guarded)
+    if how == "noisy":
+        kind, offer = ("geometric", plan.privacy.counts) if told == "counts" else ("Laplace", plan.privacy.scores)
+        assert offer
+        share = offer.epsilon * stricter(plan.privacy, demands).epsilon / plan.privacy.epsilon
+        what = "drawn once" if told == "counts" else "on the score; nothing else of it leaves"
+        return f"{kind} noise {what}; ε = {share:.3g} for all of the study, part of the study's"
+    if how == "silent":
+        return "not declared public: this hospital does not join" if told == "counts" else "0: does not leave"
+    if demands and told in demands.public:
         return f"0: declared public ({demands.public[told]})"
-    return "not declared public: this hospital does not join" if told == "counts" else "0: does not leave"
+    return "not protected"

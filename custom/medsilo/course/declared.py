@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from medsilo.core.errors import PlanError
+from medsilo.core.section import Section, added
 from medsilo.learning.private import AdaptiveClipping
 from medsilo.privacy.agreed import Delta, Epsilon, Promise, Unit
 
@@ -24,6 +27,12 @@ class Private:
     says: str = "everything that leaves follows from noisy gradients"
 
 
+class NumbersOffer(Section):
+    """An account of its own for numbers that leave beside tensors."""
+
+    epsilon: Epsilon = Field(description="part of the study's ε that all of them cost together")
+
+
 class PrivacyOffer(Promise):
     """The plan's `privacy`: what the study promises every hospital of its records."""
 
@@ -39,6 +48,27 @@ class PrivacyOffer(Promise):
     adaptive: AdaptiveClipping | None = Field(
         None, description="`{}`: the length follows a quantile of the gradients' lengths, beginning with `clip`"
     )
+    scores: NumbersOffer | None = added(
+        None,
+        description="scores over validation and test cases leave with Laplace noise, and models are chosen by them; "
+        "`null`: scores leave only where a hospital declares them public, and else the last round's model is taken",
+    )
+    counts: NumbersOffer | None = added(
+        None,
+        description="numbers of cases leave with geometric noise, drawn once; then numbers are of units, the "
+        "batch size, too. `null`: a hospital has to declare them public, or it can't join",
+    )
+
+    @model_validator(mode="after")
+    def _leaves_some_for_tensors(self) -> Self:
+        numbers = sum(own.epsilon for own in (self.scores, self.counts) if own)
+        if numbers >= self.epsilon:
+            raise PydanticCustomError(
+                "value_error",
+                "{error}",
+                {"error": f"scores and counts alone cost ε = {numbers:g} of {self.epsilon:g}; give them less"},
+            )
+        return self
 
     def noise(self, effective: float, gradients: int) -> float:
         """Return the noise on each gradient, over the bound, where so many of each batch must cost together as one with

@@ -15,32 +15,19 @@ from typing import Self
 from medsilo.core.errors import Refused
 from medsilo.core.files import write_json
 from medsilo.federation.kept_answer import KeptAnswers
+from medsilo.federation.private_numbers import refuse_bare_counts
 from medsilo.federation.protection import Protection
 from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import counted, epsilon_of, noise_for
-from medsilo.privacy.agreed import Told, stricter
-from medsilo.privacy.mechanisms import Charge, Gaussian, Public
+from medsilo.privacy.agreed import stricter
+from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.runs.messages import Parcel
 from medsilo.runs.paths import SPENT
 from medsilo.runs.schema import Spent
 from medsilo.sealing.signing import Certified
 from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending
 from medsilo.site.settings import FILE_NAME
-
-# What an answer tells in numbers, by what it answers.
-NUMBERS: dict[str, tuple[Told, ...]] = {
-    "join": ("counts",),
-    "round": ("counts", "train", "validation"),
-    "deliver": ("counts", "validation"),
-    "test": ("counts", "test"),
-}
-WHAT: dict[Told, str] = {
-    "counts": "numbers of cases",
-    "train": "loss over training cases",
-    "validation": "score and loss over validation cases",
-    "test": "score, loss and counts over test cases",
-}
 
 
 class PrivacyAccount:
@@ -64,11 +51,7 @@ class PrivacyAccount:
                 f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan promises none; "
                 "add a section privacy with epsilon and delta"
             )
-        if demands and "counts" not in demands.public:
-            raise Refused(
-                "numbers of cases leave with every answer, and have no noise: a hospital that demands privacy has to "
-                f"declare them public, with its reason (privacy.public.counts in its {FILE_NAME})"
-            )
+        refuse_bare_counts(plan, demands)
         signer, asker = signer_of(kit), protection.asker
         ledger = Ledger(protection.book.folder, asker.data, signer.key if isinstance(signer, Certified) else None)
         spending = Spending(study=asker.study, plan=plan.hash, method=plan.algorithm.title, lead=asker.lead)
@@ -78,12 +61,9 @@ class PrivacyAccount:
         ledger.expect(account.study, [Charge(what=WHOLE, of=about)])
         return account
 
-    def numbers(self, task: str) -> list[Charge]:
-        """Return what the numbers of an answer cost: nothing, since they are declared public or do not leave."""
-        public = self.study.demands.public if self.study.demands else {}
-        return [
-            Charge(what=WHAT[told], of=Public(reason=public[told])) for told in NUMBERS.get(task, ()) if told in public
-        ]
+    def enter(self, what: str, attempt: str, charges: Sequence[Charge]) -> None:
+        """Enter what was drawn once and is part of every answer, unless it is there."""
+        self.ledger.charge(self.study, what, attempt, charges)
 
     def admit(self, planned: Sequence[Charge]) -> None:
         """Let the study in, or raise Refused, with what it would cost and what is left."""

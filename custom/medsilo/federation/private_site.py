@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.course.phase import Phase
+from medsilo.federation.private_numbers import PrivateNumbers
 from medsilo.learning.loop import steps_in
 from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
 from medsilo.plan import BOUNDS, Plan
@@ -29,9 +30,12 @@ class PrivateSite:
     site: str
     promise: Promise
     train: Dataset  # all training cases
+    numbers: PrivateNumbers | None = None  # what else leaves, and how much that costs
 
     @classmethod
-    def of(cls, plan: Plan, site: str, demands: Demands | None, train: Dataset) -> "PrivateSite | None":
+    def of(
+        cls, plan: Plan, site: str, demands: Demands | None, train: Dataset, numbers: PrivateNumbers | None = None
+    ) -> "PrivateSite | None":
         """Return it where the plan promises privacy; raises Refused where the hospital demands that and it doesn't."""
         if plan.privacy is None:
             if demands is None:
@@ -40,7 +44,7 @@ class PrivateSite:
                 f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan promises none; "
                 "add a section privacy with epsilon and delta"
             )
-        return cls(plan, site, stricter(plan.privacy, demands), train)
+        return cls(plan, site, stricter(plan.privacy, demands), train, numbers)
 
     @property
     def _units(self) -> Sequence[str] | None:
@@ -50,24 +54,38 @@ class PrivateSite:
     def sample(self, secret: NoiseSource) -> PoissonSample:
         """Return what draws this site's cases; on average as many as the plan's batches have."""
         cases = len(self.train)  # type: ignore[arg-type]
-        return PoissonSample(self._units, cases, self.plan.training.batch_size, secret)
+        return PoissonSample(self._units, cases, self.plan.training.batch_size, secret, self.size)
+
+    @cached_property
+    def size(self) -> int:
+        """The training cases as everybody may know them; where counts have noise, the units with that noise.
+
+        Rate, steps and what sums are divided by follow from it, so that they tell nothing more.
+        """
+        noisy = self.numbers.noisy_size if self.numbers else None
+        return len(self.train) if noisy is None else noisy  # type: ignore[arg-type]
 
     @cached_property
     def rate(self) -> float:
         """The chance of a unit to be in a step's batch."""
-        return min(1.0, self.plan.training.batch_size / len(self.train))  # type: ignore[arg-type]
+        return min(1.0, self.plan.training.batch_size / self.size)
 
     @property
     def steps(self) -> int:
         """The steps of one round."""
-        cases = len(self.train)  # type: ignore[arg-type]
-        return self.plan.training.local_epochs * steps_in(cases, self.plan.training.batch_size)
+        return self.plan.training.local_epochs * self.steps_in_epoch
+
+    @property
+    def steps_in_epoch(self) -> int:
+        """The steps of one local epoch."""
+        return steps_in(self.size, self.plan.training.batch_size)
 
     @cached_property
     def effective(self) -> float:
         """The noise with which a single gradient a step would keep the promise over all rounds."""
         rounds = sum(phase.rounds for phase in self.plan.course.phases if phase.trains)
-        return noise_for(self.promise.epsilon, self.promise.delta, self.rate, self.steps * rounds)
+        beside = self.numbers.planned() if self.numbers else []
+        return noise_for(self.promise.epsilon, self.promise.delta, self.rate, self.steps * rounds, beside=beside)
 
     @cached_property
     def noise(self) -> float:

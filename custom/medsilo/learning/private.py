@@ -42,16 +42,25 @@ class PoissonSample:
     A batch has its units one after the other, and may be empty or larger than expected.
     """
 
-    def __init__(self, units: Sequence[str] | None, cases: int, expected: float, secret: NoiseSource) -> None:
-        """units: the unit of each case, None where each is its own. expected: cases in a batch, on average."""
+    def __init__(
+        self,
+        units: Sequence[str] | None,
+        cases: int,
+        expected: float,
+        secret: NoiseSource,
+        size: int | None = None,
+    ) -> None:
+        """units: the unit of each case, None where each is its own. expected: in a batch, on average, of so many in
+        all: `size`, by default the cases."""
         names = range(cases) if units is None else units
         places = {name: place for place, name in enumerate(dict.fromkeys(names))}
         self.members: list[list[int]] = [[] for _ in places]
         for case, name in enumerate(names):
             self.members[places[name]].append(case)
-        self.rate = min(1.0, expected / cases)
-        self.expected = self.rate * cases  # cases in a batch
-        self.expected_units = self.rate * len(self.members)
+        known = cases if size is None else size
+        self.rate = min(1.0, expected / known)
+        self.expected = self.rate * known  # in a batch
+        self.expected_units = self.rate * (len(self.members) if size in (None, cases) else known)
         self.secret = secret
         self.owners = torch.zeros(0, dtype=torch.int64)
 

@@ -143,7 +143,7 @@ class Ledger:
         """Let a study in that will be charged so much, or raise Refused: studies that run keep what they planned."""
         with self._folder.alone():
             standing = self._opened()
-            study.check(standing, standing.of(study.name) + counted(planned))
+            study.check(standing, standing.of(study.name) | counted(planned))
             self._append(standing, "planned", study, WHOLE, "", together(planned, WHOLE))
 
     def expect(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
