@@ -445,6 +445,15 @@ class Plan(Section):
                 "training.truncate: which cases a hospital trains on would depend on the others' numbers of cases; set "
                 "it to false where the plan promises privacy"
             )
+        assert self.privacy
+        releases = any(phase.releases for phase in self.course.phases)
+        if releases != (self.privacy.statistics is not None):
+            raise PlanError(
+                "privacy.statistics: means over a hospital's cases leave before training, and need an account of their "
+                "own; set privacy.statistics.epsilon"
+                if releases
+                else "privacy.statistics: nothing leaves before training under this plan; remove it"
+            )
         for name in self.private.networks:
             if layer := mixes_cases(networks[name]):
                 raise PlanError(

@@ -33,6 +33,18 @@ class NumbersOffer(Section):
     epsilon: Epsilon = Field(description="part of the study's ε that all of them cost together")
 
 
+class StatisticsOffer(NumbersOffer):
+    """An account of its own for means over a site's cases that leave once."""
+
+    clip: float = Field(
+        1.0,
+        gt=0,
+        le=1e6,
+        description="length to which a unit's part is cut: of HarmoFL's amplitude over the number of pixels (the mean "
+        "of each channel first), or of AdaFed's features' root mean square",
+    )
+
+
 class PrivacyOffer(Promise):
     """The plan's `privacy`: what the study promises every hospital of its records."""
 
@@ -59,14 +71,24 @@ class PrivacyOffer(Promise):
         "batch size, too. `null`: a hospital has to declare them public, or it can't join",
     )
 
+    statistics: StatisticsOffer | None = added(
+        None,
+        description="means over a hospital's cases that leave before training, AdaFed's statistics and HarmoFL's "
+        "amplitude, have Gaussian noise; a plan with such a method has to say it",
+    )
+
+    @property
+    def besides(self) -> float:
+        """Return the ε of all that has an account of its own."""
+        return sum(own.epsilon for own in (self.scores, self.counts, self.statistics) if own)
+
     @model_validator(mode="after")
     def _leaves_some_for_tensors(self) -> Self:
-        numbers = sum(own.epsilon for own in (self.scores, self.counts) if own)
-        if numbers >= self.epsilon:
+        if self.besides >= self.epsilon:
             raise PydanticCustomError(
                 "value_error",
                 "{error}",
-                {"error": f"scores and counts alone cost ε = {numbers:g} of {self.epsilon:g}; give them less"},
+                {"error": f"what is told beside cost ε = {self.besides:g} of {self.epsilon:g}; give it less"},
             )
         return self
 
@@ -90,7 +112,18 @@ class PrivacyOffer(Promise):
         return 1 / math.sqrt(gradients * each)
 
 
-ABLE = ("fedavg", "fedprox", "fedbn", "fedper", "ditto", "mr-mtl", "harmofl", "fedsm")  # that declare an account
+ABLE = (
+    "fedavg",
+    "fedprox",
+    "fedbn",
+    "fedper",
+    "ditto",
+    "mr-mtl",
+    "harmofl",
+    "adafed",
+    "d-adafed",
+    "fedsm",
+)  # that declare an account
 
 
 def not_declared(method: str) -> str:

@@ -432,7 +432,10 @@ class Participant:
                 cases = DrawnCases(cases, self.plan.task.augmented, drawn)
             if private:
                 number_of = steps if most is None else min(most, steps)
-                return train_epoch(private.sample.batches(cases, number_of, self.compute), lessons, self.compute, stop)
+                drawn_batches = private.sample.batches(cases, number_of, self.compute)
+                if layer:  # its amplitude was released before, so that a case is changed by nothing of another
+                    drawn_batches = passed_through(layer, drawn_batches, learns=False)
+                return train_epoch(drawn_batches, lessons, self.compute, stop)
             data: Iterator[tuple[Tensor, Tensor]] = islice(batches(cases, size, self.compute, order), most)
             if layer:
                 data = passed_through(layer, data, learns=purpose == SHUFFLE)
@@ -454,7 +457,7 @@ class Participant:
             self.compute,
             epoch,
             in_order,
-            self.cases["train"],
+            self.private.size if self.private else self.cases["train"],
             steps,
             generator_for(self.plan.seed, self.site, "method", number),
             self.plan.algorithm.perturbation,

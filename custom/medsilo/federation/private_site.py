@@ -14,9 +14,9 @@ from medsilo.federation.private_numbers import PrivateNumbers
 from medsilo.learning.loop import steps_in
 from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
 from medsilo.plan import BOUNDS, Plan
-from medsilo.privacy.accounting import noise_for
+from medsilo.privacy.accounting import gaussian_for, noise_for
 from medsilo.privacy.agreed import Demands, Promise, stricter
-from medsilo.privacy.mechanisms import MOST_NOISE, Charge, SampledGaussian
+from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Gaussian, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
 from medsilo.site.settings import FILE_NAME
 from medsilo.tasks.task import patients_of
@@ -84,7 +84,7 @@ class PrivateSite:
     def effective(self) -> float:
         """The noise with which a single gradient a step would keep the promise over all rounds."""
         rounds = sum(phase.rounds for phase in self.plan.course.phases if phase.trains)
-        beside = self.numbers.planned() if self.numbers else []
+        beside = [*(self.numbers.planned() if self.numbers else ()), *self._releases(self._released)]
         return noise_for(self.promise.epsilon, self.promise.delta, self.rate, self.steps * rounds, beside=beside)
 
     @cached_property
@@ -100,13 +100,29 @@ class PrivateSite:
 
     def charges(self, number: int, phase: Phase) -> list[Charge]:
         """Return what a round's training costs, whatever of it leaves."""
+        released = self._releases(phase.releases)
         if not phase.trains:
-            return []
+            return released
         assert self.plan.privacy
         noise = self.plan.privacy.effective(self.noise, self.plan.gradients)
         of = SampledGaussian(noise=noise, rate=self.rate, steps=self.steps)
         names = ", ".join(self.plan.private.networks)
-        return [Charge(what=f"training of {names} in round {number}", of=of)]
+        return [*released, Charge(what=f"training of {names} in round {number}", of=of)]
+
+    @property
+    def _released(self) -> int:
+        """The means over cases that leave in all rounds."""
+        return sum(phase.releases * phase.rounds for phase in self.plan.course.phases)
+
+    @cached_property
+    def releasing(self) -> float:
+        """The noise on each of these means over the bound, so that all keep to their part of the promise."""
+        assert self.plan.privacy and self.plan.privacy.statistics
+        share = self.plan.privacy.statistics.epsilon / self.plan.privacy.epsilon
+        return gaussian_for(share * self.promise.epsilon, self.promise.delta, self._released)
+
+    def _releases(self, count: int) -> list[Charge]:
+        return [Charge(what="mean over cases", of=Gaussian(noise=self.releasing, count=count))] if count else []
 
     def secret(self, number: int) -> NoiseSource:
         """Return the random numbers of one attempt at a round: nobody's, or with drawn hospitals the seed's."""
@@ -118,4 +134,7 @@ class PrivateSite:
         """Return how the networks of this site learn in one attempt at a round."""
         secret = self.secret(number)
         bounds = cast(GradientBounds, modules[BOUNDS])
-        return PrivateSteps(self.sample(secret), bounds, self.noise, secret, self.plan.private.at_home)
+        steps = PrivateSteps(self.sample(secret), bounds, self.noise, secret, self.plan.private.at_home)
+        if self.plan.privacy and self.plan.privacy.statistics:
+            steps.releasing, steps.clip = self.releasing, self.plan.privacy.statistics.clip
+        return steps

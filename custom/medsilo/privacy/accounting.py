@@ -89,6 +89,17 @@ def laplace_for(epsilon: float, delta: float, count: int) -> float:
     return found
 
 
+def gaussian_for(epsilon: float, delta: float, count: int) -> float:
+    """Return the least Gaussian noise, to a thousandth, with which so many releases cost at most ε at this δ.
+
+    It is over what one unit changes, in length. Raises MedsiloError where no noise is enough.
+    """
+    found = _least(lambda noise: epsilon_of({Gaussian(noise=noise): count}, delta), epsilon)
+    if found is None:
+        raise MedsiloError(f"no noise keeps {count} releases within ε = {epsilon:g} at δ = {delta:g}: allow more ε")
+    return found
+
+
 def _least(cost: Callable[[float], float], epsilon: float) -> float | None:
     """Return the least noise, to a thousandth, that costs at most ε; None where none up to MOST_NOISE does."""
     high, above = 1.0, math.inf  # noise that is enough, and what it costs

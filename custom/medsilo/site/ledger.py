@@ -310,13 +310,18 @@ class Ledger:
         return self._key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
 
 
+def nobody_runs(study: str) -> bool:
+    """Return that a study does not run: where studies are counted one after the other."""
+    return False
+
+
 @dataclass(frozen=True)
 class CountedStudy:
     """A study that a ledger counts, with what its hospital demands."""
 
     spending: Spending
     demands: Demands | None = None  # None: it is counted, and never refused
-    runs: Callable[[str], bool] = lambda study: False  # whether another study runs, which keeps what it planned
+    runs: Callable[[str], bool] = nobody_runs  # whether another study runs, which keeps what it planned
 
     @property
     def name(self) -> str:
