@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from medsilo.analyses.analysis import read_finished
+from medsilo.analyses.release import check_release
 from medsilo.check.leaks import describe
 from medsilo.check.spending import price_list, privacy_findings
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Groups
 from medsilo.federation import inprocess
 from medsilo.federation.participant import Participant
@@ -269,7 +273,25 @@ def test_a_run_is_audited_and_its_models_are_tested(tmp_path: Path, capsys: pyte
     inprocess.run(plan, folder=tmp_path / "run")
     assert main(["audit-privacy", str(tmp_path / "run"), "--trainings", "60", "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
-    assert "private steps: nothing speaks against the claim" in shown and "model of a: nothing found" in shown
+    assert (
+        "trainings of 5 private steps: nothing speaks against the claim" in shown
+        and "model of a: nothing found" in shown
+    )
+
+
+def test_each_expert_of_a_super_model_is_tested_by_itself(tmp_path: Path) -> None:
+    task = {"name": "synthetic-histology", "patients": 12, "patches": 4}
+    sites = {"sites": ["a", "b"]}
+    plan = parse_plan(
+        {**STUDY, "task": task, "algorithm": {"name": "fedsm"}, "participation": sites}, ["training.rounds=1"]
+    )
+    inprocess.run(plan, folder=tmp_path / "run")
+    [finished] = read_finished([tmp_path / "run"])
+    found = check_release(finished, SiteSettings(device="cpu"))
+    assert sorted(found) == ["expert of a", "expert of b", "model of a", "model of b"]
+    copied = load_tensors(tmp_path / "run/supermodel/personal/a.safetensors")[0]
+    expert = finished.experts(torch.device("cpu"))["a"].state_dict()
+    assert all(tensor.equal(expert[name]) for name, tensor in copied.items())
 
 
 def test_another_folder_of_data_has_another_ledger(photos: Path) -> None:

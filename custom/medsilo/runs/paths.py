@@ -29,6 +29,7 @@ NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
 
 # What stands in the folders above.
+EXPERT_FILES = "personal/*.safetensors"  # of a super model
 BEST, LAST = "best.safetensors", "last.safetensors"
 AMPLITUDE = "amplitude.png"
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
