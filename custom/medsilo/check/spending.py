@@ -98,7 +98,7 @@ def spending_lines(found: LedgerSpent) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------- before a study
 def privacy_findings(plan: Plan, settings: SiteSettings, book: Book | None) -> Iterator[Finding]:
-    """Whether plan and hospital agree on privacy, what the study costs, and what is left."""
+    """Yield whether plan and hospital agree on privacy, what the study costs, and what is left."""
     demands, where = settings.privacy, "privacy"
     if plan.privacy is None:
         if demands:
@@ -130,9 +130,11 @@ def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
     """Return what leaves and what it costs: noisy, declared public, withheld, or not protected."""
     demands = settings.privacy
     rows = []
-    sent = dict.fromkeys(group.name for stretch in plan.course.stretches() for group in stretch.phase.sent)
-    for group in sent:
-        rows.append((f"tensors: {group}", _price_of_tensors(plan, demands)))
+    phases = [stretch.phase for stretch in plan.course.stretches()]
+    once = {group.name for phase in phases if phase.releases for group in phase.sent}
+    for group in dict.fromkeys(group.name for phase in phases for group in phase.sent):
+        price = _price_of_means(plan, demands) if group in once else _price_of_tensors(plan, demands)
+        rows.append((f"tensors: {group}", price))
     for told in dict.fromkeys(told for numbers in NUMBERS.values() for told in numbers):
         rows.append((WHAT[told], _price_of_numbers(plan, told, settings)))
     return rows
@@ -146,6 +148,16 @@ def _price_of_tensors(plan: Plan, demands: Demands | None) -> str:
     return (
         f"sampled Gaussian noise on each step's gradient of {networks}; all tensors of all rounds together at most "
         f"ε = {promise.epsilon:g} at δ = {promise.delta:g} for each {promise.unit}"
+    )
+
+
+def _price_of_means(plan: Plan, demands: Demands | None) -> str:
+    if plan.privacy is None or plan.privacy.statistics is None:
+        return "not protected"
+    share = plan.privacy.statistics.epsilon * stricter(plan.privacy, demands).epsilon / plan.privacy.epsilon
+    return (
+        f"each {stricter(plan.privacy, demands).unit}'s part is cut to {plan.privacy.statistics.clip:g}, and the sum has "
+        f"Gaussian noise; ε = {share:.3g} for all of the study, part of the study's"
     )
 
 

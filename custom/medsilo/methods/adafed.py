@@ -188,7 +188,7 @@ class StatisticsMixture(Algorithm):
         noise = (
             f"Gaussian noise of standard deviation {self.noise} is added to each; it is no differential privacy"
             if self.noise
-            else "no noise is added"
+            else "the method adds no noise of its own"
         )
         return [
             f"statistics: mean and variance of {(len(tensors) - 1) // 2} layers' inputs over all training cases, "
