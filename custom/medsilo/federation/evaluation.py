@@ -113,8 +113,8 @@ class Evaluation:
         return ("train",) if self.plan.transport.sealing_counts else ()
 
     def tells(self, part: SitePart) -> bool:
-        """Return whether a score over a part may leave: not where it is of too few patients, nor the difference to
-        another, nor where the study promises privacy and it is neither public nor has noise."""
+        """Return whether a score over a part may leave. It may not if it covers too few patients, alone or as the
+        difference to another score, or if the study promises privacy and it is neither public nor has noise."""
         if self._how(part) != "exact":
             return self._how(part) == "noisy"
         if part in self.too_near:
