@@ -39,7 +39,7 @@ MakesSteps = Callable[[PoissonSample, GradientBounds, float, NoiseSource], Priva
 
 @dataclass(frozen=True)
 class Audit:
-    """What the trainings showed, beside the claim."""
+    """The findings of the trainings, beside the claim."""
 
     trainings: int
     steps: int
@@ -146,7 +146,7 @@ def _train(
 
 
 class _Known:
-    """What the guesser works out: the cut gradients of the others together, and that of the canary."""
+    """The knowledge of the guesser: the cut gradients of the others together, and that of the canary."""
 
     def __init__(self, loss: LossFunction, clip: float) -> None:
         self.loss, self.clip = loss, clip

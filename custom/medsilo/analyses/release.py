@@ -28,7 +28,7 @@ CLEAR = 0.6  # area under the curve from where on a release is advised against
 
 @dataclass(frozen=True)
 class Membership:
-    """How well a test tells the members of a training set from others."""
+    """The success of a test that tells the members of a training set from others."""
 
     members: int
     others: int

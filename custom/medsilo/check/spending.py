@@ -1,4 +1,4 @@
-"""What a hospital's ledger says, and what a plan would cost: for `medsilo ledger`, the check and the leak report."""
+"""The content of a hospital's ledger and the price of a plan: for `medsilo ledger`, the check and the leak report."""
 
 import math
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ DELTA = 1e-5  # where neither the hospital nor its ledger names one
 
 @dataclass(frozen=True)
 class StudySpent:
-    """What one study cost."""
+    """The cost of one study."""
 
     study: str
     plan: str
@@ -31,7 +31,7 @@ class StudySpent:
 
 @dataclass(frozen=True)
 class LedgerSpent:
-    """What a ledger says of one data set."""
+    """The content of one data set's ledger."""
 
     data: str
     lines: int
@@ -156,8 +156,8 @@ def _price_of_means(plan: Plan, demands: Demands | None) -> str:
         return "not protected"
     share = plan.privacy.statistics.epsilon * stricter(plan.privacy, demands).epsilon / plan.privacy.epsilon
     return (
-        f"each {stricter(plan.privacy, demands).unit}'s part is cut to {plan.privacy.statistics.clip:g}, and the sum has "
-        f"Gaussian noise; ε = {share:.3g} for all of the study, part of the study's"
+        f"each {stricter(plan.privacy, demands).unit}'s part is cut to {plan.privacy.statistics.clip:g}, and the sum "
+        f"has Gaussian noise; ε = {share:.3g} for all of the study, part of the study's"
     )
 
 

@@ -46,7 +46,7 @@ class StatisticsOffer(NumbersOffer):
 
 
 class PrivacyOffer(Promise):
-    """The plan's `privacy`: what the study promises every hospital of its records."""
+    """The plan's `privacy`: the promise of a study to every hospital about its records."""
 
     epsilon: Epsilon = Field(description="ε of all rounds together, at every hospital; it may demand less")
     delta: Delta = Field(description="δ at which ε holds; less than 1 / number of patients of the largest hospital")

@@ -31,7 +31,7 @@ from medsilo.site.settings import FILE_NAME
 
 
 class PrivacyAccount:
-    """What one study costs one hospital."""
+    """The account of one study at one hospital."""
 
     def __init__(self, ledger: Ledger, study: CountedStudy, folder: Path) -> None:
         """folder: the site's, of the study."""

@@ -93,13 +93,13 @@ class PrivateNumbers:
     # ------------------------------------------------------------------ what it costs
     @cached_property
     def counting(self) -> Geometric:
-        """The noise on the numbers of units: one unit is in one part, so that all parts together change by one."""
+        """Return the noise on the numbers of units: one unit is in one part, so that all parts together change by one."""
         assert self.plan.privacy and self.plan.privacy.counts
         return Geometric(scale=1 / self._own(self.plan.privacy.counts.epsilon))
 
     @cached_property
     def scoring(self) -> Laplace:
-        """The noise on one score, over what one unit changes: so that all scores of the study keep to their ε."""
+        """Return the noise on one score, over what one unit changes: so that all scores of the study keep to their ε."""
         assert self.plan.privacy and self.plan.privacy.scores
         epsilon = self._own(self.plan.privacy.scores.epsilon)
         return Laplace(scale=laplace_for(epsilon, self.promise.delta, self._scores))
@@ -111,7 +111,7 @@ class PrivateNumbers:
 
     @property
     def _scores(self) -> int:
-        """The scores with noise that the study asks for."""
+        """Return the scores with noise that the study asks for."""
         return (self.plan.rounds + 1) * (self.how("validation") == "noisy") + (self.how("test") == "noisy")
 
     def charges(self, task: str) -> list[Charge]:
@@ -137,7 +137,7 @@ class PrivateNumbers:
     # ------------------------------------------------------------------ what is told
     @cached_property
     def counted(self) -> tuple[str, dict[str, int]] | None:
-        """The numbers of units with noise, and the name of their draw; None where they have none.
+        """Return the numbers of units with noise, and the name of their draw; None where they have none.
 
         Drawn once and kept on the disk: each draw costs, and two would tell more than one. In all that leaves, and in
         the training, they take the place of the true numbers.
@@ -166,7 +166,7 @@ class PrivateNumbers:
 
     @property
     def noisy_size(self) -> int | None:
-        """The number of training units with its noise; None where it has none."""
+        """Return the number of training units with its noise; None where it has none."""
         return self.counted[1]["train"] if self.counted else None
 
     def score(self, part: str, number: int, values: Tensor, low: float, high: float) -> float:

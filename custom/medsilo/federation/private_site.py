@@ -1,4 +1,4 @@
-"""A site's training under a promise of privacy: how much noise, whose cases are drawn, what each round is charged."""
+"""A site's training under a promise of privacy: its noise, whose cases are drawn, and the charge of each round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from medsilo.tasks.task import patients_of
 
 @dataclass(frozen=True)
 class PrivateSite:
-    """What a promise means at one site. The stricter of plan and hospital holds."""
+    """The meaning of a promise at one site. The stricter of plan and hospital holds."""
 
     plan: Plan
     site: str
@@ -48,7 +48,7 @@ class PrivateSite:
 
     @property
     def _units(self) -> Sequence[str] | None:
-        """The patient of each case, where patients are protected; None where each case is protected by itself."""
+        """Return the patient of each case, where patients are protected; None where each case is protected by itself."""
         return patients_of(self.train) if self.promise.unit == "patient" else None
 
     def sample(self, secret: NoiseSource) -> PoissonSample:
@@ -58,7 +58,7 @@ class PrivateSite:
 
     @cached_property
     def size(self) -> int:
-        """The training cases as everybody may know them; where counts have noise, the units with that noise.
+        """Return the training cases as everybody may know them; where counts have noise, the units with that noise.
 
         Rate, steps and what sums are divided by follow from it, so that they tell nothing more.
         """
@@ -67,29 +67,29 @@ class PrivateSite:
 
     @cached_property
     def rate(self) -> float:
-        """The chance of a unit to be in a step's batch."""
+        """Return the chance of a unit to be in a step's batch."""
         return min(1.0, self.plan.training.batch_size / self.size)
 
     @property
     def steps(self) -> int:
-        """The steps of one round."""
+        """Return the steps of one round."""
         return self.plan.training.local_epochs * self.steps_in_epoch
 
     @property
     def steps_in_epoch(self) -> int:
-        """The steps of one local epoch."""
+        """Return the steps of one local epoch."""
         return steps_in(self.size, self.plan.training.batch_size)
 
     @cached_property
     def effective(self) -> float:
-        """The noise with which a single gradient a step would keep the promise over all rounds."""
+        """Return the noise with which a single gradient a step would keep the promise over all rounds."""
         rounds = sum(phase.rounds for phase in self.plan.course.phases if phase.trains)
         beside = [*(self.numbers.planned() if self.numbers else ()), *self._releases(self._released)]
         return noise_for(self.promise.epsilon, self.promise.delta, self.rate, self.steps * rounds, beside=beside)
 
     @cached_property
     def noise(self) -> float:
-        """The noise on each gradient over its bound, so that all gradients of a batch keep the promise together."""
+        """Return the noise on each gradient over its bound, so that all gradients of a batch keep the promise together."""
         assert self.plan.privacy
         noise = self.plan.privacy.noise(self.effective, self.plan.gradients)
         if noise > MOST_NOISE:
@@ -111,12 +111,12 @@ class PrivateSite:
 
     @property
     def _released(self) -> int:
-        """The means over cases that leave in all rounds."""
+        """Return the means over cases that leave in all rounds."""
         return sum(phase.releases * phase.rounds for phase in self.plan.course.phases)
 
     @cached_property
     def releasing(self) -> float:
-        """The noise on each of these means over the bound, so that all keep to their part of the promise."""
+        """Return the noise on each of these means over the bound, so that all keep to their part of the promise."""
         assert self.plan.privacy and self.plan.privacy.statistics
         share = self.plan.privacy.statistics.epsilon / self.plan.privacy.epsilon
         return gaussian_for(share * self.promise.epsilon, self.promise.delta, self._released)

@@ -97,7 +97,7 @@ def _no_cases(dataset: Dataset) -> Case:
 
 # ---------------------------------------------------------------------------------------------------- how long
 class AdaptiveClipping(Section):
-    """The bound follows a quantile of the gradients' lengths (Andrew et al. 2021, Algorithm 1)."""
+    """A bound that follows a quantile of the gradients' lengths (Andrew et al. 2021, Algorithm 1)."""
 
     quantile: float = Field(0.5, gt=0, lt=1, description="share of gradients that shall be within the bound")
     rate: float = Field(
@@ -113,7 +113,7 @@ class AdaptiveClipping(Section):
 
     @property
     def multiplier(self) -> float:
-        """The count's noise over what one unit changes: ½, since ½ is taken off for each unit of the batch."""
+        """Return the count's noise over what one unit changes: ½, since ½ is taken off for each unit of the batch."""
         return 2 * self.noise
 
 
@@ -151,7 +151,7 @@ def mixes_cases(module: nn.Module) -> str | None:
 
 @dataclass
 class PrivateSteps:
-    """What private lessons of a round share: the sample, the bounds, the noise.
+    """The tools that private lessons of a round share: the sample, the bounds, the noise.
 
     noise: its standard deviation over the bound, of one network's gradient in one step. at_home: networks that learn by
     exact steps, since nothing of them leaves.

@@ -1,4 +1,4 @@
-"""What releases cost together: ε at a δ, by the privacy loss distributions of Google's dp-accounting.
+"""The cost of releases together: ε at a δ, by the privacy loss distributions of Google's dp-accounting.
 
 The estimate is pessimistic: losses are rounded so that ε is never below the true one.
 """

@@ -1,4 +1,4 @@
-"""What is promised of a hospital's records: what a study offers, what a hospital demands, and which of both holds."""
+"""Promises about a hospital's records: a study offers, a hospital demands, and of both the stricter holds."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -15,7 +15,7 @@ Told: TypeAlias = Literal["counts", "train", "validation", "test"]
 
 
 class Promise(Section):
-    """What holds of one study: (ε, δ) for each unit, against everybody outside the hospital."""
+    """A promise of one study: (ε, δ) for each unit, against everybody outside the hospital."""
 
     epsilon: Epsilon
     delta: Delta

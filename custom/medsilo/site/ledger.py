@@ -56,7 +56,7 @@ Kind = Literal["opened", "planned", "charged"]
 
 
 class Spending(Section):
-    """Which study asks: what an entry names."""
+    """The study that asks, as an entry names it."""
 
     study: Text
     plan: Text  # its hash
@@ -87,7 +87,7 @@ class LedgerEntry(Section):
 
 @dataclass(frozen=True)
 class LedgerStanding:
-    """What a ledger says."""
+    """The content of a ledger."""
 
     entries: tuple[LedgerEntry, ...]
     head: str  # hash of the last line
@@ -104,7 +104,7 @@ class LedgerStanding:
         return counted(charge for entry in own for charge in entry.charges)
 
     def studies(self) -> list[str]:
-        """The studies that were let in or charged, in the order in which they came."""
+        """Return the studies that were let in or charged, in the order in which they came."""
         return list(dict.fromkeys(_study(entry) for entry in self.entries if entry.spending))
 
     def most_of(self, study: str) -> Counter[Mechanism]:
