@@ -93,13 +93,13 @@ class PrivateNumbers:
     # ------------------------------------------------------------------ what it costs
     @cached_property
     def counting(self) -> Geometric:
-        """Return the noise on the numbers of units: one unit is in one part, so that all parts together change by one."""
+        """Return the noise on the numbers of units. One unit is in one part: all parts together change by one."""
         assert self.plan.privacy and self.plan.privacy.counts
         return Geometric(scale=1 / self._own(self.plan.privacy.counts.epsilon))
 
     @cached_property
     def scoring(self) -> Laplace:
-        """Return the noise on one score, over what one unit changes: so that all scores of the study keep to their ε."""
+        """Return the noise on one score, over what one unit changes; all scores of the study keep to their ε."""
         assert self.plan.privacy and self.plan.privacy.scores
         epsilon = self._own(self.plan.privacy.scores.epsilon)
         return Laplace(scale=laplace_for(epsilon, self.promise.delta, self._scores))

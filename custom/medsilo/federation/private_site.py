@@ -48,7 +48,7 @@ class PrivateSite:
 
     @property
     def _units(self) -> Sequence[str] | None:
-        """Return the patient of each case, where patients are protected; None where each case is protected by itself."""
+        """Return the patient of each case where patients are protected; None where each case is by itself."""
         return patients_of(self.train) if self.promise.unit == "patient" else None
 
     def sample(self, secret: NoiseSource) -> PoissonSample:
@@ -89,7 +89,7 @@ class PrivateSite:
 
     @cached_property
     def noise(self) -> float:
-        """Return the noise on each gradient over its bound, so that all gradients of a batch keep the promise together."""
+        """Return the noise on each gradient over its bound: all gradients of a batch keep the promise together."""
         assert self.plan.privacy
         noise = self.plan.privacy.noise(self.effective, self.plan.gradients)
         if noise > MOST_NOISE:
