@@ -514,7 +514,8 @@ class Plan(Section):
     def cautions(self, sites: Sequence[str]) -> list[str]:
         """Return what whoever starts the study should know of its numbers, one line each."""
         groups = [group for phase in self.course.phases for group in phase.groups]
-        return [*self.algorithm.cautions(sites), *self.mixing.cautions(groups)]
+        noisy = self.privacy.cautions() if self.privacy else []
+        return [*self.algorithm.cautions(sites), *self.mixing.cautions(groups), *noisy]
 
     def build_networks(self) -> dict[str, nn.Module]:
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""

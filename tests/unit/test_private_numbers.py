@@ -22,7 +22,7 @@ from medsilo.privacy.mechanisms import Charge, Laplace
 from medsilo.runs.paths import BEST, NOISY_COUNTS, site_folder
 from medsilo.runs.reading import read_summary
 from medsilo.runs.record import Record
-from tests.unit.test_account import DEMANDS, PRIVATE, ask, settings_of, site, standing, weights
+from tests.unit.test_account import PRIVATE, ask, settings_of, site, standing, weights
 from tests.unit.test_private_training import promised
 from tests.unit.test_protection import NAMES, write_photos
 
@@ -187,7 +187,10 @@ def test_a_hospital_chooses_its_own_model_by_what_it_tells(photos: Path, tmp_pat
     assert _selected(tmp_path / "silent") == 2  # nothing is told: the last one
 
 
-def test_prices_and_check_say_so(photos: Path) -> None:
+def test_prices_check_and_cautions_say_so(photos: Path) -> None:
+    said = parse_plan(NOISY).cautions(["a"])
+    assert "scores have noise for privacy" in said[0] and "numbers of cases have noise" in said[1]
+    assert parse_plan(PRIVATE).cautions(["a"]) == []
     plan, own = parse_plan(NOISY), settings_of(photos, public={})
     prices = dict(price_list(plan, own))
     assert prices["numbers of cases"].startswith("geometric noise drawn once; ε = 0.4")
@@ -195,4 +198,3 @@ def test_prices_and_check_say_so(photos: Path) -> None:
     assert prices["loss over training cases"] == "0: does not leave"
     assert all(one.severity != "stops" for one in privacy_findings(plan, own, None))
     assert any(one.severity == "stops" for one in privacy_findings(parse_plan(PRIVATE), own, None))
-    assert DEMANDS["epsilon"] == 5.0

@@ -92,6 +92,18 @@ class PrivacyOffer(Promise):
             )
         return self
 
+    def cautions(self) -> list[str]:
+        """Return what readers of the study's numbers should know of the noise on them."""
+        found = []
+        if self.scores:
+            found.append(
+                "scores have noise for privacy (privacy.scores), but for hospitals that declared theirs public: small "
+                "differences between them mean nothing"
+            )
+        if self.counts:
+            found.append("numbers of cases have noise for privacy (privacy.counts), so weighted means have it, too")
+        return found
+
     def noise(self, effective: float, gradients: int) -> float:
         """Return the noise on each gradient, over the bound, where so many of each batch must cost together as one with
         the noise `effective` would. Raises PlanError where counts of clipped gradients cost all of that by themselves.
