@@ -30,7 +30,9 @@ class Demands(Section):
     study_epsilon: Epsilon | None = Field(None, description="ε that one study may cost; null: all that is left")
     unit: Unit = Field("patient", description="whom it protects: a patient with all cases, or a single record")
     public: dict[Told, Reason] = Field(
-        {}, description="what this hospital declares public, each with the reason: it costs nothing then"
+        {},
+        description="what this hospital declares public, each with the reason: it costs nothing then. `counts`: numbers "
+        "of cases and of patients; `train`, `validation`, `test`: scores and losses over these cases",
     )
 
 
