@@ -31,8 +31,8 @@ class Demands(Section):
     unit: Unit = Field("patient", description="whom it protects: a patient with all cases, or a single record")
     public: dict[Told, Reason] = Field(
         {},
-        description="what this hospital declares public, each with the reason: it costs nothing then. `counts`: numbers "
-        "of cases and of patients; `train`, `validation`, `test`: scores and losses over these cases",
+        description="what this hospital declares public, each with the reason: it costs nothing then. `counts`: "
+        "numbers of cases and of patients; `train`, `validation`, `test`: scores and losses over these cases",
     )
 
 
