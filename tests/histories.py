@@ -1,12 +1,14 @@
 """Histories of a hospital's studies for tests of its ledger: processes that die anywhere, resumes, forks, two at once.
 
 Every attempt at an answer runs in a process of its own, which ends at once (no `finally`, no flush) when it reaches a
-drawn line of the code that writes. What was sent stands in a file that only a whole send writes to.
+drawn line of the code that writes. Two at once take turns of drawn lengths, in lines of that code, so that a seed is
+always the same history. What was sent stands in a file that only a whole send writes to.
 """
 
 import json
 import os
 import random
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from medsilo.core.files import load_facts, save_tensors
 from medsilo.federation.account import PrivacyAccount
@@ -22,11 +25,19 @@ from medsilo.privacy.agreed import Demands
 from medsilo.privacy.mechanisms import Charge, Gaussian, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
 from medsilo.runs.messages import Parcel
-from medsilo.site.ledger import Ledger, Spending
+from medsilo.site.ledger import CountedStudy, Ledger, Spending
 
-TRACED = ("site/ledger.py", "federation/account.py", "federation/kept_answer.py", "core/files.py", "tests/histories.py")
+TRACED = (
+    "site/ledger.py",
+    "site/locked.py",
+    "federation/account.py",
+    "federation/kept_answer.py",
+    "core/files.py",
+    "tests/histories.py",
+)
 DATA = "0123456789abcdef"
 MOST_LINES = 900  # of the code that writes, in one attempt
+LONGEST_TURN = 200  # lines
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,8 @@ class Job:
 
     def account(self) -> PrivacyAccount:
         ledger = Ledger(self.root / "book", DATA)
-        return PrivacyAccount(ledger, Spending(study=self.study, plan="p", method="FedAvg"), self.demands, self.folder)
+        spending = Spending(study=self.study, plan="p", method="FedAvg")
+        return PrivacyAccount(ledger, CountedStudy(spending, self.demands), self.folder)
 
     def answer(self, number: int, version: int) -> None:
         """Answer one request as a participant does. version: of what the server sends with it."""
@@ -111,8 +123,73 @@ def dying(work: Callable[[], None], lines: int | None) -> int:
     os._exit(0)
 
 
+class TakingTurns:
+    """A process that goes on for as many lines of the code that writes as it is told, and may die at one of them."""
+
+    def __init__(self, work: Callable[[], None], lines: int | None) -> None:
+        self.turns, its = socket.socketpair()
+        self.child = dying(lambda: self._live(work, lines, its), None)
+        its.close()
+
+    def go(self, lines: int) -> bool:
+        """Let it go on; return whether it still lives."""
+        try:
+            self.turns.sendall(lines.to_bytes(2, "big"))
+            return bool(self.turns.recv(1))
+        except OSError:
+            return False
+
+    def _live(self, work: Callable[[], None], lines: int | None, turns: socket.socket) -> None:
+        self.turns.close()
+        left, granted, acquire = lines, int.from_bytes(turns.recv(2), "big"), FileLock.acquire
+
+        def pause() -> None:
+            nonlocal granted
+            turns.sendall(b".")
+            granted = int.from_bytes(turns.recv(2), "big")
+
+        def each(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal left, granted
+            if not frame.f_code.co_filename.endswith(TRACED):
+                return None
+            if event == "line":
+                left, granted = left if left is None else left - 1, granted - 1
+                if left == 0:
+                    os._exit(9)
+                if granted <= 0:
+                    pause()
+            return each
+
+        def in_turn(lock: FileLock, *given: Any, **named: Any) -> Any:
+            while True:
+                try:
+                    return acquire(lock, timeout=0)
+                except Timeout:
+                    pause()
+
+        FileLock.acquire = in_turn  # type: ignore[method-assign]
+        sys.settrace(each)
+        work()
+
+
+def at_once(works: list[tuple[Callable[[], None], int | None]], draw: random.Random) -> list[int]:
+    """Do pieces of work in processes that take turns; return how each ended."""
+    own = [TakingTurns(work, lines) for work, lines in works]
+    alive = list(own)
+    while alive:
+        one = draw.choice(alive)
+        if not one.go(draw.randint(1, LONGEST_TURN)):
+            alive.remove(one)
+    for one in own:
+        one.turns.close()
+    return [ended(one.child) for one in own]
+
+
 def ended(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+MECHANISMS = [SampledGaussian(noise=12.0, rate=0.1, steps=4), Gaussian(noise=250.0)]
 
 
 @dataclass
@@ -124,27 +201,37 @@ class Turn:
     version: int = 0
 
 
-def live(root: Path, seed: int, demands: Demands | None = None) -> list[Job]:
-    """Live through a history; return its jobs. All that was begun is resumed to its end."""
+@dataclass(frozen=True)
+class History:
+    """What happened: the jobs, and how often a server asked for something else after a process had died."""
+
+    jobs: list[Job]
+    asked_anew: int
+
+
+def live(root: Path, seed: int, demands: Demands | None = None) -> History:
+    """Live through a history. All that was begun is resumed to its end."""
     draw = random.Random(seed)
     rounds = draw.randint(2, 4)
-    mechanisms = [SampledGaussian(noise=12.0, rate=0.1, steps=4), Gaussian(noise=250.0)]
-    turns = [Turn(Job(root, f"study{n}", draw.choice(mechanisms), demands)) for n in range(draw.randint(1, 2))]
-    forks = draw.randint(0, 1)
+    turns = [Turn(Job(root, f"study{n}", draw.choice(MECHANISMS), demands)) for n in range(draw.randint(1, 2))]
+    forks, asked_anew = draw.randint(0, 1), 0
     while unfinished := [turn for turn in turns if turn.number <= rounds]:
         together = unfinished if draw.random() < 0.5 else [draw.choice(unfinished)]
-        ends = {id(turn): draw.randint(1, MOST_LINES) if draw.random() < 0.6 else None for turn in together}
-        children = [
-            (turn, dying(lambda turn=turn: turn.job.answer(turn.number, turn.version), ends[id(turn)]))
+        works = [
+            (
+                lambda turn=turn: turn.job.answer(turn.number, turn.version),
+                draw.randint(1, MOST_LINES) if draw.random() < 0.6 else None,
+            )
             for turn in together
         ]
-        for turn, child in children:
-            code = ended(child)
+        codes = at_once(works, draw) if len(works) > 1 else [ended(dying(*works[0]))]
+        for turn, code in zip(together, codes, strict=True):
             assert code in (0, 9)
             if code == 0:
                 turn.number, turn.version = turn.number + 1, turn.version + 1
             elif draw.random() < 0.05:
                 turn.version += 1  # the server goes back, and sends another model with the same round
+                asked_anew += 1
         if forks and draw.random() < 0.3:
             forks -= 1
             first = draw.choice(turns)
@@ -153,4 +240,4 @@ def live(root: Path, seed: int, demands: Demands | None = None) -> list[Job]:
                 (root / "forked").mkdir()
                 for path in first.job.folder.glob("*.safetensors"):
                     (root / "forked" / path.name).write_bytes(path.read_bytes())
-    return [turn.job for turn in turns]
+    return History([turn.job for turn in turns], asked_anew)

@@ -461,6 +461,15 @@ class Plan(Section):
                 "training.truncate: which cases a hospital trains on would depend on the others' numbers of cases; set "
                 "it to false where the plan promises privacy"
             )
+        assert self.privacy
+        releases = any(phase.releases for phase in self.course.phases)
+        if releases != (self.privacy.statistics is not None):
+            raise PlanError(
+                "privacy.statistics: means over a hospital's cases leave before training, and need an account of their "
+                "own; set privacy.statistics.epsilon"
+                if releases
+                else "privacy.statistics: nothing leaves before training under this plan; remove it"
+            )
         for name in self.private.networks:
             if layer := mixes_cases(networks[name]):
                 raise PlanError(
@@ -517,7 +526,8 @@ class Plan(Section):
     def cautions(self, sites: Sequence[str]) -> list[str]:
         """Return what whoever starts the study should know of its numbers, one line each."""
         groups = [group for phase in self.course.phases for group in phase.groups]
-        return [*self.algorithm.cautions(sites), *self.mixing.cautions(groups)]
+        noisy = self.privacy.cautions() if self.privacy else []
+        return [*self.algorithm.cautions(sites), *self.mixing.cautions(groups), *noisy]
 
     def build_networks(self) -> dict[str, nn.Module]:
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""

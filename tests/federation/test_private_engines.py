@@ -12,8 +12,11 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.flare import simulator
+from medsilo.privacy.agreed import Demands
 from medsilo.runs.paths import site_folder
 from medsilo.runs.record import Record
+from medsilo.site.ledger import Ledger, ledgers
+from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES
 from tests.federation.test_simulator import CPU, assert_same_outcome
 from tests.unit.test_private_training import promised, same, tensors_of
@@ -43,3 +46,22 @@ def test_private_trainers_of_their_own_equal_the_loop(tmp_path: Path) -> None:
         for site in sites.values():
             site.close()
     assert same(tensors_of(tmp_path / "loop"), tensors_of(root))
+
+
+@pytest.mark.slow
+def test_the_simulator_writes_the_ledger_of_the_loop(tmp_path: Path) -> None:
+    """Hospitals that demand privacy: the same entries, in the same order at each, and the same ε."""
+    plan = promised("fedavg", *SAMPLED, "privacy.scores.epsilon=0.3", "privacy.counts.epsilon=0.1")
+    own = SiteSettings(device="cpu", privacy=Demands(epsilon=4.0, delta=1e-3, unit="record"))
+    inprocess.run(plan, folder=tmp_path / "one/study", settings=own)
+    simulator.run(plan, tmp_path / "other/study", own)
+    for site in SITES:
+        told = []
+        for root in ("one", "other"):
+            book = tmp_path / root / "_hospital" / site
+            [data] = ledgers(book)
+            standing = Ledger(book, data).standing()
+            told.append([(entry.kind, entry.what, entry.charges, entry.epsilon) for entry in standing.entries])
+            assert 1.9 < standing.epsilon(1e-3) <= 2.0
+        assert told[0] == told[1]
+    assert same(tensors_of(tmp_path / "one/study"), tensors_of(tmp_path / "other/study"))

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from medsilo.analyses.analysis import read_finished
+from medsilo.analyses.release import check_release
 from medsilo.check.leaks import describe
 from medsilo.check.spending import price_list, privacy_findings
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.files import load_tensors
 from medsilo.core.tensors import Groups
 from medsilo.federation import inprocess
 from medsilo.federation.participant import Participant
@@ -22,7 +26,7 @@ from medsilo.runs.paths import SPENT, site_folder
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Summary
 from medsilo.site.book import Book, data_set
-from medsilo.site.ledger import Ledger, LedgerStanding, Spending, ledgers
+from medsilo.site.ledger import CountedStudy, Ledger, LedgerStanding, ledgers
 from medsilo.site.settings import SiteSettings, make_settings
 from tests.histories import dying, ended
 from tests.unit.test_protection import NAMES, STUDY, write_photos
@@ -104,7 +108,7 @@ def test_a_hospital_that_demands_privacy_gets_it_or_does_not_join(photos: Path, 
     gone = tmp_path / "nowhere"
     with pytest.raises(Refused, match="demands differential privacy .* the plan promises none"):
         run(tmp_path / "bare", gone, plan=STUDY)
-    with pytest.raises(Refused, match=r"declare them public, with its reason \(privacy\.public\.counts"):
+    with pytest.raises(Refused, match=r"declare them public with a reason \(privacy\.public\.counts"):
         run(tmp_path / "counts", gone, public={})
     with pytest.raises(MedsiloError, match="privacy.public"):
         settings_of(photos, public={"weights": "why not"})
@@ -114,8 +118,12 @@ def test_where_a_plan_promises_and_the_hospital_demands_nothing_it_is_still_coun
     photos: Path, tmp_path: Path
 ) -> None:
     own = make_settings({"device": "cpu", "data": {"folder": str(photos), "split": 1}}, "x")
-    inprocess.run(parse_plan(PRIVATE), folder=tmp_path / "study", settings=own)
+    with pytest.raises(Refused, match="numbers of cases would leave as they are: declare them public"):
+        inprocess.run(parse_plan(PRIVATE), folder=tmp_path / "bare", settings=own)
+    inprocess.run(parse_plan(PRIVATE, ["privacy.counts.epsilon=0.2"]), folder=tmp_path / "study", settings=own)
     assert 1.9 < standing(tmp_path).epsilon(1e-3) <= 2.0
+    told = Record(tmp_path / "study").rounds()[0].sites["a"]
+    assert told.train_loss is None and told.validation is None
 
 
 def test_a_tampered_ledger_lets_nothing_leave(photos: Path, tmp_path: Path) -> None:
@@ -127,8 +135,8 @@ def test_a_tampered_ledger_lets_nothing_leave(photos: Path, tmp_path: Path) -> N
 
 
 # ---------------------------------------------------------------------------------------------------- answer by answer
-def site(root: Path, data: Path, **demands: Any) -> Participant:
-    return Participant(parse_plan(PRIVATE), "a", ["a"], settings_of(data, **demands), site_folder(root / "study", "a"))
+def site(root: Path, data: Path, plan: dict = PRIVATE, **demands: Any) -> Participant:
+    return Participant(parse_plan(plan), "a", ["a"], settings_of(data, **demands), site_folder(root / "study", "a"))
 
 
 def weights(participant: Participant) -> Groups:
@@ -189,10 +197,10 @@ def test_a_study_that_dies_at_the_ledger_goes_on_and_is_charged_for_what_left(
     """All of it, server and site, ends as the second round is entered, before or after that; then it is resumed."""
     plan, own, charge = parse_plan(PRIVATE), settings_of(photos), Ledger.charge
 
-    def die(self: Ledger, spending: Spending, what: str, *given: Any) -> None:
+    def die(self: Ledger, study: CountedStudy, what: str, *given: Any) -> None:
         if what == "round 2" and before:
             os._exit(9)
-        charge(self, spending, what, *given)
+        charge(self, study, what, *given)
         if what == "round 2":
             os._exit(9)
 
@@ -265,7 +273,25 @@ def test_a_run_is_audited_and_its_models_are_tested(tmp_path: Path, capsys: pyte
     inprocess.run(plan, folder=tmp_path / "run")
     assert main(["audit-privacy", str(tmp_path / "run"), "--trainings", "60", "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
-    assert "private steps: nothing speaks against the claim" in shown and "model of a: nothing found" in shown
+    assert (
+        "trainings of 5 private steps: nothing speaks against the claim" in shown
+        and "model of a: nothing found" in shown
+    )
+
+
+def test_each_expert_of_a_super_model_is_tested_by_itself(tmp_path: Path) -> None:
+    task = {"name": "synthetic-histology", "patients": 12, "patches": 4}
+    sites = {"sites": ["a", "b"]}
+    plan = parse_plan(
+        {**STUDY, "task": task, "algorithm": {"name": "fedsm"}, "participation": sites}, ["training.rounds=1"]
+    )
+    inprocess.run(plan, folder=tmp_path / "run")
+    [finished] = read_finished([tmp_path / "run"])
+    found = check_release(finished, SiteSettings(device="cpu"))
+    assert sorted(found) == ["expert of a", "expert of b", "model of a", "model of b"]
+    copied = load_tensors(tmp_path / "run/supermodel/personal/a.safetensors")[0]
+    expert = finished.experts(torch.device("cpu"))["a"].state_dict()
+    assert all(tensor.equal(expert[name]) for name, tensor in copied.items())
 
 
 def test_another_folder_of_data_has_another_ledger(photos: Path) -> None:

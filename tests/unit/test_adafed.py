@@ -454,7 +454,7 @@ def test_noise_changes_statistics_and_is_not_drawn_from_the_plans_seed(tmp_path:
 def test_the_leaks_are_listed(method: str, numbers: int) -> None:
     plan = quick(method)
     lines = "\n".join(told_besides(plan))
-    assert f"{numbers} numbers, once; no noise is added" in lines
+    assert f"{numbers} numbers, once; the method adds no noise of its own" in lines
     assert ("declared public" in lines) == (method != "f-adafed")
     noisy = plan.with_changes(["algorithm.noise=0.1", "algorithm.refresh=3"])
     lines = "\n".join(told_besides(noisy))

@@ -11,7 +11,7 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.privacy.accounting import epsilon
 from medsilo.privacy.agreed import Demands
 from medsilo.privacy.mechanisms import Charge, Gaussian, Public, Unprotected
-from medsilo.site.ledger import OWN_KEY, Ledger, Spending, ledgers
+from medsilo.site.ledger import OWN_KEY, CountedStudy, Ledger, LedgerEntry, Spending, ledgers
 from tests.histories import DATA, MOST_LINES, Job, dying, ended, live
 
 DELTA = 1e-5
@@ -32,7 +32,7 @@ def ledger(tmp_path: Path) -> Ledger:
 def filled(folder: Path, rounds: int = 3) -> Ledger:
     ledger = Ledger(folder, DATA)
     for number in range(rounds):
-        ledger.charge(ONE, f"round {number + 1}", f"attempt{number}", ROUND, DEMANDS)
+        ledger.charge(CountedStudy(ONE, DEMANDS), f"round {number + 1}", f"attempt{number}", ROUND)
     return ledger
 
 
@@ -51,42 +51,41 @@ def test_every_answer_is_an_entry_with_the_total_so_far(tmp_path: Path) -> None:
 
 def test_an_answer_is_entered_once(ledger: Ledger) -> None:
     for _ in range(3):
-        ledger.charge(ONE, "round 1", "attempt", ROUND, DEMANDS)
-    ledger.charge(TWO, "round 1", "attempt", ROUND, DEMANDS)
+        ledger.charge(CountedStudy(ONE, DEMANDS), "round 1", "attempt", ROUND)
+    ledger.charge(CountedStudy(TWO, DEMANDS), "round 1", "attempt", ROUND)
     assert ledger.standing().epsilon(DELTA) == cost(2)
 
 
 def test_over_the_budget_is_refused_and_nothing_is_written(ledger: Ledger) -> None:
     tight = Demands(epsilon=cost(2), delta=DELTA)
-    ledger.charge(ONE, "round 1", "1", ROUND, tight)
-    ledger.charge(TWO, "round 1", "2", ROUND, tight)
+    ledger.charge(CountedStudy(ONE, tight), "round 1", "1", ROUND)
+    ledger.charge(CountedStudy(TWO, tight), "round 1", "2", ROUND)
     before = ledger.file.read_bytes()
     with pytest.raises(
         Refused, match=r"the study costs ε = .* of which ε = .* is spent or promised \(privacy\.epsilon"
     ):
-        ledger.charge(ONE, "round 2", "3", ROUND, tight)
+        ledger.charge(CountedStudy(ONE, tight), "round 2", "3", ROUND)
     with pytest.raises(Refused, match="privacy.epsilon"):
-        ledger.afford(ONE, ROUND, tight)
+        ledger.afford(CountedStudy(ONE, tight), ROUND)
     assert ledger.file.read_bytes() == before
-    ledger.charge(ONE, "round 2", "3", ROUND, Demands(epsilon=cost(3), delta=DELTA))
+    ledger.charge(CountedStudy(ONE, Demands(epsilon=cost(3), delta=DELTA)), "round 2", "3", ROUND)
 
 
 def test_a_study_is_let_in_only_with_all_that_it_plans(ledger: Ledger) -> None:
     budget = Demands(epsilon=cost(5), delta=DELTA)
-    ledger.plan(ONE, ROUND * 3, budget)
+    ledger.plan(CountedStudy(ONE, budget), ROUND * 3)
     with pytest.raises(Refused, match="with what other studies of these data cost"):
-        ledger.plan(TWO, ROUND * 3, budget, runs=lambda study: study == "one")
-    ledger.plan(TWO, ROUND * 3, budget)  # the first one does not run any more, and was charged nothing
-    ledger.charge(TWO, "round 1", "a", ROUND, budget)
-    ledger.plan(TWO, ROUND * 3, budget)  # resumed: what it was charged is part of what it plans
+        ledger.plan(CountedStudy(TWO, budget, lambda study: study == "one"), ROUND * 3)
+    ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # the first one does not run any more, and was charged nothing
+    ledger.charge(CountedStudy(TWO, budget), "round 1", "a", ROUND)
+    ledger.plan(CountedStudy(TWO, budget), ROUND * 3)  # resumed: what it was charged is part of what it plans
     with pytest.raises(Refused, match=r"allows 0\.1 for one study \(privacy\.study_epsilon"):
-        ledger.plan(ONE, ROUND, Demands(epsilon=5, delta=DELTA, study_epsilon=0.1))
+        ledger.plan(CountedStudy(ONE, Demands(epsilon=5, delta=DELTA, study_epsilon=0.1)), ROUND)
 
 
 def test_a_plan_of_many_rounds_is_one_short_line(ledger: Ledger) -> None:
-    ledger.plan(
-        ONE, [*ROUND, Charge(what="counts", of=Public(reason="known"))] * 20_000, Demands(epsilon=900, delta=DELTA)
-    )
+    planned = [*ROUND, Charge(what="counts", of=Public(reason="known"))] * 20_000
+    ledger.plan(CountedStudy(ONE, Demands(epsilon=900, delta=DELTA)), planned)
     [charge] = ledger.standing().entries[-1].charges
     assert charge.of == Gaussian(noise=10.0, count=20_000) and ledger.file.stat().st_size < 3000
 
@@ -94,8 +93,8 @@ def test_a_plan_of_many_rounds_is_one_short_line(ledger: Ledger) -> None:
 def test_what_leaves_without_protection_is_refused_where_protection_is_demanded(ledger: Ledger) -> None:
     bare = [Charge(what="weights", of=Unprotected(reason="the weights have no noise"))]
     with pytest.raises(Refused, match="demands differential privacy, .* the weights have no noise"):
-        ledger.plan(ONE, bare, DEMANDS)
-    ledger.charge(ONE, "round 1", "a", bare, None)
+        ledger.plan(CountedStudy(ONE, DEMANDS), bare)
+    ledger.charge(CountedStudy(ONE), "round 1", "a", bare)
     assert ledger.standing().entries[-1].epsilon is None and ledger.standing().epsilon(DELTA) == float("inf")
 
 
@@ -135,7 +134,7 @@ def test_a_changed_ledger_is_noticed_and_nothing_leaves(tmp_path: Path, how: str
         with pytest.raises(MedsiloError, match="privacy ledger was changed or is damaged"):
             reader.standing()
         with pytest.raises(MedsiloError, match="nothing leaves"):
-            reader.charge(ONE, "round 4", "new", ROUND, DEMANDS)
+            reader.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
 
 
 def test_a_head_that_is_gone_or_changed_is_noticed(tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ def test_a_line_of_another_key_is_noticed_and_a_new_key_goes_on(tmp_path: Path) 
 def test_the_key_of_a_kit_signs_and_a_later_one_goes_on(tmp_path: Path, kind: str) -> None:
     filled(tmp_path, 1)
     key = rsa.generate_private_key(65537, 2048) if kind == "rsa" else ec.generate_private_key(ec.SECP256R1())
-    Ledger(tmp_path, DATA, key).charge(ONE, "round 2", "b", ROUND, DEMANDS)
+    Ledger(tmp_path, DATA, key).charge(CountedStudy(ONE, DEMANDS), "round 2", "b", ROUND)
     standing = Ledger(tmp_path, DATA).standing()
     assert [entry.kind for entry in standing.entries] == ["opened", "charged", "opened", "charged"]
     assert standing.epsilon(DELTA) == cost(2)
@@ -175,7 +174,7 @@ def test_the_key_of_a_kit_signs_and_a_later_one_goes_on(tmp_path: Path, kind: st
 def test_an_export_tells_of_a_ledger_that_was_put_back(tmp_path: Path) -> None:
     ledger = filled(tmp_path, 2)
     old = (ledger.file.read_bytes(), ledger.head.read_bytes())
-    ledger.charge(ONE, "round 3", "new", ROUND, DEMANDS)
+    ledger.charge(CountedStudy(ONE, DEMANDS), "round 3", "new", ROUND)
     exported = ledger.export()
     assert ledger.check_against(exported) == 0 and ledger.check_against(old[0].decode()) == 1
     ledger.file.write_bytes(old[0])
@@ -191,21 +190,21 @@ def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, s
     ledger = filled(tmp_path)
     whole = ledger.file.read_bytes()
     head = ledger.head.read_bytes()
-    ledger.charge(ONE, "round 4", "new", ROUND, DEMANDS)
+    ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "new", ROUND)
     added = len(ledger.file.read_bytes()) - len(whole)
     with ledger.file.open("rb+") as file:
         file.truncate(len(whole) + max(1, int(added * share)))
     ledger.head.write_bytes(head)  # it is written after the line
     standing = Ledger(tmp_path, DATA).standing()
     assert standing.torn and standing.epsilon(DELTA) == cost(3)
-    ledger.charge(ONE, "round 4", "again", ROUND, DEMANDS)
+    ledger.charge(CountedStudy(ONE, DEMANDS), "round 4", "again", ROUND)
     assert ledger.standing().epsilon(DELTA) == cost(4) and not ledger.standing().torn
 
 
 @pytest.mark.parametrize("step", [41, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_death_at_every_line_of_the_first_answer(tmp_path: Path, step: int) -> None:
     """Step by step through all the code that writes; the answer then leaves once, and is charged once."""
-    codes = []
+    codes, once = [], cost(1)
     for lines in range(1, MOST_LINES, step):
         job = Job(tmp_path / str(lines), "study", Gaussian(noise=10.0))
         job.root.mkdir()
@@ -216,39 +215,60 @@ def test_a_death_at_every_line_of_the_first_answer(tmp_path: Path, step: int) ->
         assert all(entered.has("study", attempt) for attempt in job.usable_states())
         assert ended(dying(lambda job=job: job.answer(1, 0), None)) == 0
         after = job.account().ledger.standing()
-        assert len(job.left()) == 1 and after.epsilon(DELTA) == cost(1)
+        assert len(job.left()) == 1 and after.epsilon(DELTA) == once
     assert set(codes) == {0, 9} and codes.count(9) > 5
 
 
-def true_and_entered(jobs: list[Job]) -> tuple[float, float]:
-    left = [Charge(what="x", of=job.of) for job in jobs for _ in job.left()]
-    return epsilon(left, DELTA), Ledger(jobs[0].root / "book", DATA).standing().epsilon(DELTA)
-
-
 def check_history(root: Path, seed: int, demands: Demands | None = None) -> float:
+    """Live through a history, hold the ledger against what left, and return how far it is above."""
     root.mkdir()
-    jobs = live(root, seed, demands)
-    true, entered = true_and_entered(jobs)
+    history = live(root, seed, demands)
+    left = {attempt: job for job in history.jobs for attempt in job.left()}
     standing = Ledger(root / "book", DATA).standing()
-    assert all(standing.has(job.study, attempt) for job in jobs for attempt in job.left())
-    drawn = [tuple(values) for job in jobs for values in job.left().values()]
+    entered = {entry.attempt: entry for entry in standing.entries if entry.kind == "charged"}
+    assert len(entered) == sum(entry.kind == "charged" for entry in standing.entries)  # each attempt once
+    assert all(_study(entered[attempt]) == job.study for attempt, job in left.items())
+    drawn = [tuple(values) for job in history.jobs for values in job.left().values()]
     assert len(set(drawn)) == len(drawn)  # no noise twice, forks included
-    left = {attempt for job in jobs for attempt in job.left()}
-    unsent = sum(entry.kind == "charged" and entry.attempt not in left for entry in standing.entries)
-    assert true - 1e-12 <= entered <= true + 0.03 * unsent + 1e-9  # what was entered and never sent counts too much
-    return entered - true
+    unsent = [entry for attempt, entry in entered.items() if attempt not in left]
+    assert len(unsent) <= history.asked_anew  # else the very answer that was entered is sent
+    of = {job.study: job.of for job in history.jobs}
+    charged = [Charge(what="left", of=job.of) for job in left.values()]
+    true = epsilon(charged, DELTA)
+    charged += [Charge(what="never sent", of=of[_study(entry)]) for entry in unsent]
+    found = standing.epsilon(DELTA)
+    assert found == epsilon(charged, DELTA) >= true
+    assert found - true <= epsilon(charged[len(left) :], DELTA)  # no more than what was never sent costs by itself
+    return found - true
+
+
+def _study(entry: LedgerEntry) -> str:
+    assert entry.spending
+    return entry.spending.study
 
 
 def test_histories(tmp_path: Path) -> None:
     for seed in range(3):
-        check_history(tmp_path / str(seed), seed)
+        assert check_history(tmp_path / str(seed), seed) <= 0.02
     check_history(tmp_path / "budget", 1000, Demands(epsilon=50, delta=DELTA))
 
 
 @pytest.mark.slow
 def test_two_hundred_histories(tmp_path: Path) -> None:
+    """A seed's history changes with the code that writes, in which processes die. An answer costs up to 0.05 here."""
     above = [check_history(tmp_path / str(seed), seed) for seed in range(3, 203)]
-    assert sum(one > 1e-9 for one in above) <= 20
+    print(f"above the truth: {sum(one > 0 for one in above)} of 200, at most {max(above):.4f}")
+    assert max(above) <= 0.02
+
+
+def test_a_history_is_what_its_seed_says(tmp_path: Path) -> None:
+    told = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        live(tmp_path / name, 5)
+        entries = Ledger(tmp_path / name / "book", DATA).standing().entries
+        told.append([(entry.kind, entry.what, entry.spending, entry.epsilon) for entry in entries])
+    assert told[0] == told[1] and len({entry[2] for entry in told[0]}) > 1
 
 
 def test_two_processes_that_charge_at_once_never_pass_the_budget(tmp_path: Path) -> None:
@@ -258,7 +278,7 @@ def test_two_processes_that_charge_at_once_never_pass_the_budget(tmp_path: Path)
         ledger = Ledger(tmp_path, DATA)
         for number in range(4):
             try:
-                ledger.charge(spending, "round", f"{spending.study}{number}", ROUND, tight)
+                ledger.charge(CountedStudy(spending, tight), "round", f"{spending.study}{number}", ROUND)
             except Refused:
                 return
 

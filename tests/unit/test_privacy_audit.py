@@ -50,6 +50,26 @@ def test_sampled_training_that_keeps_its_claim() -> None:
     assert found.holds and found.estimate > 0.1
 
 
+def test_whole_trainings_of_several_steps_that_keep_their_claim() -> None:
+    found = audited(1, 300)
+    assert found.steps == 5 and found.holds and found.estimate > 0.3
+    assert found.claimed == pytest.approx(audited(1, 4, steps=1).claimed, abs=1e-3)  # the noise of all together is 1
+
+
+class ForgetsNoise(PrivateSteps):
+    """The first step alone has noise, as after a restart that lost the accountant."""
+
+    def gradient(self, name: str, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
+        found = super().gradient(name, model, loss, inputs, targets)
+        self.noise = 1e-6
+        return found
+
+
+@pytest.mark.slow
+def test_noise_that_is_missing_after_the_first_step_is_found() -> None:
+    assert not audited(0, 600, steps=10, makes=ForgetsNoise).holds
+
+
 def test_missing_noise_is_found() -> None:
     found = audited(0, 200, steps=1, makes=without_noise)
     assert not found.holds and "THE CLAIM IS BROKEN" in found.verdict
@@ -70,8 +90,9 @@ def test_a_batch_that_is_taken_twice_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_forty_trainings_that_keep_their_claim() -> None:
-    found = [audited(seed, trainings=400, steps=1) for seed in range(40)]
+@pytest.mark.parametrize("steps", [1, 5])
+def test_forty_trainings_that_keep_their_claim(steps: int) -> None:
+    found = [audited(seed, trainings=400, steps=steps) for seed in range(40)]
     lowest, highest = min(one.lower for one in found), max(one.lower for one in found)
     print(f"claimed {found[0].claimed:.3f}; lower bounds {lowest:.3f} to {highest:.3f}")
     assert all(one.holds for one in found)

@@ -87,6 +87,15 @@ class FinishedRun:
         model.load_state_dict(load_tensors(path)[0])
         return model.to(device).eval()
 
+    def experts(self, device: torch.device) -> dict[str, nn.Module]:
+        """Return the personal models in the run's super model by site, in evaluation mode; empty where it has none."""
+        found = {}
+        for path in sorted((self.folder / paths.SUPER_MODEL).glob(paths.EXPERT_FILES)):
+            model = self.plan.network.build(self.plan.task.channels, self.plan.task.classes)
+            model.load_state_dict(load_tensors(path)[0])
+            found[path.stem] = model.to(device).eval()
+        return found
+
     def part(self, name: str) -> nn.Module:
         """One network of the run's super model, such as its selector, in evaluation mode."""
         self.check_network(name)

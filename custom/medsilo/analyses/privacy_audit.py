@@ -1,4 +1,4 @@
-"""Whether private training keeps what it claims: many short trainings, with and without a canary, and a guess at which.
+"""An audit of private training: many short trainings, with and without a canary, and a guess at which.
 
 The canary is a case whose gradient is longer than the bound. Who guesses knows all that differential privacy gives
 away: the weights before each step, all other cases, and the noisy gradient that comes out. The test is the likelihood
@@ -30,6 +30,7 @@ from medsilo.site.settings import SiteSettings
 DELTA = 0.05  # where a thousand trainings can tell most: an account holds for every δ
 CONFIDENCE = 0.95
 RATE_OF_LEARNING = 0.1
+STEPS = 5  # of a training
 OTHERS = 3  # cases beside the canary
 LOUDER = 20.0  # times the case that the canary is made of
 NAME = "audited"
@@ -38,7 +39,7 @@ MakesSteps = Callable[[PoissonSample, GradientBounds, float, NoiseSource], Priva
 
 @dataclass(frozen=True)
 class Audit:
-    """What the trainings showed, beside the claim."""
+    """The findings of the trainings, beside the claim."""
 
     trainings: int
     steps: int
@@ -77,7 +78,7 @@ def audit(
     clip: float = 1.0,
     noise: float | None = None,
     rate: float = 1.0,
-    steps: int = 2,
+    steps: int = STEPS,
     trainings: int = 1000,
     seed: int = 0,
     makes: MakesSteps = PrivateSteps,
@@ -102,14 +103,14 @@ def audit(
     )
 
 
-def audit_of_run(run: FinishedRun, settings: SiteSettings, trainings: int, seed: int) -> Audit:
-    """Audit the private steps of a run's plan: its network, loss and bound, on a few cases of its first site."""
+def audit_of_run(run: FinishedRun, settings: SiteSettings, trainings: int, seed: int, steps: int = STEPS) -> Audit:
+    """Audit short trainings by a run's plan: its network, loss and bound, on a few cases of its first site."""
     assert run.plan.privacy
     cases = drawn(run.data(run.sites[0], settings).train, OTHERS + 1, seed, "audit")
     [batch] = batches(cases, OTHERS + 1, Compute())
     network = run.plan.build_networks()[run.plan.private.networks[0]]
     task = run.plan.task
-    return audit(network, task.loss, batch, clip=run.plan.privacy.clip, trainings=trainings, seed=seed)
+    return audit(network, task.loss, batch, clip=run.plan.privacy.clip, steps=steps, trainings=trainings, seed=seed)
 
 
 def _train(
@@ -145,7 +146,7 @@ def _train(
 
 
 class _Known:
-    """What the guesser works out: the cut gradients of the others together, and that of the canary."""
+    """The knowledge of the guesser: the cut gradients of the others together, and that of the canary."""
 
     def __init__(self, loss: LossFunction, clip: float) -> None:
         self.loss, self.clip = loss, clip

@@ -1,4 +1,4 @@
-"""Whether a model that goes to others tells who was in its training set: a membership test before it is released.
+"""A membership test of models before they go to others: do they tell who was in their training set?
 
 Each training case of a hospital is told apart from its validation and test cases by the model's loss on it, less what
 other hospitals' models lose on it where each has its own (a likelihood ratio whose models are as they are). What is
@@ -28,7 +28,7 @@ CLEAR = 0.6  # area under the curve from where on a release is advised against
 
 @dataclass(frozen=True)
 class Membership:
-    """How well a test tells the members of a training set from others."""
+    """The success of a test that tells the members of a training set from others."""
 
     members: int
     others: int
@@ -72,19 +72,29 @@ def membership(members: np.ndarray, others: np.ndarray) -> Membership:
 
 
 def check_release(run: FinishedRun, settings: SiteSettings, seed: int = 0) -> dict[str, Membership]:
-    """Return, for the model that each site tested and others get, how well its training cases are told."""
+    """Return, for each model that others get, how well its training cases are told, by what it is.
+
+    Each site's tested model, and each expert of a super model by itself: whoever has the super model has them all.
+    """
     compute = settings.compute()
-    models = {site: run.model(site, compute.device) for site in run.sites}
-    own = _differ(list(models.values()))
+    tested = {site: run.model(site, compute.device) for site in run.sites}
     found = {}
-    for site, model in models.items():
-        data = run.data(site, settings)
-        members = drawn(data.train, CASES, seed, "members", site)
-        others = drawn(ConcatDataset([data.validation, data.test]), CASES, seed, "others", site)
-        references = [other for name, other in models.items() if name != site] if own else []
-        scores = [_scores(run, model, references, part, compute) for part in (members, others)]
-        found[site] = membership(*scores)
+    for kind, models in (("model", tested), ("expert", run.experts(compute.device))):
+        own = _differ(list(models.values()))
+        for site, model in models.items():
+            references = [other for name, other in models.items() if name != site] if own else []
+            found[f"{kind} of {site}"] = _of_site(run, settings, site, model, references, seed)
     return found
+
+
+def _of_site(
+    run: FinishedRun, settings: SiteSettings, site: str, model: nn.Module, references: Sequence[nn.Module], seed: int
+) -> Membership:
+    """Return how well a model tells a site's training cases from its others."""
+    data, compute = run.data(site, settings), settings.compute()
+    members = drawn(data.train, CASES, seed, "members", site)
+    others = drawn(ConcatDataset([data.validation, data.test]), CASES, seed, "others", site)
+    return membership(*(_scores(run, model, references, part, compute) for part in (members, others)))
 
 
 def _scores(
@@ -107,5 +117,7 @@ def _losses(run: FinishedRun, model: nn.Module, cases: Dataset, compute: Compute
 
 
 def _differ(models: Sequence[nn.Module]) -> bool:
+    if len(models) < 2:
+        return False
     first = models[0].state_dict()
     return any(not tensor.equal(first[name]) for other in models[1:] for name, tensor in other.state_dict().items())

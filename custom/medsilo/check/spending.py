@@ -1,4 +1,4 @@
-"""What a hospital's ledger says, and what a plan would cost: for `medsilo ledger`, the check and the leak report."""
+"""The content of a hospital's ledger and the price of a plan: for `medsilo ledger`, the check and the leak report."""
 
 import math
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
-from medsilo.federation.account import NUMBERS, WHAT
+from medsilo.federation.private_numbers import COUNTS_REFUSED, NUMBERS, WHAT, how_told
 from medsilo.plan import Plan
 from medsilo.privacy.accounting import epsilon_of
 from medsilo.privacy.agreed import Demands, Told, stricter
@@ -19,7 +19,7 @@ DELTA = 1e-5  # where neither the hospital nor its ledger names one
 
 @dataclass(frozen=True)
 class StudySpent:
-    """What one study cost."""
+    """The cost of one study."""
 
     study: str
     plan: str
@@ -31,7 +31,7 @@ class StudySpent:
 
 @dataclass(frozen=True)
 class LedgerSpent:
-    """What a ledger says of one data set."""
+    """The content of one data set's ledger."""
 
     data: str
     lines: int
@@ -98,7 +98,7 @@ def spending_lines(found: LedgerSpent) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------- before a study
 def privacy_findings(plan: Plan, settings: SiteSettings, book: Book | None) -> Iterator[Finding]:
-    """Whether plan and hospital agree on privacy, what the study costs, and what is left."""
+    """Yield whether plan and hospital agree on privacy, what the study costs, and what is left."""
     demands, where = settings.privacy, "privacy"
     if plan.privacy is None:
         if demands:
@@ -107,12 +107,12 @@ def privacy_findings(plan: Plan, settings: SiteSettings, book: Book | None) -> I
         return
     promise = stricter(plan.privacy, demands)
     told = f"the study may cost ε = {promise.epsilon:g} at δ = {promise.delta:g} for each {promise.unit}"
+    if how_told(plan, demands, "counts", settings.protects(plan.task.synthetic)) == "silent":
+        what, _, todo = COUNTS_REFUSED.partition(": ")
+        yield Finding(where, "stops", what, todo)
     if demands is None:
         yield Finding(where, "note", told, "say in medsilo.yaml what all studies may cost together (privacy)")
         return
-    if "counts" not in demands.public:
-        told_counts = "numbers of cases leave with every answer, and are not declared public"
-        yield Finding(where, "stops", told_counts, "declare them with a reason (privacy.public.counts)")
     spent_so_far = 0.0
     if book:
         ledger = Ledger(book.folder, data_set(settings.data.folder if settings.data else None, plan.task.name))
@@ -130,11 +130,13 @@ def price_list(plan: Plan, settings: SiteSettings) -> list[tuple[str, str]]:
     """Return what leaves and what it costs: noisy, declared public, withheld, or not protected."""
     demands = settings.privacy
     rows = []
-    sent = dict.fromkeys(group.name for stretch in plan.course.stretches() for group in stretch.phase.sent)
-    for group in sent:
-        rows.append((f"tensors: {group}", _price_of_tensors(plan, demands)))
+    phases = [stretch.phase for stretch in plan.course.stretches()]
+    once = {group.name for phase in phases if phase.releases for group in phase.sent}
+    for group in dict.fromkeys(group.name for phase in phases for group in phase.sent):
+        price = _price_of_means(plan, demands) if group in once else _price_of_tensors(plan, demands)
+        rows.append((f"tensors: {group}", price))
     for told in dict.fromkeys(told for numbers in NUMBERS.values() for told in numbers):
-        rows.append((WHAT[told], _price_of_numbers(told, demands)))
+        rows.append((WHAT[told], _price_of_numbers(plan, told, settings)))
     return rows
 
 
@@ -149,9 +151,30 @@ def _price_of_tensors(plan: Plan, demands: Demands | None) -> str:
     )
 
 
-def _price_of_numbers(told: Told, demands: Demands | None) -> str:
-    if demands is None:
+def _price_of_means(plan: Plan, demands: Demands | None) -> str:
+    if plan.privacy is None or plan.privacy.statistics is None:
         return "not protected"
-    if told in demands.public:
+    share = plan.privacy.statistics.epsilon * stricter(plan.privacy, demands).epsilon / plan.privacy.epsilon
+    return (
+        f"each {stricter(plan.privacy, demands).unit}'s part is cut to {plan.privacy.statistics.clip:g}, and the sum "
+        f"has Gaussian noise; ε = {share:.3g} for all of the study, part of the study's"
+    )
+
+
+def _price_of_numbers(plan: Plan, told: Told, settings: SiteSettings) -> str:
+    demands = settings.privacy
+    if plan.privacy is None:
+        return "not protected"
+    guarded = demands is not None or settings.protects(plan.task.synthetic)
+    how = how_told(plan, demands, told, guarded)
+    if how == "noisy":
+        kind, offer = ("geometric", plan.privacy.counts) if told == "counts" else ("Laplace", plan.privacy.scores)
+        assert offer
+        share = offer.epsilon * stricter(plan.privacy, demands).epsilon / plan.privacy.epsilon
+        what = "drawn once" if told == "counts" else "on the score; nothing else of it leaves"
+        return f"{kind} noise {what}; ε = {share:.3g} for all of the study, part of the study's"
+    if how == "silent":
+        return "not declared public: this hospital does not join" if told == "counts" else "0: does not leave"
+    if demands and told in demands.public:
         return f"0: declared public ({demands.public[told]})"
-    return "not declared public: this hospital does not join" if told == "counts" else "0: does not leave"
+    return "not protected"

@@ -296,6 +296,9 @@ def audit_privacy(
     trainings: Annotated[
         int, typer.Option(metavar="N", parser=options.positive, help="short trainings, half of them with the canary")
     ] = 1000,
+    steps: Annotated[
+        int, typer.Option(metavar="N", parser=options.positive, help="private steps of a short training")
+    ] = 5,
     seed: Annotated[int, typer.Option(metavar="N", parser=options.whole, help="of who is drawn")] = 0,
     inversion: Annotated[
         Path | None,
@@ -324,20 +327,20 @@ def audit_privacy(
     claim = None
     if finished.plan.privacy:
         with screen.busy("training with and without a canary"):
-            claim = audit_of_run(finished, settings, trainings, seed)
-        screen.say(f"private steps: {claim.verdict}")
+            claim = audit_of_run(finished, settings, trainings, seed, steps)
+        screen.say(f"trainings of {claim.steps} private steps: {claim.verdict}")
     else:
         screen.say("private steps: none; the plan promises no privacy")
     with screen.busy("testing who was in the training set"):
         found = check_release(finished, settings, seed)
-    for site, one in found.items():
-        screen.say(f"model of {site}: {one.verdict}")
+    for name, one in found.items():
+        screen.say(f"{name}: {one.verdict}")
     files = analyse("inversion", [run], Question(settings, seed), inversion)[0] if inversion else []
     for file in files:
         screen.say(str(file))
     screen.answer(
         claim={**asdict(claim), "holds": claim.holds} if claim else None,
-        models={site: {**asdict(one), "verdict": one.verdict} for site, one in found.items()},
+        models={name: {**asdict(one), "verdict": one.verdict} for name, one in found.items()},
         files=files,
     )
     return 1 if (claim and not claim.holds) or any(one.advises_against for one in found.values()) else 0

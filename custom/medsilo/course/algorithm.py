@@ -35,6 +35,11 @@ class InputLayer(Section):
     def over(self, phases: Sequence[Phase]) -> Sequence[Phase]:
         """Return these phases with the layer's own groups in them."""
 
+    @property
+    @abstractmethod
+    def released_alone(self) -> bool:
+        """Return whether what it tells of the images leaves before training, in a way that has an account."""
+
 
 class LearningStep(Section):
     """A step that takes the place of the optimizer's plain one."""
@@ -152,10 +157,11 @@ class Algorithm(Section):
         """Return how the plan's promise of privacy is kept; raises PlanError where it would be false."""
         if "private" not in vars(type(self)):
             raise PlanError(not_declared(self.name))
-        if self.amplitude:
+        if self.amplitude and not self.amplitude.released_alone:
             raise PlanError(
-                "algorithm.amplitude: the amplitude is an average of images that leaves without an account of its own, "
-                "so a promise of privacy would be false; set it to null"
+                "algorithm.amplitude: an amplitude that is measured while training is an average of images without an "
+                "account of its own, so a promise of privacy would be false; set algorithm.amplitude.measured=before, "
+                "or algorithm.amplitude=null"
             )
         return self.private()
 

@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from medsilo.core.errors import PlanError
+from medsilo.core.section import Section, added
 from medsilo.learning.private import AdaptiveClipping
 from medsilo.privacy.agreed import Delta, Epsilon, Promise, Unit
 
@@ -24,8 +27,26 @@ class Private:
     says: str = "everything that leaves follows from noisy gradients"
 
 
+class NumbersOffer(Section):
+    """An account of its own for numbers that leave beside tensors."""
+
+    epsilon: Epsilon = Field(description="part of the study's ε that all of them cost together")
+
+
+class StatisticsOffer(NumbersOffer):
+    """An account of its own for means over a site's cases that leave once."""
+
+    clip: float = Field(
+        1.0,
+        gt=0,
+        le=1e6,
+        description="length to which a unit's part is cut: of HarmoFL's amplitude over the number of pixels (the mean "
+        "of each channel first), or of AdaFed's features' root mean square",
+    )
+
+
 class PrivacyOffer(Promise):
-    """The plan's `privacy`: what the study promises every hospital of its records."""
+    """The plan's `privacy`: the promise of a study to every hospital about its records."""
 
     epsilon: Epsilon = Field(description="ε of all rounds together, at every hospital; it may demand less")
     delta: Delta = Field(description="δ at which ε holds; less than 1 / number of patients of the largest hospital")
@@ -39,6 +60,49 @@ class PrivacyOffer(Promise):
     adaptive: AdaptiveClipping | None = Field(
         None, description="`{}`: the length follows a quantile of the gradients' lengths, beginning with `clip`"
     )
+    scores: NumbersOffer | None = added(
+        None,
+        description="scores over validation and test cases leave with Laplace noise, and models are chosen by them; "
+        "`null`: scores leave only where a hospital declares them public, and else the last round's model is taken",
+    )
+    counts: NumbersOffer | None = added(
+        None,
+        description="numbers of cases leave with geometric noise, drawn once; then numbers are of units, the "
+        "batch size, too. `null`: a hospital has to declare them public, or it can't join",
+    )
+
+    statistics: StatisticsOffer | None = added(
+        None,
+        description="means over a hospital's cases that leave before training, AdaFed's statistics and HarmoFL's "
+        "amplitude, have Gaussian noise; a plan with such a method has to say it",
+    )
+
+    @property
+    def besides(self) -> float:
+        """Return the ε of all that has an account of its own."""
+        return sum(own.epsilon for own in (self.scores, self.counts, self.statistics) if own)
+
+    @model_validator(mode="after")
+    def _leaves_some_for_tensors(self) -> Self:
+        if self.besides >= self.epsilon:
+            raise PydanticCustomError(
+                "value_error",
+                "{error}",
+                {"error": f"what is told beside cost ε = {self.besides:g} of {self.epsilon:g}; give it less"},
+            )
+        return self
+
+    def cautions(self) -> list[str]:
+        """Return what readers of the study's numbers should know of the noise on them."""
+        found = []
+        if self.scores:
+            found.append(
+                "scores have noise for privacy (privacy.scores), but for hospitals that declared theirs public: small "
+                "differences between them mean nothing"
+            )
+        if self.counts:
+            found.append("numbers of cases have noise for privacy (privacy.counts), so weighted means have it, too")
+        return found
 
     def noise(self, effective: float, gradients: int) -> float:
         """Return the noise on each gradient, over the bound, where so many of each batch must cost together as one with
@@ -60,7 +124,18 @@ class PrivacyOffer(Promise):
         return 1 / math.sqrt(gradients * each)
 
 
-ABLE = ("fedavg", "fedprox", "fedbn", "fedper", "ditto", "mr-mtl", "harmofl", "fedsm")  # that declare an account
+ABLE = (
+    "fedavg",
+    "fedprox",
+    "fedbn",
+    "fedper",
+    "ditto",
+    "mr-mtl",
+    "harmofl",
+    "adafed",
+    "d-adafed",
+    "fedsm",
+)  # that declare an account
 
 
 def not_declared(method: str) -> str:

@@ -26,6 +26,7 @@ class Phase:
     # facts for the summary's details. It is not done again when a study is resumed.
     before: Callable[[ServerSide, Modules], Facts] | None = None
     trains: bool = True  # whether sites pass their training batches in it
+    releases: int = 0  # means over its cases that a site lets out in a round, where the plan promises privacy
     says: tuple[str, ...] = ()  # what a hospital should know of the phase, one line each, for the leak report
 
     @property
@@ -86,6 +87,11 @@ class Course:
     def last(self) -> Phase:
         """The phase after the last round."""
         return self.phases[-1]
+
+    def has_travelled(self, rounds: int) -> bool:
+        """Return whether all that the last phase gives was there in these rounds, so that the server holds it."""
+        so_far = self.phases[: self.place_of(rounds) + 1]
+        return {group.name for group in self.last.given} <= {group.name for phase in so_far for group in phase.groups}
 
     def used_as_scored(self, rounds: int) -> bool:
         """Return whether the model after so many rounds is used as it was scored; not before the last phase."""

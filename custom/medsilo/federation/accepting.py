@@ -99,7 +99,8 @@ class Acceptance:
     def outcome_of(self, answer: Delivered | Tested, part: Part) -> Any:
         """Return what a site tells of the outcome, checked."""
         cases = getattr(answer.cases, part)
-        return self.plan.algorithm.outcome.read(answer.outcome, part, part in answer.withheld, self.sites, cases)
+        withheld = part in answer.withheld or part in answer.noisy
+        return self.plan.algorithm.outcome.read(answer.outcome, part, withheld, self.sites, cases)
 
 
 def check_package(site: Any, server: Any) -> None:

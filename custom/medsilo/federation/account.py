@@ -8,54 +8,34 @@ and that answer is sent, as it was, when the server asks for it again.
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 from medsilo.core.errors import Refused
 from medsilo.core.files import write_json
 from medsilo.federation.kept_answer import KeptAnswers
+from medsilo.federation.private_numbers import refuse_bare_counts
 from medsilo.federation.protection import Protection
 from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.plan import Plan
-from medsilo.privacy.accounting import epsilon_of, noise_for
-from medsilo.privacy.agreed import Demands, Told, stricter
-from medsilo.privacy.mechanisms import Charge, Gaussian, Public
+from medsilo.privacy.accounting import counted, epsilon_of, noise_for
+from medsilo.privacy.agreed import stricter
+from medsilo.privacy.mechanisms import Charge, Gaussian
 from medsilo.runs.messages import Parcel
 from medsilo.runs.paths import SPENT
 from medsilo.runs.schema import Spent
 from medsilo.sealing.signing import Certified
-from medsilo.site.ledger import WHOLE, Ledger, Spending
+from medsilo.site.ledger import WHOLE, CountedStudy, Ledger, Spending
 from medsilo.site.settings import FILE_NAME
-
-# What an answer tells in numbers, by what it answers.
-NUMBERS: dict[str, tuple[Told, ...]] = {
-    "join": ("counts",),
-    "round": ("counts", "train", "validation"),
-    "deliver": ("counts", "validation"),
-    "test": ("counts", "test"),
-}
-WHAT: dict[Told, str] = {
-    "counts": "numbers of cases",
-    "train": "loss over training cases",
-    "validation": "score and loss over validation cases",
-    "test": "score, loss and counts over test cases",
-}
 
 
 class PrivacyAccount:
-    """What one study costs one hospital."""
+    """The account of one study at one hospital."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        spending: Spending,
-        demands: Demands | None,
-        folder: Path,
-        runs: Callable[[str], bool] = lambda study: False,
-    ) -> None:
-        """folder: the site's, of the study; runs: whether another study runs, which keeps what it planned."""
-        self.ledger, self.spending, self.demands, self.runs = ledger, spending, demands, runs
+    def __init__(self, ledger: Ledger, study: CountedStudy, folder: Path) -> None:
+        """folder: the site's, of the study."""
+        self.ledger, self.study = ledger, study
         self.folder, self.kept = folder, KeptAnswers(folder)
         self.attempt = ""
 
@@ -71,34 +51,27 @@ class PrivacyAccount:
                 f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan promises none; "
                 "add a section privacy with epsilon and delta"
             )
-        if demands and "counts" not in demands.public:
-            raise Refused(
-                "numbers of cases leave with every answer, and have no noise: a hospital that demands privacy has to "
-                f"declare them public, with its reason (privacy.public.counts in its {FILE_NAME})"
-            )
+        refuse_bare_counts(plan, demands)
         signer, asker = signer_of(kit), protection.asker
         ledger = Ledger(protection.book.folder, asker.data, signer.key if isinstance(signer, Certified) else None)
         spending = Spending(study=asker.study, plan=plan.hash, method=plan.algorithm.title, lead=asker.lead)
-        account = cls(ledger, spending, demands, folder, protection.book.runs)
+        account = cls(ledger, CountedStudy(spending, demands, protection.book.runs), folder)
         promise = stricter(plan.privacy, demands)
         about = Gaussian(noise=noise_for(promise.epsilon, promise.delta, 1.0, 1))
-        ledger.expect(spending, [Charge(what=WHOLE, of=about)], demands, account.runs)
+        ledger.expect(account.study, [Charge(what=WHOLE, of=about)])
         return account
 
-    def numbers(self, task: str) -> list[Charge]:
-        """Return what the numbers of an answer cost: nothing, since they are declared public or do not leave."""
-        public = self.demands.public if self.demands else {}
-        return [
-            Charge(what=WHAT[told], of=Public(reason=public[told])) for told in NUMBERS.get(task, ()) if told in public
-        ]
+    def enter(self, what: str, attempt: str, charges: Sequence[Charge]) -> None:
+        """Enter what was drawn once and is part of every answer, unless it is there."""
+        self.ledger.charge(self.study, what, attempt, charges)
 
     def admit(self, planned: Sequence[Charge]) -> None:
         """Let the study in, or raise Refused, with what it would cost and what is left."""
-        self.ledger.plan(self.spending, planned, self.demands, self.runs)
+        self.ledger.plan(self.study, planned)
 
     def afford(self, planned: Sequence[Charge]) -> None:
         """Raise Refused where so much can't be charged; nothing is written."""
-        self.ledger.afford(self.spending, planned, self.demands, self.runs)
+        self.ledger.afford(self.study, planned)
 
     def begin(self) -> str:
         """Begin an attempt at an answer; return its name."""
@@ -107,7 +80,7 @@ class PrivacyAccount:
 
     def counts(self, attempt: str) -> bool:
         """Return whether what an attempt wrote may be used: its ledger entry is there."""
-        return self.ledger.standing().has(self.spending.study, attempt)
+        return self.ledger.standing().has(self.study.name, attempt)
 
     def again(self, request: Parcel) -> Parcel | None:
         """Return the answer that this very request got already, where it was entered."""
@@ -117,20 +90,24 @@ class PrivacyAccount:
     def settle(self, request: Parcel, reply: Parcel, what: str, charges: Sequence[Charge]) -> None:
         """Write the answer, and enter it: when this returns, it may leave. Raises Refused when nothing is left."""
         self.kept.keep(request, self.attempt, reply)
-        self.ledger.charge(self.spending, what, self.attempt, charges, self.demands, self.runs)
-        self._tell_hospital()
+        self._tell_hospital(charges)
+        # The last thing before sending: a death in between counts an answer that did not leave.
+        self.ledger.charge(self.study, what, self.attempt, charges)
 
-    def _tell_hospital(self) -> None:
-        """Write how much is spent beside the site's results, for its own report; it never leaves the site."""
-        standing = self.ledger.standing()
-        delta = self.demands.delta if self.demands else 1e-5
-        study, spent = epsilon_of(standing.of(self.spending.study), delta), standing.epsilon(delta)
+    def _tell_hospital(self, charges: Sequence[Charge]) -> None:
+        """Write how much is spent, these charges included, beside the site's results, for its own report.
+
+        It never leaves the site.
+        """
+        standing, added = self.ledger.standing(), counted(charges)
+        delta = self.study.demands.delta if self.study.demands else 1e-5
+        study, spent = standing.of(self.study.name) + added, standing.charged + added
         said = Spent(
-            study=_finite(study),
-            all_studies=_finite(spent),
+            study=_finite(epsilon_of(study, delta)),
+            all_studies=_finite(epsilon_of(spent, delta)),
             delta=delta,
-            allowed=self.demands.epsilon if self.demands else None,
-            entries=sum(entry.spending == self.spending for entry in standing.entries),
+            allowed=self.study.demands.epsilon if self.study.demands else None,
+            entries=1 + sum(entry.spending == self.study.spending for entry in standing.entries),
         )
         write_json(self.folder / SPENT, said.as_json())
 

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, Subset
 from medsilo.core.coarse import Resolution
 from medsilo.core.errors import DataError
 from medsilo.federation.drawing import draw_found, draw_images
+from medsilo.federation.private_numbers import How, PrivateNumbers
 from medsilo.federation.protection import Protection
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite, refuse_nan
@@ -44,14 +45,17 @@ class Evaluation:
         settings: SiteSettings,
         compute: Compute,
         protection: Protection,
+        numbers: PrivateNumbers | None = None,
     ) -> None:
+        """numbers: how they are told in a study that promises privacy."""
+        self.numbers = numbers
         self.plan, self.task, self.site, self.data = plan, plan.task, site, data
         self.settings, self.compute = settings, compute
         self.patients = {part: patients_of(getattr(data, part)) for part in PARTS}
         self.protected = protection.on
         self.resolution: dict[str, Resolution]
         self.resolution = {part: protection.resolution(self.patients[part]) for part in PARTS}
-        self.too_near = protection.too_near(data)
+        self.too_near = {part for part in protection.too_near(data) if self._how(part) == "exact"}
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         for part, cases in self.cases.items():
             if cases == 0 and site in plan.participation.unseen and part != "test":
@@ -100,6 +104,8 @@ class Evaluation:
     def counted(self) -> Counted:
         """The numbers of cases, as they are told."""
         told: dict[str, int | None] = {part: self.resolution[part].count(cases) for part, cases in self.cases.items()}
+        if self.numbers and self.numbers.counted:
+            told = dict(self.numbers.counted[1])
         return Counted(**told | dict.fromkeys(self.sealed_parts))
 
     @property
@@ -109,11 +115,37 @@ class Evaluation:
 
     def tells(self, part: SitePart) -> bool:
         """Return whether a score over a part may leave. It may not if it covers too few patients, alone or as the
-        difference to another score, or if the hospital demands privacy and has not declared it public."""
-        demands = self.settings.privacy
-        if part in self.too_near or (demands and part not in demands.public):
+        difference to another score, or if the study promises privacy and it is neither public nor has noise."""
+        if self._how(part) != "exact":
+            return self._how(part) == "noisy"
+        if part in self.too_near:
             return False
         return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
+
+    def _how(self, part: SitePart) -> How:
+        return self.numbers.how(part) if self.numbers else "exact"
+
+    @property
+    def noisy(self) -> list[Part]:
+        """Return the parts of which a score leaves with noise, and nothing else."""
+        parts: tuple[Part, ...] = ("validation", "test")
+        return [part for part in parts if self._how(part) == "noisy"]
+
+    @property
+    def chooses_by(self) -> How:
+        """Return how this site's choice of a model may depend on its validation cases, since the choice leaves."""
+        return self._how("validation")
+
+    def samples(self, cases: int) -> int:
+        """Return the number of training cases on which tensors rest, as it is told."""
+        if self.numbers and self.numbers.counted:
+            return self.numbers.counted[1]["train"]
+        return self.resolution["train"].count(cases)
+
+    def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
+        """Return a part's score with noise; every call is another release."""
+        assert self.numbers
+        return self.numbers.score(part, number, measures[self.task.metric], *self.task.metric_range)
 
     @property
     def least(self) -> int:
@@ -137,7 +169,7 @@ class Evaluation:
 
     def train_loss(self, loss: float, samples: int) -> float:
         """Return the mean loss over so many training cases as it is told; nan where it may not be."""
-        if not self.tells("train") and (self.protected or self.settings.privacy):
+        if not self.tells("train") and (self.protected or self.numbers):
             return math.nan
         return self.resolution["train"].among(samples / self.cases["train"]).mean(loss, 0, MOST)
 
@@ -177,6 +209,8 @@ class Evaluation:
 
     def classes(self) -> dict[str, list[int] | None]:
         """Return the cases of each class in every part; None where there are none, or one has too few to be told."""
+        if self.numbers and self.numbers.counted:
+            return dict.fromkeys(PARTS)  # each count would be one more release
         counts = {part: self.task.class_counts(getattr(self.data, part)) for part in PARTS}
         return {
             part: [int(count) for count in self.resolution[part].shared_out(own)]

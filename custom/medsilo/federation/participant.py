@@ -28,6 +28,7 @@ from medsilo.federation.accepting import check_ranges, same_layout
 from medsilo.federation.account import PrivacyAccount
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
+from medsilo.federation.private_numbers import PrivateNumbers
 from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
 from medsilo.federation.scoring import write_measures
@@ -75,13 +76,15 @@ class Participant:
             self.account = PrivacyAccount.of(plan, self.protection, folder, kit)
             data = plan.task.site_data(site, self.sites, plan.seed, self.protection.source())
         self.data = data
-        self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection)
+        guarded = self.protection.on or settings.privacy is not None
+        self.numbers = PrivateNumbers.of(plan, site, settings.privacy, guarded, folder, data)
+        self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection, self.numbers)
         self.cases = self.evaluation.cases
         self.trains = site not in plan.participation.unseen
         check_limits(plan, settings, plan.parameters, self.cases["train"] if self.trains else None, free_disk(folder))
         self.train = self.data.train
         self._check_averages()
-        self.private = PrivateSite.of(plan, site, settings.privacy, self.train) if self.trains else None
+        self.private = PrivateSite.of(plan, site, settings.privacy, self.train, self.numbers) if self.trains else None
         self.state = SiteState(plan, site, folder, self.compute)
         if self.account:
             self.account.admit(self._planned())
@@ -89,6 +92,7 @@ class Participant:
         self.outcome = plan.algorithm.outcome
         self.chooses = self.outcome.personal and plan.tracking.select == "best"
         self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
+        self.noisy_score: float | None = None  # of the last validation, as it is told
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
@@ -114,6 +118,7 @@ class Participant:
             "memory": most_held(),
             "warnings": self.warnings,
             "withheld": self.evaluation.withheld,
+            "noisy": self.evaluation.noisy,
         }
         reply = ANSWERS[asked.task](**common, **told).parcel(groups)
         reply.metrics = {
@@ -135,6 +140,8 @@ class Participant:
 
     def _settle(self, account: PrivacyAccount, asked: Request, parcel: Parcel, reply: Parcel) -> None:
         """Enter an answer in the hospital's ledger; unless that succeeds it does not leave, and its state is void."""
+        if self.numbers and self.numbers.counted:
+            account.enter("numbers of cases", self.numbers.counted[0], self.numbers.count_charges)
         number, self.state.done = self.state.done, -1
         what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
         account.settle(parcel, reply, what, self._charges(asked.task, asked.round))
@@ -142,14 +149,16 @@ class Participant:
 
     def _charges(self, task: str, number: int) -> list[Charge]:
         """Return what an answer costs."""
-        assert self.account
-        trained = self.private.charges(number, self.plan.course.phase_of(number)) if self.private else []
-        return [*(trained if task == "round" else ()), *self.account.numbers(task)]
+        assert self.private and self.numbers
+        trained = self.private.charges(number, self.plan.course.phase_of(number)) if task == "round" else []
+        return [*trained, *self.numbers.charges(task)]
 
     def _planned(self) -> list[Charge]:
         """Return what all answers of the study cost."""
+        assert self.private and self.numbers
         rounds = range(1, self.plan.rounds + 1)
-        return [charge for number in rounds for charge in self._charges("round", number)]
+        trained = [self.private.charges(number, self.plan.course.phase_of(number)) for number in rounds]
+        return [*(charge for own in trained for charge in own), *self.numbers.planned()]
 
     # ------------------------------------------------------------------ the four kinds of work
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
@@ -191,7 +200,7 @@ class Participant:
         told: Told = {**self._may_be_told()}
         told["train_loss"] = _number(self.evaluation.train_loss(train_loss, self._samples()))
         self.protection.note(train=told["train_loss"] is not None, validation=self.evaluation.tells("validation"))
-        samples = self.evaluation.resolution["train"].count(self._samples())
+        samples = self.evaluation.samples(self._samples())
         given = self._give(phase)
         if self.sealed:
             told["sealing"], given = self.sealed.seal(asked, phase, given, samples)
@@ -265,9 +274,9 @@ class Participant:
             self.plan.task,
             self.compute,
             validation,
-            self.data.spacings if trains else (),
+            self.data.spacings if trains and not (self.numbers and self.numbers.guarded) else (),
             self.settings.smallest_average,
-            self.evaluation.withheld,
+            [*self.evaluation.withheld, *self.evaluation.noisy],
             self.evaluation.resolution,
             stop,
         )
@@ -276,7 +285,9 @@ class Participant:
         """Return what is told of the test: counts. What is measured of single test cases stays in this folder."""
         write_measures(self.folder, measures, self.evaluation.patients["test"])
         counts = {}
-        if self.evaluation.tells("test"):
+        if "test" in self.evaluation.noisy:
+            loss, score = math.nan, self.evaluation.noisy_score("test", selected, measures)
+        elif self.evaluation.tells("test"):
             counts = self.evaluation.counts(measures)
             loss, score = self.evaluation.loss("test", loss, measures), self.evaluation.score("test", score)
         else:
@@ -301,6 +312,8 @@ class Participant:
         if not self.evaluation.tells("validation"):
             return {"validation": None, "validation_loss": None}
         loss, score, measures = self.validated
+        if self.noisy_score is not None:
+            return {"validation": self.noisy_score, "validation_loss": None}
         told = {"validation": self.evaluation.score("validation", score)}
         told["validation_loss"] = self.evaluation.loss("validation", loss, measures)
         return {name: _number(value) for name, value in told.items()}
@@ -412,7 +425,8 @@ class Participant:
     def bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
         """Return what the method works with; the order of the data is drawn for this purpose and round."""
         layer = self.plan.algorithm.input_layer(self.state.modules)
-        size, steps = self.plan.training.batch_size, steps_in(self._samples(), self.plan.training.batch_size)
+        size = self.plan.training.batch_size
+        steps = self.private.steps_in_epoch if self.private else steps_in(self._samples(), size)
         private = self.private.training(number, self.state.modules) if self.private and purpose == SHUFFLE else None
 
         def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:
@@ -423,7 +437,10 @@ class Participant:
                 cases = DrawnCases(cases, self.plan.task.augmented, drawn)
             if private:
                 number_of = steps if most is None else min(most, steps)
-                return train_epoch(private.sample.batches(cases, number_of, self.compute), lessons, self.compute, stop)
+                drawn_batches = private.sample.batches(cases, number_of, self.compute)
+                if layer:  # its amplitude was released before, so that a case is changed by nothing of another
+                    drawn_batches = passed_through(layer, drawn_batches, learns=False)
+                return train_epoch(drawn_batches, lessons, self.compute, stop)
             data: Iterator[tuple[Tensor, Tensor]] = islice(batches(cases, size, self.compute, order), most)
             if layer:
                 data = passed_through(layer, data, learns=purpose == SHUFFLE)
@@ -445,7 +462,7 @@ class Participant:
             self.compute,
             epoch,
             in_order,
-            self.cases["train"],
+            self.private.size if self.private else self.cases["train"],
             steps,
             generator_for(self.plan.seed, self.site, "method", number),
             self.plan.algorithm.perturbation,
@@ -457,11 +474,17 @@ class Participant:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
         loss, score = math.nan, math.nan
         measures: Measures = {}
+        how = self.evaluation.chooses_by
+        self.noisy_score = None
         if self.cases["validation"]:
             self.plan.algorithm.personalise(self.bench("personalise", rounds, stop))
             loss, score, measures = self.evaluate(self.data.validation, stop, self.state.model)
+            if how == "noisy":
+                self.noisy_score = self.evaluation.noisy_score("validation", rounds, measures)
         self.validated = loss, score, measures
         rank = score if math.isfinite(score) else -sys.float_info.max
+        if how != "exact":  # which round is chosen leaves: it follows from what is told, or is the last one
+            rank = float(rounds) if self.noisy_score is None else self.noisy_score
         usable = self.chooses and self.plan.course.used_as_scored(rounds)
         if usable and (self.state.best is None or rank > self.state.best):
             self.state.best = rank

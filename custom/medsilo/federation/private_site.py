@@ -1,4 +1,4 @@
-"""A site's training under a promise of privacy: how much noise, whose cases are drawn, what each round is charged."""
+"""A site's training under a promise of privacy: its noise, whose cases are drawn, and the charge of each round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,13 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules
 from medsilo.course.phase import Phase
+from medsilo.federation.private_numbers import PrivateNumbers
 from medsilo.learning.loop import steps_in
 from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
 from medsilo.plan import BOUNDS, Plan
-from medsilo.privacy.accounting import noise_for
+from medsilo.privacy.accounting import gaussian_for, noise_for
 from medsilo.privacy.agreed import Demands, Promise, stricter
-from medsilo.privacy.mechanisms import MOST_NOISE, Charge, SampledGaussian
+from medsilo.privacy.mechanisms import MOST_NOISE, Charge, Gaussian, SampledGaussian
 from medsilo.privacy.noise import NoiseSource
 from medsilo.site.settings import FILE_NAME
 from medsilo.tasks.task import patients_of
@@ -23,15 +24,18 @@ from medsilo.tasks.task import patients_of
 
 @dataclass(frozen=True)
 class PrivateSite:
-    """What a promise means at one site. The stricter of plan and hospital holds."""
+    """The meaning of a promise at one site. The stricter of plan and hospital holds."""
 
     plan: Plan
     site: str
     promise: Promise
     train: Dataset  # all training cases
+    numbers: PrivateNumbers | None = None  # what else leaves, and how much that costs
 
     @classmethod
-    def of(cls, plan: Plan, site: str, demands: Demands | None, train: Dataset) -> "PrivateSite | None":
+    def of(
+        cls, plan: Plan, site: str, demands: Demands | None, train: Dataset, numbers: PrivateNumbers | None = None
+    ) -> "PrivateSite | None":
         """Return it where the plan promises privacy; raises Refused where the hospital demands that and it doesn't."""
         if plan.privacy is None:
             if demands is None:
@@ -40,38 +44,52 @@ class PrivateSite:
                 f"this hospital demands differential privacy (privacy in its {FILE_NAME}), and the plan promises none; "
                 "add a section privacy with epsilon and delta"
             )
-        return cls(plan, site, stricter(plan.privacy, demands), train)
+        return cls(plan, site, stricter(plan.privacy, demands), train, numbers)
 
     @property
     def _units(self) -> Sequence[str] | None:
-        """The patient of each case, where patients are protected; None where each case is protected by itself."""
+        """Return the patient of each case where patients are protected; None where each case is by itself."""
         return patients_of(self.train) if self.promise.unit == "patient" else None
 
     def sample(self, secret: NoiseSource) -> PoissonSample:
         """Return what draws this site's cases; on average as many as the plan's batches have."""
         cases = len(self.train)  # type: ignore[arg-type]
-        return PoissonSample(self._units, cases, self.plan.training.batch_size, secret)
+        return PoissonSample(self._units, cases, self.plan.training.batch_size, secret, self.size)
+
+    @cached_property
+    def size(self) -> int:
+        """Return the training cases as everybody may know them; where counts have noise, the units with that noise.
+
+        Rate, steps and what sums are divided by follow from it, so that they tell nothing more.
+        """
+        noisy = self.numbers.noisy_size if self.numbers else None
+        return len(self.train) if noisy is None else noisy  # type: ignore[arg-type]
 
     @cached_property
     def rate(self) -> float:
-        """The chance of a unit to be in a step's batch."""
-        return min(1.0, self.plan.training.batch_size / len(self.train))  # type: ignore[arg-type]
+        """Return the chance of a unit to be in a step's batch."""
+        return min(1.0, self.plan.training.batch_size / self.size)
 
     @property
     def steps(self) -> int:
-        """The steps of one round."""
-        cases = len(self.train)  # type: ignore[arg-type]
-        return self.plan.training.local_epochs * steps_in(cases, self.plan.training.batch_size)
+        """Return the steps of one round."""
+        return self.plan.training.local_epochs * self.steps_in_epoch
+
+    @property
+    def steps_in_epoch(self) -> int:
+        """Return the steps of one local epoch."""
+        return steps_in(self.size, self.plan.training.batch_size)
 
     @cached_property
     def effective(self) -> float:
-        """The noise with which a single gradient a step would keep the promise over all rounds."""
+        """Return the noise with which a single gradient a step would keep the promise over all rounds."""
         rounds = sum(phase.rounds for phase in self.plan.course.phases if phase.trains)
-        return noise_for(self.promise.epsilon, self.promise.delta, self.rate, self.steps * rounds)
+        beside = [*(self.numbers.planned() if self.numbers else ()), *self._releases(self._released)]
+        return noise_for(self.promise.epsilon, self.promise.delta, self.rate, self.steps * rounds, beside=beside)
 
     @cached_property
     def noise(self) -> float:
-        """The noise on each gradient over its bound, so that all gradients of a batch keep the promise together."""
+        """Return the noise on each gradient over its bound: all gradients of a batch keep the promise together."""
         assert self.plan.privacy
         noise = self.plan.privacy.noise(self.effective, self.plan.gradients)
         if noise > MOST_NOISE:
@@ -82,13 +100,29 @@ class PrivateSite:
 
     def charges(self, number: int, phase: Phase) -> list[Charge]:
         """Return what a round's training costs, whatever of it leaves."""
+        released = self._releases(phase.releases)
         if not phase.trains:
-            return []
+            return released
         assert self.plan.privacy
         noise = self.plan.privacy.effective(self.noise, self.plan.gradients)
         of = SampledGaussian(noise=noise, rate=self.rate, steps=self.steps)
         names = ", ".join(self.plan.private.networks)
-        return [Charge(what=f"training of {names} in round {number}", of=of)]
+        return [*released, Charge(what=f"training of {names} in round {number}", of=of)]
+
+    @property
+    def _released(self) -> int:
+        """Return the means over cases that leave in all rounds."""
+        return sum(phase.releases * phase.rounds for phase in self.plan.course.phases)
+
+    @cached_property
+    def releasing(self) -> float:
+        """Return the noise on each of these means over the bound, so that all keep to their part of the promise."""
+        assert self.plan.privacy and self.plan.privacy.statistics
+        share = self.plan.privacy.statistics.epsilon / self.plan.privacy.epsilon
+        return gaussian_for(share * self.promise.epsilon, self.promise.delta, self._released)
+
+    def _releases(self, count: int) -> list[Charge]:
+        return [Charge(what="mean over cases", of=Gaussian(noise=self.releasing, count=count))] if count else []
 
     def secret(self, number: int) -> NoiseSource:
         """Return the random numbers of one attempt at a round: nobody's, or with drawn hospitals the seed's."""
@@ -100,4 +134,7 @@ class PrivateSite:
         """Return how the networks of this site learn in one attempt at a round."""
         secret = self.secret(number)
         bounds = cast(GradientBounds, modules[BOUNDS])
-        return PrivateSteps(self.sample(secret), bounds, self.noise, secret, self.plan.private.at_home)
+        steps = PrivateSteps(self.sample(secret), bounds, self.noise, secret, self.plan.private.at_home)
+        if self.plan.privacy and self.plan.privacy.statistics:
+            steps.releasing, steps.clip = self.releasing, self.plan.privacy.statistics.clip
+        return steps

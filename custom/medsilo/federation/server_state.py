@@ -165,6 +165,8 @@ class ServerState:
         known = {site: score for site, score in scores.items() if score is not None}
         if not known or len(known) < len(scores) or not self.course.used_as_scored(rounds):
             return
+        if not self.course.has_travelled(rounds):
+            return
         if self.best is not None:
             both = known.keys() & self.best["scores"].keys()
             if sum(known[site] for site in both) <= sum(self.best["scores"][site] for site in both):

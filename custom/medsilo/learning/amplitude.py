@@ -78,6 +78,24 @@ class AmplitudeNorm(nn.Module):
         return out.to(images.dtype)
 
     @torch.no_grad()
+    def amplitudes(self, images: Tensor) -> Tensor:
+        """Return the part of each image's amplitude that is used, over the number of pixels: [images, numbers]."""
+        self._check(images)
+        spectra = self._transform(images.to(self.amplitude.dtype)).abs() / math.prod(self.size)
+        return (
+            spectra[(slice(None), slice(None), *(slice(1),) * len(self.size))].flatten(1)
+            if self.reach == 0
+            else (spectra.flatten(1))
+        )
+
+    @torch.no_grad()
+    def take(self, mean: Tensor) -> None:
+        """Set A to a mean of `amplitudes`; what noise made negative is none."""
+        self.amplitude.zero_()
+        self.used.copy_((mean.clamp(min=0) * math.prod(self.size)).view(self.used.shape))
+        self.batches.fill_(1)
+
+    @torch.no_grad()
     def freeze(self, amplitude: Tensor | None = None) -> None:
         """From now on A stays as it is, or as given."""
         if amplitude is not None:

@@ -30,7 +30,12 @@ def batch_norm_names(module: nn.Module) -> list[str]:
 
 def norm_names(module: nn.Module) -> list[str]:
     """State-dict names of every norm's tensors: batch, group, instance or layer norm."""
-    return _names_within(module, {layer for layer in module.modules() if isinstance(layer, NORM_TYPES)})
+    return _names_within(module, set(norm_layers(module)))
+
+
+def norm_layers(module: nn.Module) -> list[nn.Module]:
+    """Return every norm, in the order in which the network registers them."""
+    return [layer for layer in module.modules() if isinstance(layer, NORM_TYPES)]
 
 
 def batch_norm_buffer_names(module: nn.Module) -> list[str]:

@@ -7,7 +7,7 @@ Opacus, whose hooks are on a network only while a batch passes through it.
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -42,16 +42,26 @@ class PoissonSample:
     A batch has its units one after the other, and may be empty or larger than expected.
     """
 
-    def __init__(self, units: Sequence[str] | None, cases: int, expected: float, secret: NoiseSource) -> None:
-        """units: the unit of each case, None where each is its own. expected: cases in a batch, on average."""
+    def __init__(
+        self,
+        units: Sequence[str] | None,
+        cases: int,
+        expected: float,
+        secret: NoiseSource,
+        size: int | None = None,
+    ) -> None:
+        """units: the unit of each case, None where each is its own. expected: in a batch, on average, of so many in
+        all: `size`, by default the cases."""
         names = range(cases) if units is None else units
         places = {name: place for place, name in enumerate(dict.fromkeys(names))}
         self.members: list[list[int]] = [[] for _ in places]
         for case, name in enumerate(names):
             self.members[places[name]].append(case)
-        self.rate = min(1.0, expected / cases)
-        self.expected = self.rate * cases  # cases in a batch
-        self.expected_units = self.rate * len(self.members)
+        known = cases if size is None else size
+        self.rate = min(1.0, expected / known)
+        self.expected = self.rate * known  # in a batch
+        self.size = len(self.members) if size in (None, cases) else known  # units, as everybody may know
+        self.expected_units = self.rate * self.size
         self.secret = secret
         self.owners = torch.zeros(0, dtype=torch.int64)
 
@@ -87,7 +97,7 @@ def _no_cases(dataset: Dataset) -> Case:
 
 # ---------------------------------------------------------------------------------------------------- how long
 class AdaptiveClipping(Section):
-    """The bound follows a quantile of the gradients' lengths (Andrew et al. 2021, Algorithm 1)."""
+    """A bound that follows a quantile of the gradients' lengths (Andrew et al. 2021, Algorithm 1)."""
 
     quantile: float = Field(0.5, gt=0, lt=1, description="share of gradients that shall be within the bound")
     rate: float = Field(
@@ -103,7 +113,7 @@ class AdaptiveClipping(Section):
 
     @property
     def multiplier(self) -> float:
-        """The count's noise over what one unit changes: ½, since ½ is taken off for each unit of the batch."""
+        """Return the count's noise over what one unit changes: ½, since ½ is taken off for each unit of the batch."""
         return 2 * self.noise
 
 
@@ -141,7 +151,7 @@ def mixes_cases(module: nn.Module) -> str | None:
 
 @dataclass
 class PrivateSteps:
-    """What private lessons of a round share: the sample, the bounds, the noise.
+    """The tools that private lessons of a round share: the sample, the bounds, the noise.
 
     noise: its standard deviation over the bound, of one network's gradient in one step. at_home: networks that learn by
     exact steps, since nothing of them leaves.
@@ -152,6 +162,8 @@ class PrivateSteps:
     noise: float
     secret: NoiseSource
     at_home: tuple[str, ...] = ()
+    releasing: float = math.inf  # noise on a mean over units that leaves, over the bound
+    clip: float = 1.0  # the bound on a unit's part of such a mean
     checked: set[str] = field(default_factory=set, init=False)  # networks whose cases' gradients make a batch's
 
     def lesson(
@@ -196,6 +208,28 @@ class PrivateSteps:
             weight.grad = own.view_as(weight)
         self.bounds.follow(name, lengths, self.sample.expected_units, self.secret)
         return total / max(1, len(inputs))
+
+    def noisy_mean(self, vectors: Iterable[Tensor]) -> Tensor:
+        """Return (Σ_units clip(mean of the unit's vectors) + noise) / units: one release.
+
+        vectors: [cases, length] each, of all cases in their order. No more than the units whose cases are not complete
+        are held.
+        """
+        unit_of = {case: unit for unit, own in enumerate(self.sample.members) for case in own}
+        left = [len(own) for own in self.sample.members]
+        parts: dict[int, Tensor] = {}
+        total, cases = torch.zeros(0, dtype=torch.float64), 0
+        for batch in vectors:
+            for own in batch.detach().double().cpu().nan_to_num(0.0, 0.0, 0.0):
+                unit = unit_of[cases]
+                total = total if len(total) else torch.zeros_like(own)
+                parts[unit] = parts.get(unit, torch.zeros_like(own)) + own
+                left[unit] -= 1
+                cases += 1
+                if not left[unit]:
+                    mean = parts.pop(unit) / len(self.sample.members[unit])
+                    total += mean * min(1.0, WITHIN * self.clip / max(float(mean.norm()), 1e-300))
+        return self.secret.with_normal(total, self.releasing * self.clip) / self.sample.size
 
     def _portions(self, cases: int, weights: int) -> Iterator[slice]:
         """Yield the cases that are computed together: about as many as in a batch, and no more than memory is for."""

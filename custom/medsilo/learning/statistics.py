@@ -1,17 +1,23 @@
 """Measure what a network's layers see of a site's data: exact mean and variance of their inputs (AdaFed, Eq. 3)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from medsilo.core.errors import MedsiloError
-from medsilo.learning.layers import batch_norm_layers, head_layers
+from medsilo.learning.layers import batch_norm_layers, head_layers, norm_layers
 
 Statistics = list[tuple[Tensor, Tensor]]  # per layer: mean [channels] and population variance [channels]
-Layers = Literal["all", "last"]
+Layers = Literal["all", "norms", "last"]
 
+LACKING: Mapping[Layers, str] = {
+    "all": "batch norm",
+    "norms": "norm",
+    "last": "linear or convolution layer to measure the features before",
+}
 PORTION = 1 << 18  # numbers that are summed at once: their differences from the centre stay in a processor's cache
 
 
@@ -74,17 +80,19 @@ class ChannelMoments:
 
 
 def measured_layers(model: nn.Module, layers: Layers = "all") -> list[nn.Module]:
-    """The layers whose inputs are measured: every batch norm, or the head alone."""
-    found: list[nn.Module] = [*batch_norm_layers(model)] if layers == "all" else head_layers(model)
+    """Return the layers whose inputs are measured: every batch norm, every norm of any kind, or the head alone."""
+    found: list[nn.Module] = head_layers(model)
+    if layers != "last":
+        found = [*(batch_norm_layers(model) if layers == "all" else norm_layers(model))]
     if not found:
-        lacking = "batch norm" if layers == "all" else "linear or convolution layer to measure the features before"
+        lacking = LACKING[layers]
         raise MedsiloError(f"this network has no {lacking}; choose another network")
     return found
 
 
 def input_channels(layer: nn.Module) -> int:
     """Return how many channels a measured layer's input has."""
-    for name in ("num_features", "in_features", "in_channels"):
+    for name in ("num_features", "num_channels", "in_features", "in_channels"):
         if hasattr(layer, name):
             return int(getattr(layer, name))
     raise MedsiloError(f"{type(layer).__name__} does not say how many channels it takes")
@@ -119,6 +127,48 @@ def batch_norm_input_statistics(
     if not all(own.count for own in moments):
         raise MedsiloError("no statistics: there are no samples, or a layer of the network is never used")
     return [(own.mean.cpu(), own.variance.cpu()) for own in moments]
+
+
+@torch.no_grad()
+def moments_of_cases(
+    model: nn.Module, loader: Iterable[Any], device: torch.device | str = "cpu", layers: Layers = "all"
+) -> Iterator[Tensor]:
+    """Yield for each batch the mean and the mean square of what enters these layers, of every case by itself.
+
+    [cases, 2 · channels of all layers], over the square root of how many numbers these are: the length of a case's
+    is its root mean square.
+    """
+    watched = measured_layers(model, layers)
+    seen: dict[nn.Module, Tensor] = {}
+
+    def keep(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        values = inputs[0].detach().double()
+        values = values.movedim(-1, 1) if isinstance(layer, nn.Linear) else values
+        values = values.flatten(2) if values.ndim > 2 else values[..., None]
+        seen[layer] = torch.cat([values.mean(2), values.square().mean(2)], dim=1)
+
+    hooks = [layer.register_forward_pre_hook(keep) for layer in watched]
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        for batch in loader:
+            model((batch[0] if isinstance(batch, (tuple, list)) else batch).to(device, non_blocking=True))
+            found = torch.cat([seen[layer] for layer in watched], dim=1)
+            yield found / math.sqrt(found.shape[1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+
+
+def statistics_from(moments: Tensor, channels: Sequence[int]) -> Statistics:
+    """Return means and variances from a mean of `moments_of_cases`; what noise made negative is none."""
+    found = []
+    for own in (moments.double() * math.sqrt(len(moments))).split([2 * count for count in channels]):
+        mean, square = own.chunk(2)
+        found.append((mean, (square - mean.square()).clamp(min=0)))
+    return found
 
 
 def running_statistics(model: nn.Module) -> Statistics:

@@ -9,15 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.core.errors import Refused
+from medsilo.core.errors import PlanError, Refused
+from medsilo.core.section import added
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, without
+from medsilo.course.declared import Private
 from medsilo.course.group import FURTHEST, Facts, Group, Ranges, network
 from medsilo.course.outcome import Outcome, OwnModels
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
-from medsilo.learning.layers import batch_norm_names, head_names
+from medsilo.learning.layers import batch_norm_names, head_names, norm_names
 from medsilo.learning.statistics import (
     Layers,
     Measured,
@@ -25,6 +27,8 @@ from medsilo.learning.statistics import (
     batch_norm_input_statistics,
     input_channels,
     measured_layers,
+    moments_of_cases,
+    statistics_from,
     statistics_of,
     with_noise,
 )
@@ -56,7 +60,7 @@ class StatisticsMixture(Algorithm):
         "training.momentum": 0.0,
     }
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": literal}
-    layers: ClassVar[Layers] = "all"  # whose statistics are measured
+    layers: ClassVar[Layers] = "all"  # whose statistics are measured, where batch norm is kept
 
     self_weight: float = Field(0.5, ge=0, le=1, description="λ of Eq. 8: a site's own weight in its mixture")
     weights: Literal["similarity", "uniform"] = Field(
@@ -70,6 +74,11 @@ class StatisticsMixture(Algorithm):
     bn_share: Literal["local", "weighted", "mean"] = Field(
         "local",
         description="batch norm stays at the site, is mixed by W like other weights, or is averaged over all sites",
+    )
+    keeps: Literal["batch-norm", "norms"] = added(
+        "batch-norm",
+        description="what is measured and what `bn_share` says of: batch norm, or norms of any kind. A plan with "
+        "`privacy` has no batch norm",
     )
     absent: Literal["leave-out", "last"] = Field(
         "leave-out",
@@ -90,8 +99,19 @@ class StatisticsMixture(Algorithm):
     def networks(self, build: Blueprint) -> Modules:
         model = build()
         self.check({"model": model})  # else a network without these layers would fail below, in other words
-        channels = [input_channels(layer) for layer in measured_layers(model, self.layers)]
-        return {"model": model, "statistics": Measured(channels)}
+        return {"model": model, "statistics": Measured(self._channels(model))}
+
+    @property
+    def measured(self) -> Layers:
+        """Return whose statistics are measured."""
+        return "norms" if self.layers == "all" and self.keeps == "norms" else self.layers
+
+    def _channels(self, model: nn.Module) -> list[int]:
+        return [input_channels(layer) for layer in measured_layers(model, self.measured)]
+
+    def kept(self, modules: Modules) -> list[str]:
+        """Return the names of the tensors of what is kept."""
+        return (batch_norm_names if self.keeps == "batch-norm" else norm_names)(modules["model"])
 
     @property
     def measures(self) -> bool:
@@ -101,9 +121,10 @@ class StatisticsMixture(Algorithm):
     # The groups
     def mixture(self) -> tuple[Group, ...]:
         """Return what is mixed after a round of training."""
-        title = {"local": "model without batch norm", "weighted": "model", "mean": "model"}[self.bn_share]
+        kept = self.keeps.replace("-", " ")
+        title = {"local": f"model without {kept}", "weighted": "model", "mean": "model"}[self.bn_share]
         model = Group("model", self._mixed, self._mixer, personal=True, title=title, found=self._found)
-        norms = Group("batch-norm", _batch_norm, lambda server: UniformMean(), title="batch norm")
+        norms = Group(self.keeps, self._norms, lambda server: UniformMean(), title=kept)
         return (model, norms) if self.bn_share == "mean" else (model,)
 
     def statistics(self) -> Group:
@@ -122,7 +143,11 @@ class StatisticsMixture(Algorithm):
 
     def _mixed(self, modules: Modules) -> Tensors:
         everything = modules["model"].state_dict()
-        return everything if self.bn_share == "weighted" else without(everything, batch_norm_names(modules["model"]))
+        return everything if self.bn_share == "weighted" else without(everything, self.kept(modules))
+
+    def _norms(self, modules: Modules) -> Tensors:
+        everything = modules["model"].state_dict()
+        return {name: everything[name] for name in self.kept(modules)}
 
     def _mixer(self, server: ServerSide) -> Mixer:
         return SimilarityMix(self.matrix(server), self.absent)
@@ -163,7 +188,7 @@ class StatisticsMixture(Algorithm):
         noise = (
             f"Gaussian noise of standard deviation {self.noise} is added to each; it is no differential privacy"
             if self.noise
-            else "no noise is added"
+            else "the method adds no noise of its own"
         )
         return [
             f"statistics: mean and variance of {(len(tensors) - 1) // 2} layers' inputs over all training cases, "
@@ -181,11 +206,6 @@ class StatisticsMixture(Algorithm):
         holder = bench.modules["statistics"]
         assert isinstance(holder, Measured)
         holder.take(statistics, bench.samples)
-
-
-def _batch_norm(modules: Modules) -> Tensors:
-    everything = modules["model"].state_dict()
-    return {name: everything[name] for name in batch_norm_names(modules["model"])}
 
 
 def _possible(tensors: Mapping[str, Tensor]) -> None:
@@ -226,9 +246,24 @@ class AdaFed(StatisticsMixture):
         return {**modules, "pretrained": copy.deepcopy(modules["model"]).requires_grad_(False)}
 
     def check(self, modules: Modules) -> None:
-        require(
-            batch_norm_names(modules["model"]), self.name, "batch norm", "set network.norm=batch or choose d-adafed"
-        )
+        remedy = "set network.norm=batch or choose d-adafed"
+        if self.keeps == "batch-norm":
+            remedy += "; to keep group or instance norms at the sites, set algorithm.keeps=norms"
+        require(self.kept(modules), self.name, self.keeps.replace("-", " "), remedy)
+
+    def private(self) -> Private:
+        return self._private()
+
+    def _private(self) -> Private:
+        """Return how f is made and its statistics leave without telling more than their account says."""
+        if self.noise:
+            raise PlanError("algorithm.noise: this noise has no account; set it to 0, privacy.statistics adds its own")
+        if (self.measures or self.init_from_pretrained) and self.pretraining.source != "file":
+            raise PlanError(
+                "algorithm.pretraining.source: a share of the cases is declared public and read at the server, so the "
+                "promise would be false; use file, with a network that was trained on other data"
+            )
+        return Private(("model",), says="the statistics leave once, cut and with noise of their own account")
 
     def phases(self, training: Training) -> Sequence[Phase]:
         statistics = (self.statistics(),) if self.measures else ()
@@ -242,10 +277,11 @@ class AdaFed(StatisticsMixture):
                 self.measure_with_f,
                 before=self.make_f if needs_f else None,
                 trains=False,
+                releases=int(self.measures),
                 says=self._public_share() if needs_f else (),
             )
         ]
-        again = Phase("measure again", 1, statistics, self.measure_with_own, trains=False)
+        again = Phase("measure again", 1, statistics, self.measure_with_own, trains=False, releases=int(self.measures))
         stretch = min(self.refresh or training.rounds, training.rounds) if self.measures else training.rounds
         for done in range(0, training.rounds, stretch):
             first = done == 0
@@ -287,7 +323,11 @@ class AdaFed(StatisticsMixture):
         return math.nan
 
     def _measure(self, bench: Workbench, model: nn.Module) -> None:
-        self.hold(bench, batch_norm_input_statistics(model, bench.data(), bench.compute.device, self.layers))
+        if bench.private:
+            moments = moments_of_cases(model, bench.data(), bench.compute.device, self.measured)
+            noisy = bench.private.noisy_mean(moments)
+            return self.hold(bench, statistics_from(noisy, self._channels(bench.modules["model"])))
+        self.hold(bench, batch_norm_input_statistics(model, bench.data(), bench.compute.device, self.measured))
 
 
 class DAdaFed(AdaFed):
@@ -302,3 +342,6 @@ class DAdaFed(AdaFed):
         require(
             head_names(modules["model"]), self.name, "features", "choose a network with a linear or convolution layer"
         )
+
+    def private(self) -> Private:
+        return self._private()

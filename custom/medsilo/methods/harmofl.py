@@ -10,17 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, cast
 
+import torch
 from pydantic import Field
 from torch import nn
 from torch.optim import Optimizer
 
 from medsilo.core.errors import Refused
+from medsilo.core.section import added
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import INPUT, InputLayer, LearningStep
 from medsilo.course.declared import Private
 from medsilo.course.group import Group, Ranges, network
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
+from medsilo.course.workbench import Workbench
 from medsilo.learning.amplitude import AmplitudeNorm, images_averaged
 from medsilo.learning.perturbation import PerturbedOptimizer
 from medsilo.learning.steps import Closure, Step
@@ -49,24 +52,41 @@ class Amplitude(InputLayer):
     start: Literal["batch", "zero"] = Field(
         "batch", description="the running average starts from the first batch, or from zero"
     )
+    measured: Literal["while-training", "before"] = added(
+        "while-training",
+        description="`before`: in a round of its own, from the training images as they are. A plan with `privacy` "
+        "needs that; a narrow `band` then keeps the noise small",
+    )
+
+    @property
+    def released_alone(self) -> bool:
+        return self.measured == "before"
 
     def layer(self, shape: Sequence[int]) -> AmplitudeNorm:
         return AmplitudeNorm(shape, self.decay, self.band, self.start)
 
     def over(self, phases: Sequence[Phase]) -> Sequence[Phase]:
-        return harmonised(phases, self)
+        return measured_before(phases, self) if self.released_alone else harmonised(phases, self)
+
+    def measure(self, bench: Workbench) -> float:
+        """Set a site's own amplitude to the mean over its images, with noise where the plan promises privacy."""
+        norm = cast(AmplitudeNorm, bench.modules[INPUT])
+        found = (norm.amplitudes(inputs) for inputs, _ in bench.data())
+        if bench.private:
+            norm.take(bench.private.noisy_mean(found))
+        else:
+            norm.take(torch.cat(list(found)).double().mean(0))
+        return math.nan
 
     def covers(self, images: int, training: Training) -> int:
         """Return how many of a site's images its average covers after one round."""
+        if self.released_alone:
+            return images
         return images_averaged(images, training.batch_size, training.local_epochs, self.decay, self.start)
 
 
-def harmonised(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]:
-    """Return a method's phases behind the input layer.
-
-    Phase "harmonise" is the first round in which the method trains: every site normalises with its own amplitude,
-    which then leaves it (lines 4 to 7). Their mean (line 17) comes down once and is fixed from then on.
-    """
+def _groups(amplitude: Amplitude) -> tuple[Group, Group]:
+    """Return a site's own amplitude, which leaves it, and the shared one, which it is given once."""
     own = Group(
         AMPLITUDE,
         used,
@@ -76,7 +96,23 @@ def harmonised(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]
         title="amplitude (in one round only)",
         ranges=amplitude_range,
     )
-    shared = Group(AMPLITUDE, used, sites_count_alike, "down", arrived=fix)
+    return own, Group(AMPLITUDE, used, sites_count_alike, "down", arrived=fix)
+
+
+def measured_before(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]:
+    """Return a method's phases behind the input layer, whose amplitude leaves in a round before all of them."""
+    own, shared = _groups(amplitude)
+    first = Phase(HARMONISE, 1, (own,), amplitude.measure, trains=False, releases=1)
+    return [first, *(replace(phase, groups=(*phase.groups, shared)) for phase in phases)]
+
+
+def harmonised(phases: Sequence[Phase], amplitude: Amplitude) -> Sequence[Phase]:
+    """Return a method's phases behind the input layer.
+
+    Phase "harmonise" is the first round in which the method trains: every site normalises with its own amplitude,
+    which then leaves it (lines 4 to 7). Their mean (line 17) comes down once and is fixed from then on.
+    """
+    own, shared = _groups(amplitude)
     place = next(place for place, phase in enumerate(phases) if phase.trains and phase.rounds)
     first, *after = phases[place:]
     return [

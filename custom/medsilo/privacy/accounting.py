@@ -1,4 +1,4 @@
-"""What releases cost together: ε at a δ, by the privacy loss distributions of Google's dp-accounting.
+"""The cost of releases together: ε at a δ, by the privacy loss distributions of Google's dp-accounting.
 
 The estimate is pessimistic: losses are rounded so that ε is never below the true one.
 """
@@ -69,15 +69,44 @@ def noise_for(
         steps_at = Charge(what="steps", of=SampledGaussian(noise=noise, rate=rate, steps=steps, cases=cases))
         return epsilon_of(counted([*beside, steps_at]), delta)
 
+    found = _least(cost, epsilon) if epsilon_of(counted(beside), delta) < epsilon else None
+    if found is None:
+        raise MedsiloError(
+            f"no noise keeps {steps} steps within ε = {epsilon:g} at δ = {delta:g}, beside what else leaves: allow "
+            "more ε, or let less leave"
+        )
+    return found
+
+
+def laplace_for(epsilon: float, delta: float, count: int) -> float:
+    """Return the least scale of Laplace noise, to a thousandth, with which so many releases cost at most ε at this δ.
+
+    It is over what one unit changes. Raises MedsiloError where no noise is enough.
+    """
+    found = _least(lambda scale: epsilon_of({Laplace(scale=scale): count}, delta), epsilon)
+    if found is None:
+        raise MedsiloError(f"no noise keeps {count} scores within ε = {epsilon:g} at δ = {delta:g}: allow more ε")
+    return found
+
+
+def gaussian_for(epsilon: float, delta: float, count: int) -> float:
+    """Return the least Gaussian noise, to a thousandth, with which so many releases cost at most ε at this δ.
+
+    It is over what one unit changes, in length. Raises MedsiloError where no noise is enough.
+    """
+    found = _least(lambda noise: epsilon_of({Gaussian(noise=noise): count}, delta), epsilon)
+    if found is None:
+        raise MedsiloError(f"no noise keeps {count} releases within ε = {epsilon:g} at δ = {delta:g}: allow more ε")
+    return found
+
+
+def _least(cost: Callable[[float], float], epsilon: float) -> float | None:
+    """Return the least noise, to a thousandth, that costs at most ε; None where none up to MOST_NOISE does."""
     high, above = 1.0, math.inf  # noise that is enough, and what it costs
-    possible = epsilon_of(counted(beside), delta) < epsilon
-    while not possible or (above := cost(high)) > epsilon:
+    while (above := cost(high)) > epsilon:
         high *= 2
-        if not possible or high > MOST_NOISE:
-            raise MedsiloError(
-                f"no noise keeps {steps} steps within ε = {epsilon:g} at δ = {delta:g}, beside what else leaves: allow "
-                "more ε, or let less leave"
-            )
+        if high > MOST_NOISE:
+            return None
     low = high / 2
     while low > 1e-2 and (below := cost(low)) <= epsilon:
         low, high, above = low / 2, low, below

@@ -1,4 +1,4 @@
-"""What is promised of a hospital's records: what a study offers, what a hospital demands, and which of both holds."""
+"""Promises about a hospital's records: a study offers, a hospital demands, and of both the stricter holds."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -15,7 +15,7 @@ Told: TypeAlias = Literal["counts", "train", "validation", "test"]
 
 
 class Promise(Section):
-    """What holds of one study: (ε, δ) for each unit, against everybody outside the hospital."""
+    """A promise of one study: (ε, δ) for each unit, against everybody outside the hospital."""
 
     epsilon: Epsilon
     delta: Delta
@@ -30,7 +30,9 @@ class Demands(Section):
     study_epsilon: Epsilon | None = Field(None, description="ε that one study may cost; null: all that is left")
     unit: Unit = Field("patient", description="whom it protects: a patient with all cases, or a single record")
     public: dict[Told, Reason] = Field(
-        {}, description="what this hospital declares public, each with the reason: it costs nothing then"
+        {},
+        description="what this hospital declares public, each with the reason: it costs nothing then. `counts`: "
+        "numbers of cases and of patients; `train`, `validation`, `test`: scores and losses over these cases",
     )
 
 

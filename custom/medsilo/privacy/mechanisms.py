@@ -1,4 +1,4 @@
-"""What was released of a hospital's records, as far as an account needs to know it.
+"""Releases of a hospital's records, as far as an account needs to know them.
 
 Two data sets are neighbours when one has one unit more: one record, or one patient with at most `cases` records. A
 sensitivity Δ is the most that this moves what is released (Δ₂ in Euclidean length, Δ₁ in sum of absolute values).

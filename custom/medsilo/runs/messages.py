@@ -135,6 +135,8 @@ class SiteAnswer(Message):
     ]  # what the lead should know
     # Parts with too few cases to tell a score
     withheld: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
+    # Parts of which a score is told with noise, and nothing else
+    noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
 
     @classmethod
     def of(cls, parcel: Parcel) -> Self:

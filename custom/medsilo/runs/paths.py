@@ -29,6 +29,7 @@ NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
 
 # What stands in the folders above.
+EXPERT_FILES = "personal/*.safetensors"  # of a super model
 BEST, LAST = "best.safetensors", "last.safetensors"
 AMPLITUDE = "amplitude.png"
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
@@ -36,6 +37,7 @@ SEALING_FILES, OPENED_FILES = "sealing-*.json", "opened-*.safetensors"
 SEALED = "sealed.safetensors"
 ANSWER_FILES = "answer-*.safetensors"
 SPENT = "privacy.json"
+NOISY_COUNTS = "counts.json"
 METRICS = "metrics.csv"
 CASES = "test.csv"
 DATA = "data.json"
@@ -82,6 +84,7 @@ RUN_TREE: Mapping[str, str] = {
     "was lost on its way; noise without its keys",
     f"{SITES}/<site>/{ANSWER_FILES}": "in a study that is charged to the site's privacy ledger: its last answers, so "
     "that one that has to be sent again is the same and costs nothing",
+    f"{SITES}/<site>/{NOISY_COUNTS}": "where a study tells numbers of cases with noise: those numbers, drawn once",
     f"{SITES}/<site>/{SPENT}": "in such a study: what it and all studies of these data cost (ε at δ), for the "
     "hospital's own report. It never leaves the site",
     f"{SITES}/<site>/{OPENED_FILES}": "where the server can't read the common model: the model after the last rounds "

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.files import FILE, make_folder, write_text
+from medsilo.site.locked import LockedFolder
 from medsilo.site.settings import FILE_NAME, Limits, Part
 from medsilo.tasks.sources import Draw, Memory
 
@@ -55,11 +56,12 @@ class Book:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._locked = LockedFolder(folder, LOCK, WAIT, "this hospital's records", "nothing with scores leaves")
 
     # ------------------------------------------------------------------ the key
     def key(self) -> bytes:
         """Return this hospital's secret, which decides its split; made once."""
-        with self._alone():
+        with self._locked.alone():
             path = self.folder / KEY
             if not path.exists():
                 write_text(path, secrets.token_hex(32))
@@ -94,7 +96,7 @@ class Book:
         def remembered(patients: Collection[str], draw: Draw, for_good: bool) -> dict[str, str]:
             key = self.key()
             marks = {name: _mark(key, f"{data}\x1f{split}\x1fpart\x1f{name}") for name in patients}
-            with self._alone():
+            with self._locked.alone():
                 known = self._known_places()
                 found = draw({name: known[mark] for name, mark in marks.items() if mark in known})
                 new = {marks[name]: part for name, part in found.items() if marks[name] not in known}
@@ -120,7 +122,7 @@ class Book:
         """
         key = self.key()
         marks = {part: _marks(key, data, names) for part, names in parts.items()}
-        with self._alone():
+        with self._locked.alone():
             known = {frozenset(line.get("marks", ())) for line in self._lines(PATIENTS)}
             found: set[Part] = set()
             for part, own in marks.items():
@@ -137,7 +139,7 @@ class Book:
     def admit(self, asker: Asker, planned: Mapping[Part, int], limits: Limits) -> None:
         """Let a study in that will ask for so many scored answers, or raise Refused; other studies that run are counted
         with all that they planned."""
-        with self._alone():
+        with self._locked.alone():
             counts = self.counts()
             for part in PARTS:
                 self._check(counts, asker, part, max(planned[part], counts[asker].answered[part]), limits)
@@ -145,7 +147,7 @@ class Book:
 
     def note(self, asker: Asker, parts: Mapping[Part, int], limits: Limits) -> None:
         """Count an answer that is about to leave, or raise Refused: it stays then."""
-        with self._alone():
+        with self._locked.alone():
             counts = self.counts()
             for part, times in parts.items():
                 self._check(counts, asker, part, counts[asker].answered[part] + times, limits)
@@ -204,7 +206,7 @@ class Book:
     def begin(self, study: str, most: int | None) -> FileLock:
         """Return what holds a study's place as long as this process lives; raises Refused when all are taken."""
         place = FileLock(self.folder / RUNNING / study, mode=FILE)
-        with self._alone():
+        with self._locked.alone():
             make_folder(self.folder / RUNNING)
             others = [other for other in self._running() if other != study]
             if most is not None and len(others) >= most:
@@ -237,21 +239,6 @@ class Book:
                 path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ the files
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        make_folder(self.folder)
-        try:
-            with FileLock(self.folder / LOCK, timeout=WAIT, mode=FILE):
-                yield
-        except Timeout as error:
-            raise MedsiloError("another process holds this hospital's records; end it, or try again") from error
-        except OSError as error:
-            raise MedsiloError(
-                f"this hospital's records cannot be used ({type(error).__name__}), so nothing with scores leaves; see "
-                "to its folder of 'records'",
-                private=f"{self.folder}: {error}",
-            ) from error
-
     def _lines(self, name: str) -> Iterator[dict[str, Any]]:
         path = self.folder / name
         if not path.exists():

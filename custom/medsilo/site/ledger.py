@@ -15,8 +15,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,16 +31,16 @@ from cryptography.hazmat.primitives.serialization import (
     load_der_public_key,
     load_pem_private_key,
 )
-from filelock import FileLock, Timeout
 from pydantic import Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.core.files import FILE, make_folder, write_bytes, write_text
+from medsilo.core.files import FILE, write_bytes, write_text
 from medsilo.core.section import Section
 from medsilo.privacy.accounting import counted, epsilon_of, together
 from medsilo.privacy.agreed import Demands
 from medsilo.privacy.mechanisms import Charge, Mechanism
 from medsilo.sealing.signing import PrivateKey, sign_with, verify
+from medsilo.site.locked import LockedFolder
 from medsilo.site.settings import FILE_NAME
 
 FOLDER_NAME, OWN_KEY, LOCK = "ledger", "key.pem", "ledger.lock"  # the folder is beside a hospital's book
@@ -57,7 +56,7 @@ Kind = Literal["opened", "planned", "charged"]
 
 
 class Spending(Section):
-    """Which study asks: what an entry names."""
+    """The study that asks, as an entry names it."""
 
     study: Text
     plan: Text  # its hash
@@ -88,7 +87,7 @@ class LedgerEntry(Section):
 
 @dataclass(frozen=True)
 class LedgerStanding:
-    """What a ledger says."""
+    """The content of a ledger."""
 
     entries: tuple[LedgerEntry, ...]
     head: str  # hash of the last line
@@ -105,7 +104,7 @@ class LedgerStanding:
         return counted(charge for entry in own for charge in entry.charges)
 
     def studies(self) -> list[str]:
-        """The studies that were let in or charged, in the order in which they came."""
+        """Return the studies that were let in or charged, in the order in which they came."""
         return list(dict.fromkeys(_study(entry) for entry in self.entries if entry.spending))
 
     def most_of(self, study: str) -> Counter[Mechanism]:
@@ -131,6 +130,7 @@ class Ledger:
         """book: the folder of what the hospital remembers; key: its kit's, or None for one that is made here."""
         self.folder, self.data, self._given = book / FOLDER_NAME, data, key
         self.file, self.head = self.folder / f"{data}.jsonl", self.folder / f"{data}.head.json"
+        self._folder = LockedFolder(self.folder, LOCK, WAIT, "this hospital's privacy ledger", "nothing leaves")
         self._verified: set[str] = set()  # hashes of lines whose signature was checked
 
     @property
@@ -139,68 +139,36 @@ class Ledger:
         return self.file.exists() or self.head.exists()
 
     # ------------------------------------------------------------------ writing
-    def plan(
-        self,
-        spending: Spending,
-        planned: Sequence[Charge],
-        demands: Demands | None,
-        runs: Callable[[str], bool] = lambda study: False,
-    ) -> None:
+    def plan(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
         """Let a study in that will be charged so much, or raise Refused: studies that run keep what they planned."""
-        with self._alone():
+        with self._folder.alone():
             standing = self._opened()
-            if demands:
-                asked = standing.of(spending.study) | counted(planned)
-                _check(standing, spending.study, asked, demands, runs)
-            self._append(standing, "planned", demands, spending, WHOLE, "", together(planned, WHOLE))
+            study.check(standing, standing.of(study.name) | counted(planned))
+            self._append(standing, "planned", study, WHOLE, "", together(planned, WHOLE))
 
-    def expect(
-        self,
-        spending: Spending,
-        planned: Sequence[Charge],
-        demands: Demands | None,
-        runs: Callable[[str], bool] = lambda study: False,
-    ) -> None:
+    def expect(self, study: "CountedStudy", planned: Sequence[Charge]) -> None:
         """Raise Refused where there is no room for a study of about this cost; one that was let in has its own plan."""
-        if demands:
-            with self._alone():
-                standing = self._opened()
-                asked = standing.most_of(spending.study) or counted(planned)
-                _check(standing, spending.study, asked, demands, runs, ABOUT)
+        with self._folder.alone():
+            standing = self._opened()
+            study.check(standing, standing.most_of(study.name) or counted(planned), ABOUT)
 
-    def afford(
-        self,
-        spending: Spending,
-        charges: Sequence[Charge],
-        demands: Demands | None,
-        runs: Callable[[str], bool] = lambda study: False,
-    ) -> None:
+    def afford(self, study: "CountedStudy", charges: Sequence[Charge]) -> None:
         """Raise Refused unless these charges fit, before work is done for them; nothing is written."""
-        if demands:
-            with self._alone():
-                standing = self._opened()
-                _check(standing, spending.study, standing.of(spending.study) + counted(charges), demands, runs)
+        with self._folder.alone():
+            standing = self._opened()
+            study.check(standing, standing.of(study.name) + counted(charges))
 
-    def charge(
-        self,
-        spending: Spending,
-        what: str,
-        attempt: str,
-        charges: Sequence[Charge],
-        demands: Demands | None,
-        runs: Callable[[str], bool] = lambda study: False,
-    ) -> None:
+    def charge(self, study: "CountedStudy", what: str, attempt: str, charges: Sequence[Charge]) -> None:
         """Enter what is about to leave, and return when it is on the disk; raises Refused when nothing is left.
 
         attempt: names the answer; one that was entered already is not entered again.
         """
-        with self._alone():
+        with self._folder.alone():
             standing = self._opened()
-            if standing.has(spending.study, attempt):
+            if standing.has(study.name, attempt):
                 return
-            if demands:
-                _check(standing, spending.study, standing.of(spending.study) + counted(charges), demands, runs)
-            self._append(standing, "charged", demands, spending, what, attempt, charges)
+            study.check(standing, standing.of(study.name) + counted(charges))
+            self._append(standing, "charged", study, what, attempt, charges)
 
     def _opened(self) -> LedgerStanding:
         """Return what the ledger says, after opening it or going on with another key."""
@@ -209,7 +177,7 @@ class Ledger:
         standing = self.read()
         known = [entry.key for entry in standing.entries if entry.key]
         if not known or known[-1] != self._public:
-            self._append(standing, "opened", None)
+            self._append(standing, "opened")
             standing = self.read()
         return standing
 
@@ -217,15 +185,14 @@ class Ledger:
         self,
         standing: LedgerStanding,
         kind: Kind,
-        demands: Demands | None,
-        spending: Spending | None = None,
+        study: "CountedStudy | None" = None,
         what: str = "",
         attempt: str = "",
         charges: Sequence[Charge] = (),
     ) -> None:
-        delta = demands.delta if demands else None
+        delta = study.demands.delta if study and study.demands else None
         cost = None
-        if delta is not None and kind != "opened":
+        if delta is not None:
             cost = epsilon_of(standing.charged + (counted(charges) if kind == "charged" else Counter()), delta)
         entry = LedgerEntry(
             number=len(standing.entries),
@@ -233,7 +200,7 @@ class Ledger:
             time=int(time.time()),
             kind=kind,
             data=self.data,
-            spending=spending,
+            spending=study.spending if study else None,
             what=what,
             attempt=attempt,
             charges=tuple(charges),
@@ -264,7 +231,7 @@ class Ledger:
         """Return what the ledger says, while nobody writes to it; raises MedsiloError where it was changed."""
         if not self.exists:
             return LedgerStanding((), START, False)
-        with self._alone():
+        with self._folder.alone():
             return self.read()
 
     def read(self) -> LedgerStanding:
@@ -303,14 +270,14 @@ class Ledger:
 
     def export(self) -> str:
         """Return the ledger as it is in the file, with its signatures."""
-        with self._alone():
+        with self._folder.alone():
             self.read()
             lines, _ = _lines(self.file)
         return "".join(f"{line.decode()}\n" for line in lines)
 
     def check_against(self, exported: str) -> int:
         """Return how many lines came since an earlier export; raises MedsiloError unless the ledger continues it."""
-        with self._alone():
+        with self._folder.alone():
             self.read()
             lines, _ = _lines(self.file)
         earlier = exported.encode().splitlines()
@@ -342,55 +309,54 @@ class Ledger:
     def _public(self) -> str:
         return self._key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        make_folder(self.folder)
-        try:
-            with FileLock(self.folder / LOCK, timeout=WAIT, mode=FILE):
-                yield
-        except Timeout as error:
-            raise MedsiloError("another process holds this hospital's privacy ledger; end it, or try again") from error
-        except OSError as error:
-            raise MedsiloError(
-                f"this hospital's privacy ledger cannot be used ({type(error).__name__}), so nothing leaves; see to "
-                "its folder of 'records'",
-                private=f"{self.folder}: {error}",
-            ) from error
+
+def nobody_runs(study: str) -> bool:
+    """Return that a study does not run: where studies are counted one after the other."""
+    return False
 
 
-def _check(
-    standing: LedgerStanding,
-    study: str,
-    asked: Mapping[Mechanism, int],
-    demands: Demands,
-    runs: Callable[[str], bool],
-    over: float = SLACK,
-) -> None:
-    """Raise Refused where a study that is charged this in all is more than the hospital allows, and `over`."""
-    where = f"in its {FILE_NAME}"
-    unprotected = next((of for of in asked if of.kind == "unprotected"), None)
-    if unprotected:
-        raise Refused(
-            f"this hospital demands differential privacy, and something would leave without it: {unprotected.reason}"
-        )
-    alone = epsilon_of(asked, demands.delta)
-    if demands.study_epsilon is not None and alone > demands.study_epsilon + over:
-        raise Refused(
-            f"the study costs {_told(alone)} at δ = {demands.delta:g}, and this hospital allows "
-            f"{demands.study_epsilon:g} for one study (privacy.study_epsilon {where})"
-        )
-    others: Counter[Mechanism] = Counter()
-    for other in standing.studies():
-        if other != study:
-            others += standing.most_of(other) if runs(other) else standing.of(other)
-    total = epsilon_of(others + Counter(asked), demands.delta)
-    if total > demands.epsilon + over:
-        spent = epsilon_of(others, demands.delta)
-        raise Refused(
-            f"the study costs {_told(alone)} at δ = {demands.delta:g}, with what other studies of these data cost "
-            f"{_told(total)}, and this hospital allows {demands.epsilon:g}, of which {_told(spent)} is spent or "
-            f"promised (privacy.epsilon {where}); ask for fewer rounds or more noise"
-        )
+@dataclass(frozen=True)
+class CountedStudy:
+    """A study that a ledger counts, with what its hospital demands."""
+
+    spending: Spending
+    demands: Demands | None = None  # None: it is counted, and never refused
+    runs: Callable[[str], bool] = nobody_runs  # whether another study runs, which keeps what it planned
+
+    @property
+    def name(self) -> str:
+        """Return the study's name."""
+        return self.spending.study
+
+    def check(self, standing: LedgerStanding, asked: Mapping[Mechanism, int], over: float = SLACK) -> None:
+        """Raise Refused where being charged this in all is more than the hospital allows, and `over`."""
+        if self.demands is None:
+            return
+        demands, where = self.demands, f"in its {FILE_NAME}"
+        unprotected = next((of for of in asked if of.kind == "unprotected"), None)
+        if unprotected:
+            raise Refused(
+                "this hospital demands differential privacy, and something would leave without it: "
+                f"{unprotected.reason}"
+            )
+        alone = epsilon_of(asked, demands.delta)
+        if demands.study_epsilon is not None and alone > demands.study_epsilon + over:
+            raise Refused(
+                f"the study costs {_told(alone)} at δ = {demands.delta:g}, and this hospital allows "
+                f"{demands.study_epsilon:g} for one study (privacy.study_epsilon {where})"
+            )
+        others: Counter[Mechanism] = Counter()
+        for other in standing.studies():
+            if other != self.name:
+                others += standing.most_of(other) if self.runs(other) else standing.of(other)
+        total = epsilon_of(others + Counter(asked), demands.delta)
+        if total > demands.epsilon + over:
+            spent = epsilon_of(others, demands.delta)
+            raise Refused(
+                f"the study costs {_told(alone)} at δ = {demands.delta:g}, with what other studies of these data cost "
+                f"{_told(total)}, and this hospital allows {demands.epsilon:g}, of which {_told(spent)} is spent or "
+                f"promised (privacy.epsilon {where}); ask for fewer rounds or more noise"
+            )
 
 
 def _told(epsilon: float) -> str:

@@ -1,0 +1,200 @@
+"""Counts and scores that leave with noise: how much, what it costs, and that nothing exact leaves beside them."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from medsilo.check.spending import price_list, privacy_findings
+from medsilo.core.errors import PlanError
+from medsilo.core.files import load_tensors
+from medsilo.federation import inprocess
+from medsilo.federation.private_numbers import PrivateNumbers
+from medsilo.federation.private_site import PrivateSite
+from medsilo.plan import Plan, parse_plan
+from medsilo.privacy.accounting import epsilon, laplace_for
+from medsilo.privacy.agreed import Demands, Promise
+from medsilo.privacy.mechanisms import Charge, Laplace
+from medsilo.runs.paths import BEST, NOISY_COUNTS, site_folder
+from medsilo.runs.reading import read_summary
+from medsilo.runs.record import Record
+from tests.unit.test_account import PRIVATE, ask, settings_of, site, standing, weights
+from tests.unit.test_private_training import promised
+from tests.unit.test_protection import NAMES, write_photos
+
+NOISY = {**PRIVATE, "privacy": {**PRIVATE["privacy"], "scores": {"epsilon": 0.8}, "counts": {"epsilon": 0.4}}}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
+
+
+def numbers(folder: Path, patients: int = 40, plan: dict[str, Any] = NOISY, **demands: Any) -> PrivateNumbers:
+    units = [f"p{n}" for n in range(patients)]
+    own = Demands(**{"epsilon": 5.0, "delta": 1e-3, "unit": "patient", **demands})
+    promise = Promise(epsilon=2.0, delta=1e-3, unit="patient")
+    parts = dict.fromkeys(("train", "validation", "test"), units)
+    return PrivateNumbers(parse_plan(plan), "a", own, promise, True, folder, parts)
+
+
+# ---------------------------------------------------------------------------------------------------- the noise
+def test_the_noise_on_a_score_has_the_scale_of_its_account(tmp_path: Path) -> None:
+    own, values = numbers(tmp_path, public={"counts": "known"}), torch.full((40,), 0.5)
+    found = np.array([own.score("validation", 1, values, 0.0, 1.0) for _ in range(4000)])
+    scale = own.scoring.scale * 0.5 / 40
+    inside = np.abs(found - 0.5) < 0.49  # what is cut off at the ends of the range
+    assert scale < 0.1 and inside.mean() > 0.99
+    assert np.abs(found[inside] - 0.5).mean() == pytest.approx(scale, rel=0.08)
+    assert found[inside].mean() == pytest.approx(0.5, abs=4 * scale / math.sqrt(len(found)))
+
+
+def test_the_noise_on_counts_has_the_scale_of_its_account_and_is_drawn_once(tmp_path: Path) -> None:
+    found = []
+    for number in range(600):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        own = numbers(folder, 400)
+        counted = own.counted
+        assert counted and numbers(folder, 400).counted == counted  # by another process, from the disk
+        found += [counted[1][part] - 400 for part in ("train", "validation", "test")]
+    scale = own.counting.scale
+    assert scale == pytest.approx(1 / 0.4)
+    q = math.exp(-1 / scale)
+    assert np.std(found) == pytest.approx(math.sqrt(2 * q) / (1 - q), rel=0.08)
+    assert abs(np.mean(found)) < 0.4
+
+
+def test_one_patient_moves_a_sum_of_scores_by_half_the_range_at_most(tmp_path: Path) -> None:
+    """The noise of drawn hospitals is the seed's, so that the difference shows what one patient does."""
+    plan = promised("fedavg", "privacy.scores.epsilon=0.5")
+    units = ["a", "a", "a", "b", "c"]
+    one, other = (
+        PrivateNumbers(plan, "a", None, Promise(epsilon=2, delta=1e-3), True, tmp_path, {"validation": own})
+        for own in (units, units[3:])
+    )
+    extreme = torch.tensor([1.0, 1.0, float("inf"), 0.4, 0.6])
+    told = one.score("validation", 3, extreme, 0, 1), other.score("validation", 3, extreme[3:], 0, 1)
+    middle = [(value - 0.5) * size for value, size in zip(told, (3, 2), strict=True)]
+    assert middle[0] - middle[1] == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, 12, 200])
+def test_scores_together_cost_what_they_may(count: int) -> None:
+    scale = laplace_for(0.5, 1e-5, count)
+    assert 0.49 < epsilon([Charge(what="scores", of=Laplace(scale=scale, count=count))], 1e-5) <= 0.5
+    assert scale <= count / 0.5 * 1.01  # never more than adding up
+
+
+# ---------------------------------------------------------------------------------------------------- the account
+def test_all_that_is_charged_is_what_was_promised(photos: Path, tmp_path: Path) -> None:
+    one = site(tmp_path, photos, plan=NOISY, public={})
+    assert one.private and one.numbers
+    assert 1.95 < epsilon(one._planned(), 1e-3) <= 2.0
+    bare = PrivateSite(one.plan, "a", one.private.promise, one.train)
+    assert one.private.noise > bare.noise  # scores and counts take their part
+
+
+def test_numbers_may_not_take_all() -> None:
+    with pytest.raises(PlanError, match="what is told beside cost ε = 2 of 2; give it less"):
+        promised("fedavg", "privacy.scores.epsilon=1.5", "privacy.counts.epsilon=0.5")
+    assert "scores" not in promised().resolved()["privacy"]  # and plans of before keep their hash
+
+
+# ---------------------------------------------------------------------------------------------------- whole studies
+def run(root: Path, data: Path, plan: dict[str, Any] = NOISY, **demands: Any) -> Plan:
+    checked = parse_plan(plan)
+    inprocess.run(checked, folder=root, settings=settings_of(data, **{"public": {}, **demands}))
+    return checked
+
+
+def _selected(folder: Path) -> int:
+    return load_tensors(site_folder(folder, "a") / BEST)[1]["round"]
+
+
+def test_a_study_with_noisy_numbers_tells_nothing_exact_and_is_charged(photos: Path, tmp_path: Path) -> None:
+    plan = run(tmp_path / "study", photos)
+    record, folder = Record(tmp_path / "study"), site_folder(tmp_path / "study", "a")
+    counted = json.loads((folder / NOISY_COUNTS).read_text())["counts"]
+    lines = [line.sites["a"] for line in record.rounds()]
+    assert all(line.samples == counted["train"] and line.train_loss is None for line in lines)
+    assert all(line.validation is not None and line.validation_loss is None for line in lines)
+    summary = read_summary(tmp_path / "study")
+    told = summary.sites["a"]
+    assert told.test and told.test["loss"] is None and told.test["accuracy"] is not None and told.figures == {}
+    assert told.cases == counted and set(told.classes.values()) == {None}  # type: ignore[union-attr]
+    scores = [score for score in told.validation if score is not None]
+    assert len(scores) == plan.rounds + 1 and scores[:2] == [line.validation for line in lines]
+    assert scores[_selected(tmp_path / "study")] == max(scores)
+    entries = [entry for entry in standing(tmp_path).entries if entry.kind == "charged"]
+    kinds = [(entry.what, sorted(charge.of.kind for charge in entry.charges)) for entry in entries]
+    assert kinds == [
+        ("numbers of cases", ["geometric"]),
+        ("join", []),
+        ("round 1", ["laplace", "sampled-gaussian"]),
+        ("round 2", ["laplace", "sampled-gaussian"]),
+        ("deliver", ["laplace"]),
+        ("test", ["laplace"]),
+    ]
+    assert 1.95 < standing(tmp_path).epsilon(1e-3) <= 2.0
+
+
+def test_what_a_hospital_declares_public_costs_nothing_beside_noise(photos: Path, tmp_path: Path) -> None:
+    run(tmp_path / "study", photos, public={"counts": "known", "test": "agreed"})
+    charges = [charge for entry in standing(tmp_path).entries for charge in entry.charges if entry.kind == "charged"]
+    assert sum(charge.of.kind == "laplace" for charge in charges) == 3  # validation alone
+    assert not any(charge.of.kind == "geometric" for charge in charges)
+    assert read_summary(tmp_path / "study").sites["a"].test["loss"] is not None  # type: ignore[index]
+
+
+def test_counts_are_drawn_once_whoever_asks_again(photos: Path, tmp_path: Path) -> None:
+    told = []
+    for shift in (0.0, 0.1):
+        one = site(tmp_path, photos, plan=NOISY, public={})
+        model = {"model": {name: tensor + shift for name, tensor in weights(one)["model"].items()}}
+        told.append(one.answer(ask(one.plan, model, 1)))
+    assert told[0].facts["cases"] == told[1].facts["cases"] and told[0].samples == told[1].samples
+    assert told[0].metrics["validation"] != told[1].metrics["validation"]
+    entries = standing(tmp_path).entries
+    assert sum(entry.what == "numbers of cases" for entry in entries) == 1
+    assert sum(entry.what == "round 1" for entry in entries) == 2
+
+
+def test_training_rests_on_the_noisy_count(photos: Path, tmp_path: Path) -> None:
+    one = site(tmp_path, photos, plan=NOISY, public={})
+    assert one.private and one.numbers and one.numbers.counted
+    (site_folder(tmp_path / "study", "a") / NOISY_COUNTS).write_text(
+        json.dumps({"draw": "x", "counts": {"train": 16, "validation": 9, "test": 9}})
+    )
+    again = site(tmp_path, photos, plan=NOISY, public={})
+    assert again.private and again.private.rate == 0.5 and again.private.steps == 2
+    sample = again.private.sample(again.private.secret(1))
+    assert (sample.rate, sample.expected, sample.expected_units) == (0.5, 8, 8) and len(again.train) != 16
+
+
+def test_a_hospital_chooses_its_own_model_by_what_it_tells(photos: Path, tmp_path: Path) -> None:
+    """The chosen round leaves, so it must not follow from exact scores."""
+    own = {**NOISY, "algorithm": {"name": "mr-mtl"}}
+    run(tmp_path / "noisy", photos, own)
+    told = read_summary(tmp_path / "noisy").sites["a"].validation
+    assert told[_selected(tmp_path / "noisy")] == max(told)  # type: ignore[type-var]
+    silent = {**own, "privacy": {**PRIVATE["privacy"], "counts": {"epsilon": 0.1}}}
+    run(tmp_path / "silent", photos, silent)
+    assert _selected(tmp_path / "silent") == 2  # nothing is told: the last one
+
+
+def test_prices_check_and_cautions_say_so(photos: Path) -> None:
+    said = parse_plan(NOISY).cautions(["a"])
+    assert "scores have noise for privacy" in said[0] and "numbers of cases have noise" in said[1]
+    assert parse_plan(PRIVATE).cautions(["a"]) == []
+    plan, own = parse_plan(NOISY), settings_of(photos, public={})
+    prices = dict(price_list(plan, own))
+    assert prices["numbers of cases"].startswith("geometric noise drawn once; ε = 0.4")
+    assert prices["score and loss over validation cases"].startswith("Laplace noise on the score")
+    assert prices["loss over training cases"] == "0: does not leave"
+    assert all(one.severity != "stops" for one in privacy_findings(plan, own, None))
+    assert any(one.severity == "stops" for one in privacy_findings(parse_plan(PRIVATE), own, None))
