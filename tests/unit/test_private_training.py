@@ -24,7 +24,11 @@ from tests.conftest import SITES, make_plan
 GROUP = ["network.name=activity-cnn", "network.norm=group"]
 PROMISE = 'privacy={"epsilon": 2.0, "delta": 0.001}'
 SMALL = ["task.persons=6", "task.windows=4", "task.steps=32", "training.batch_size=8", "training.learning_rate=0.2"]
-MORE = {"harmofl": ["algorithm.amplitude=null"], "fedbn": ["algorithm.keeps=norms"]}
+MORE = {
+    "harmofl": ["algorithm.amplitude=null"],
+    "fedbn": ["algorithm.keeps=norms"],
+    "fedsm": ["algorithm.selector_sync=server-adam"],
+}
 
 
 def promised(method: str = "fedavg", *changes: str) -> Plan:
@@ -34,7 +38,8 @@ def promised(method: str = "fedavg", *changes: str) -> Plan:
 def test_the_list_of_methods_that_can_is_true() -> None:
     able = []
     for name, kind in METHODS.items():
-        algorithm = kind(amplitude=None) if name == "harmofl" else kind()
+        numbers = {"harmofl": {"amplitude": None}, "fedsm": {"selector_sync": "server-adam"}}.get(name, {})
+        algorithm = kind(**numbers)
         try:
             assert isinstance(algorithm.privately(), Private)
             able.append(name)
@@ -58,6 +63,7 @@ def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
         ("fedavg", ["network.norm=batch-statistics"], "choose network.norm=group"),
         ("scaffold", [], "not all that leaves a hospital under scaffold"),
         ("fedsm", ['algorithm.personal_method={"name": "ditto"}'], "algorithm.personal_method"),
+        ("fedsm", ["algorithm.selector_sync=closed-form"], "sums over a hospital's features are no noisy gradients"),
         ("fedavg", ["training.truncate=true"], "training.truncate"),
         ("adafed", ["network.norm=batch"], "so the promise would be false; use fedavg"),
         ("central", [], "not all that leaves"),
