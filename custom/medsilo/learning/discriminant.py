@@ -5,6 +5,7 @@ what a classifier trained on all cases together would use, whoever holds how man
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from medsilo.core.errors import Refused
 from medsilo.learning.contrast import frozen_features
 from medsilo.learning.layers import head_layers
-from medsilo.learning.loop import Case
+from medsilo.learning.loop import Lesson
 
 SHRINKAGE = 0.1  # share of the features' covariances that is taken for chance, as few cases can't tell them
 LEAST = 1e-6  # share of the features' mean square that a feature varies by at least
@@ -38,15 +39,24 @@ class FeatureSums(nn.Module):
         self.register_buffer("means", torch.zeros(sites, features, dtype=torch.float64))
         self.register_buffer("products", torch.zeros(features, features, dtype=torch.float64))
 
-    @torch.no_grad()
-    def take(self, network: nn.Module, data: Iterator[Case], place: int) -> None:
-        """Hold the sums over a hospital's cases: features are what the network's last layer is given."""
+    @contextmanager
+    def collecting(self, network: nn.Module, place: int) -> Iterator[Lesson]:
+        """Give a lesson that changes no weight; afterwards hold the sums over the cases of all batches that it met.
+
+        Features are what the network's last layer is given. place: the hospital's.
+        """
         mean, products, cases = torch.zeros_like(self.means[0]), torch.zeros_like(self.products), 0
-        for inputs, _ in data:
+
+        @torch.no_grad()
+        def collect(inputs: Tensor, targets: Tensor) -> Tensor:
+            nonlocal cases
             features = frozen_features(network, inputs).double()
-            mean += features.sum(0)
-            products += features.T @ features
+            mean.add_(features.sum(0))
+            products.add_(features.T @ features)
             cases += len(features)
+            return mean.new_zeros(())
+
+        yield collect
         for sums in (self.present, self.means, self.products):
             sums.zero_()
         self.present[place] = 1

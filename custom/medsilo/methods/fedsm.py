@@ -382,12 +382,6 @@ class FedSM(ModelsAndSelector):
     def train_all_three(self, bench: Workbench) -> float:
         """Lines 6 to 12: all three learn from each batch."""
         label = bench.sites.index(bench.site)
-        if self.selector_sync == "closed-form":
-            sums = cast(FeatureSums, bench.modules["sums"])
-            tell_hospitals_apart(bench.modules["selector"], sums)
-            sums.take(bench.modules["selector"], bench.data(), label)
-            with self.learning_models(bench) as models:
-                return bench.train(*models)
 
         def tell_apart(scores: Tensor, targets: Tensor) -> Tensor:
             """Eq. 2: every image of hospital k has the label k."""
@@ -396,6 +390,17 @@ class FedSM(ModelsAndSelector):
         chosen = objective_of(tell_apart)
         with self.learning_models(bench) as models, self.learning_selector(bench, chosen) as selector:
             return bench.train(*models, selector)
+
+    @contextmanager
+    def learning_selector(self, bench: Workbench, objective: Objective) -> Iterator[Lesson]:
+        if self.selector_sync != "closed-form":
+            with super().learning_selector(bench, objective) as lesson:
+                yield lesson
+            return
+        selector, sums = bench.modules["selector"], cast(FeatureSums, bench.modules["sums"])
+        tell_hospitals_apart(selector, sums)
+        with sums.collecting(selector, bench.sites.index(bench.site)) as lesson:
+            yield lesson
 
     def learning_models(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:
         """Lines 8 and 9."""
