@@ -105,7 +105,9 @@ def main(times: int = TIMES) -> None:
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for name, judge in JUDGES.items():
         power, alarms = measured(judge, times)
-        print(f"| {name} | {' | '.join(f'{share:.0%}' for share in power)} | {' | '.join(f'{a:.1%}' for a in alarms)} |")
+        print(
+            f"| {name} | {' | '.join(f'{share:.0%}' for share in power)} | {' | '.join(f'{a:.1%}' for a in alarms)} |"
+        )
 
 
 if __name__ == "__main__":
