@@ -22,7 +22,7 @@ NEVER = -1e4  # score of a hospital of which nothing is known
 
 
 class FeatureSums(nn.Module):
-    """What a hospital adds: `present` [sites] and `means` [sites, features], 0 but in its own row; `products`
+    """The sums of one hospital: `present` [sites] and `means` [sites, features], 0 but in its own row; `products`
     [features, features], the mean of products of its cases' features.
 
     The mean over hospitals, each counting alike, holds all that `discriminant` needs. In double precision, as small

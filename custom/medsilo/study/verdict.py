@@ -1,4 +1,4 @@
-"""What a comparison says: every method's score, its difference from the one all are held against, and whether joining
+"""The verdict of a comparison: every method's score, its difference from the one all are held against, and whether joining
 pays; with intervals, and with a name only where the interval allows one. It is kept in verdict.json."""
 
 import statistics
