@@ -66,8 +66,10 @@ class Difference:
 
     @property
     def decides(self) -> bool:
-        """Return whether the interval leaves zero on one side. One seed, or seeds that are all alike, say nothing about the
-        luck of training."""
+        """Return whether the interval leaves zero on one side.
+
+        One seed, or seeds that are all alike, say nothing about the luck of training.
+        """
         return self.seeds > 1 and not self.alike and (self.low > 0 or self.high < 0)
 
 
