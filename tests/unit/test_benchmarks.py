@@ -153,3 +153,21 @@ def test_what_privacy_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
     for name in small:
         seconds, memory = privacy.compare(name)
         assert all(value > 0 for value in seconds.values()) and all(value >= 0 for value in memory.values())
+
+
+def test_what_a_comparison_finds(bench: Bench) -> None:
+    """All rows together find more than one row, and without a check an unsteady row is often falsely sure."""
+    power = bench("power")
+    found = {name: power.measured(judge, 300) for name, judge in power.JUDGES.items()}
+    alone, unchecked, checked, moderated = found.values()
+    assert alone[0][1] < 0.35 < 0.8 < min(unchecked[0][1], checked[0][1], moderated[0][1])
+    assert unchecked[1][-1] > 0.12 > max(checked[1][-1], alone[1][-1])
+
+
+def test_what_the_choice_of_gamma_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    gamma = bench("gamma")
+    monkeypatch.setattr(gamma, "SYNCS", ("closed-form",))
+    images = (torch.tensor([0.4, 0.9]).double(), torch.tensor([1.0, 0.5]).double(), torch.tensor([0.25, 0.75]).double())
+    assert [gamma.score(images, value) for value in (0.0, 0.5, 0.95)] == [0.75, 0.375, 0.5]
+    found = list(gamma.regrets(["synthetic-activity"], range(2), 2))
+    assert all(set(lost) == set(gamma.CHOICES) for _, lost in found)
