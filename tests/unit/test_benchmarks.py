@@ -164,10 +164,9 @@ def test_what_a_comparison_finds(bench: Bench) -> None:
     assert unchecked[1][-1] > 0.12 > max(checked[1][-1], alone[1][-1])
 
 
-def test_what_the_choice_of_gamma_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    gamma = bench("gamma")
-    monkeypatch.setattr(gamma, "SYNCS", ("closed-form",))
-    images = (torch.tensor([0.4, 0.9]).double(), torch.tensor([1.0, 0.5]).double(), torch.tensor([0.25, 0.75]).double())
-    assert [gamma.score(images, value) for value in (0.0, 0.5, 0.95)] == [0.75, 0.375, 0.5]
-    found = list(gamma.regrets(["synthetic-activity"], range(2), 2))
-    assert all(set(lost) == set(gamma.CHOICES) for _, lost in found)
+@pytest.mark.parametrize("gain", [0.05, 0.15])
+@pytest.mark.parametrize("darker", [0.0, 0.4])
+def test_the_middle_of_the_plateau_costs_less_than_its_upper_edge(gain: float, darker: float, bench: Bench) -> None:
+    studies, (upper, lower, middle) = bench("gamma").regrets(gain, darker, 300)
+    assert studies > 100 and min(upper, lower, middle) > -0.01
+    assert middle < 0.9 * upper and middle < lower + 0.05
