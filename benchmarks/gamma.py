@@ -3,11 +3,11 @@
     python benchmarks/gamma.py
 
 Regret is how many points of the mean score the best of the gammas that are tried would have been better, had it been
-known. Images are drawn: a selector says a hospital with some confidence and is right more often the surer it is; a right
-expert's score is better than the global model's, a wrong one's is worse. gamma is chosen on twelve validation images of
-each of three hospitals (medsilo.deploy.tuning) and judged on many others: of the same kind, and darker ones, of which the
-selector is less sure and less often right. How sure it is on the whole differs from study to study. Studies in which one
-gamma alone was best are left out, as there is nothing to choose.
+known. Images are drawn: a selector says a hospital with some confidence and is right more often the surer it is; a
+right expert's score is better than the global model's, a wrong one's is worse. gamma is chosen on twelve validation
+images of each of three hospitals (medsilo.deploy.tuning) and judged on many others: of the same kind, and darker ones,
+of which the selector is less sure and less often right. How sure it is on the whole differs from study to study.
+Studies in which one gamma alone was best are left out, as there is nothing to choose.
 """
 
 from collections.abc import Sequence
