@@ -57,7 +57,8 @@ SLACK = 64  # MiB: what torch itself takes for its calls, and the allocator's ro
 
 
 def make_plan(task: dict[str, Any], sites: Sequence[str], **changes: Any) -> Plan:
-    values = {"algorithm": {"name": "fedsm"}, "task": task, "participation": {"sites": list(sites)}, **changes}
+    method = {"name": "fedsm", "selector_sync": "server-adam"}  # three networks learn
+    values = {"algorithm": method, "task": task, "participation": {"sites": list(sites)}, **changes}
     return parse_plan(values)
 
 
