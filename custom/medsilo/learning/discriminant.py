@@ -18,6 +18,7 @@ from medsilo.learning.loop import Lesson
 
 SHRINKAGE = 0.1  # share of the features' covariances that is taken for chance, as few cases can't tell them
 LEAST = 1e-6  # share of the features' mean square that a feature varies by at least
+ROUNDED = 1e-4  # what lies nearer to nothing is nothing: sums that were sealed are rounded
 NEVER = -1e4  # score of a hospital of which nothing is known
 
 
@@ -66,7 +67,7 @@ class FeatureSums(nn.Module):
 
 def tell_hospitals_apart(network: nn.Module, sums: FeatureSums) -> None:
     """Make the network's last layer the discriminant of these mean sums; where nobody gave any it stays as it is."""
-    if not bool(sums.present.any()):
+    if not bool((sums.present > ROUNDED).any()):
         return
     (head,) = cast(list[nn.Linear], head_layers(network))
     weight, bias = discriminant(sums.present, sums.means, sums.products)
@@ -80,7 +81,7 @@ def discriminant(present: Tensor, means: Tensor, products: Tensor) -> tuple[Tens
 
     Hospitals are equally likely. One that is not present is never named.
     """
-    known = present > 0
+    known = present > ROUNDED
     centres = means[known] / present[known, None]
     shares = present[known] / present[known].sum()
     within = products - centres.T @ (shares[:, None] * centres)
@@ -96,11 +97,11 @@ def discriminant(present: Tensor, means: Tensor, products: Tensor) -> tuple[Tens
 
 
 def is_of_one_hospital(tensors: Mapping[str, Tensor]) -> None:
-    """Raise Refused when no hospital's cases have such sums."""
+    """Raise Refused when neither a hospital's cases have such sums nor, where they were sealed, several hospitals'."""
     present, means = tensors["present"], tensors["means"]
-    if sorted(present.tolist()) != [0.0] * (len(present) - 1) + [1.0]:
+    if float((present.sum() - 1).abs()) > ROUNDED or float(present.min()) < -ROUNDED:
         raise Refused("sums/present does not name one hospital")
-    if bool(means[present == 0].any()):
+    if bool((means[present <= ROUNDED].abs() > ROUNDED).any()):
         raise Refused("sums/means holds features of other hospitals")
-    if bool((tensors["products"].diagonal() < 0).any()):
+    if float(tensors["products"].diagonal().min()) < -ROUNDED:
         raise Refused("sums/products has a mean square below zero")
