@@ -57,7 +57,8 @@ SLACK = 64  # MiB: what torch itself takes for its calls, and the allocator's ro
 
 
 def make_plan(task: dict[str, Any], sites: Sequence[str], **changes: Any) -> Plan:
-    values = {"algorithm": {"name": "fedsm"}, "task": task, "participation": {"sites": list(sites)}, **changes}
+    method = {"name": "fedsm", "selector_sync": "server-adam"}  # three networks learn
+    values = {"algorithm": method, "task": task, "participation": {"sites": list(sites)}, **changes}
     return parse_plan(values)
 
 
@@ -240,12 +241,12 @@ def times() -> bool:
 def parcels() -> bool:
     kept = True
     for selector in ("compact", "vgg11"):
-        for sync in ("server-adam", "none", "adam-moments"):
+        for sync in ("closed-form", "server-adam", "none", "adam-moments"):
             up, down, reference = in_a_fork(bytes_of_a_round, selector, sync)
             ratio = max(up, down) / reference
-            bounded = sync != "adam-moments"  # there the selector's moments travel beside it
+            bounded = sync in ("server-adam", "none")  # else moments, or sums over features, travel beside it
             kept = kept and (not bounded or ratio <= 1)
-            bound = f"  (at most 1x)  {_kept(ratio <= 1)}" if bounded else "  (with Adam's moments)"
+            bound = f"  (at most 1x)  {_kept(ratio <= 1)}" if bounded else "  (with what travels beside it)"
             megabytes = f"{up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down, {ratio:.3f} of two models and a selector"
             print(f"{selector}, {sync}: {megabytes}{bound}", flush=True)
     return kept

@@ -79,6 +79,9 @@ TINY = Setting(
 )
 
 
+NUMBERS: dict[str, dict[str, Any]] = {"fedsm": {"selector_sync": "server-adam"}}  # with which robust rules can be
+
+
 @dataclass(frozen=True)
 class Block:
     """A part of the table: each method with each attack that is made for it, each defence and number of bad sites."""
@@ -114,7 +117,7 @@ class Cell:
         if defence.minimum < len(SITES):
             agreed["when_missing"] = "continue"
         values = {
-            "algorithm": {"name": self.method},
+            "algorithm": {"name": self.method, **NUMBERS.get(self.method, {})},
             "task": dict(self.setting.task),
             "network": dict(self.setting.network),
             "training": dict(self.setting.training),

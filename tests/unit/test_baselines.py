@@ -17,7 +17,7 @@ from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.federation import inprocess
 from medsilo.federation.participant import Participant
-from medsilo.learning.contrast import contrast, with_features
+from medsilo.learning.contrast import contrast, with_features, with_projection
 from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Compute, train_epoch
 from medsilo.learning.seeds import generator_for
@@ -353,9 +353,25 @@ def test_the_contrast_is_equation_3() -> None:
     assert float(contrast(z, near, near, 0.5)) == pytest.approx(np.log(2), abs=1e-6)
 
 
+@pytest.mark.parametrize(("kind", "exact"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 0.02)])
+def test_the_contrast_is_taken_in_the_features_own_type(kind: torch.dtype, exact: float) -> None:
+    """But for half precision, where features of one direction would have a cosine up to 0.004 from 1."""
+    generator = torch.Generator().manual_seed(1)
+    wide = [torch.randn(5, 7, generator=generator).double() for _ in range(3)]
+    a, b, c = (one.numpy() / np.linalg.norm(one.numpy(), axis=1, keepdims=True) for one in wide)
+    expected = np.mean(np.log1p(np.exp(((a * c).sum(1) - (a * b).sum(1)) / 0.5)))
+    found = contrast(*(one.to(kind) for one in wide), 0.5)
+    assert found.dtype == (kind if kind == torch.float64 else torch.float32)
+    assert float(found) == pytest.approx(expected, abs=exact)
+
+
 def moon(mu: float) -> Local:
+    def last(model: nn.Module) -> nn.Module:
+        return model[-1][-1] if isinstance(model[-1], nn.Sequential) else model[-1]
+
     def features(model: nn.Module, inputs: Tensor) -> Tensor:
-        return model[:-1](inputs)
+        z = model[:-1](inputs)
+        return model[-1][:-1](z) if isinstance(model[-1], nn.Sequential) else z
 
     def local(site: Site, given: State) -> None:
         arrived = copy.deepcopy(site.model).eval()
@@ -365,7 +381,7 @@ def moon(mu: float) -> Local:
             with torch.no_grad():
                 near, far = features(arrived, inputs), features(previous, inputs)
             pairs = [functional.cosine_similarity(z, other) / 0.5 for other in (near, far)]
-            loss = functional.cross_entropy(site.model[-1](z), targets)
+            loss = functional.cross_entropy(last(site.model)(z), targets)
             loss = loss + mu * functional.cross_entropy(torch.stack(pairs, 1), torch.zeros(len(z), dtype=torch.long))
             site.optimizer.zero_grad()
             loss.backward()
@@ -375,8 +391,9 @@ def moon(mu: float) -> Local:
     return local
 
 
-def test_moon_equals_its_algorithm_written_by_hand() -> None:
-    plan = make_plan("moon", *SMALL, "training.rounds=3", "algorithm.mu=2")
+@pytest.mark.parametrize("projection", ["null", "24"])
+def test_moon_equals_its_algorithm_written_by_hand(projection: str) -> None:
+    plan = make_plan("moon", *SMALL, "training.rounds=3", "algorithm.mu=2", f"algorithm.projection={projection}")
     assert isinstance(plan.build_networks()["model"], nn.Sequential)  # so that its last layer is the last of a row
     average: Server = lambda w, sent, weights, said: {}  # noqa: E731
     expected = study(plan, moon(2.0), average)
@@ -385,6 +402,32 @@ def test_moon_equals_its_algorithm_written_by_hand() -> None:
         assert_close(run.models[site].state_dict(), expected)
     without = study(plan, moon(0.0), average)
     assert not torch.allclose(without["4.weight"], expected["4.weight"], atol=1e-4)
+
+
+def test_the_projection_is_two_layers_to_the_paper_s_256_numbers() -> None:
+    plain, projected = (make_plan("moon", f"algorithm.projection={width}") for width in ("null", "256"))
+    assert "projection" not in plain.resolved()["algorithm"]  # plans of before keep their hash
+    before, after = (plan.build_networks()["model"] for plan in (plain, projected))
+    assert [getattr(layer, "in_features", "relu") for layer in after[-1]] == [64, "relu", 64, 256]
+    assert [getattr(layer, "out_features", "relu") for layer in after[-1]] == [64, "relu", 256, 6]
+    for name, tensor in before[:-1].state_dict().items():
+        assert torch.equal(tensor, after[:-1].state_dict()[name])
+    with pytest.raises(PlanError, match="algorithm.projection"):
+        make_plan("moon", "algorithm.projection=0")
+
+
+@pytest.mark.parametrize(
+    ("network", "size"), [("small-cnn", 32), ("unet", 32), ("densenet121", 32), ("basic-unet", 32)]
+)
+def test_a_projection_fits_every_kind_of_head(network: str, size: int) -> None:
+    plain = NETWORKS[network]().build(1, 3)
+    inputs = torch.randn(2, 1, size, size)
+    shape = plain(inputs).shape
+    model = with_projection(plain, 8).eval()
+    (head,) = head_layers(model)
+    assert (getattr(head, "in_features", None) or head.in_channels) == 8
+    output, z = with_features(model, inputs)
+    assert output.shape == shape and z.shape[1] % 8 == 0 and head.weight.requires_grad
 
 
 def test_moon_without_its_contrast_is_fedavg_bit_for_bit() -> None:

@@ -153,3 +153,20 @@ def test_what_privacy_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
     for name in small:
         seconds, memory = privacy.compare(name)
         assert all(value > 0 for value in seconds.values()) and all(value >= 0 for value in memory.values())
+
+
+def test_what_a_comparison_finds(bench: Bench) -> None:
+    """All rows together find more than one row, and without a check an unsteady row is often falsely sure."""
+    power = bench("power")
+    found = {name: power.measured(judge, 300) for name, judge in power.JUDGES.items()}
+    alone, unchecked, checked, moderated = found.values()
+    assert alone[0][1] < 0.35 < 0.8 < min(unchecked[0][1], checked[0][1], moderated[0][1])
+    assert unchecked[1][-1] > 0.12 > max(checked[1][-1], alone[1][-1])
+
+
+@pytest.mark.parametrize("gain", [0.05, 0.15])
+@pytest.mark.parametrize("darker", [0.0, 0.4])
+def test_the_middle_of_the_plateau_costs_less_than_its_upper_edge(gain: float, darker: float, bench: Bench) -> None:
+    studies, (upper, lower, middle) = bench("gamma").regrets(gain, darker, 300)
+    assert studies > 100 and min(upper, lower, middle) > -0.01
+    assert middle < 0.9 * upper and middle < lower + 0.05

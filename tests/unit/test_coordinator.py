@@ -1,10 +1,11 @@
 """The real coordinator and real participants; between them a transport that loses, repeats and falsifies on purpose."""
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 from tempfile import mkdtemp
 from time import sleep
@@ -13,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.core.package import package_facts
+from medsilo.federation import inprocess
 from medsilo.federation.asking import RETRY_PAUSE, Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
@@ -565,13 +568,41 @@ def test_the_order_of_arrival_does_not_matter(method: str, tmp_path: Path) -> No
         assert first.summary.sites[A].validation == study.summary.sites[A].validation
 
 
+def before_batch_norm(model: nn.Module) -> set[str]:
+    """The names of biases that batch norm subtracts again."""
+    layers = [(name, layer) for name, layer in model.named_modules() if not list(layer.children())]
+    pairs = pairwise(layers)
+    return {f"{name}.bias" for (name, _), (_, following) in pairs if isinstance(following, nn.BatchNorm1d)}
+
+
+def test_a_bias_before_batch_norm_has_no_gradient_but_by_rounding(tmp_path: Path) -> None:
+    """So pFedMe leaves it where it was drawn, which all sites know, to within some units in the last place: such a bias
+    may be the same at two sites by chance and holds nothing of either. Every other weight moves."""
+    plan = make_plan("pfedme", *SMALL, "training.rounds=3")
+    model = plan.build_networks()["model"]
+    inputs, targets = plan.task.load(A, SITES, plan.seed, None).train.tensors
+    wide = copy.deepcopy(model).double()
+    functional.cross_entropy(wide(inputs.double()), targets).backward()
+    steep = {name: float(parameter.grad.abs().max()) for name, parameter in wide.named_parameters()}
+    flat = before_batch_norm(model)
+    assert flat == {"0.0.bias", "1.0.bias"} == {name for name, most in steep.items() if most < 1e-15}
+    assert min(most for name, most in steep.items() if name not in flat) > 1e-4
+    first = dict(model.named_parameters())
+    run = inprocess.run(plan, folder=tmp_path / "run")
+    for site in SITES:
+        own = run.models[site].named_parameters()
+        moved = {name: float((parameter - first[name]).detach().abs().max()) for name, parameter in own}
+        assert max(moved[name] for name in flat) < 1e-8 < 1e-3 < min(moved[name] for name in moved.keys() - flat)
+
+
 @pytest.mark.parametrize("method", slow_but(["fedavg", "apfl", "scaffold", "harmofl", "adafed", "fedsm"], METHODS))
 def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> None:
     """Neither by name nor by content, in no parcel and in no checkpoint of the server."""
     kept: dict[str, list[tuple[str, Tensor]]] = {site: [] for site in SITES}
-    # with larger steps of pFedMe, biases before batch norm, which have no gradient, become alike by rounding
-    slowly = ["algorithm.outer_lr=0.01"] * (method == "pfedme")
-    plan = make_plan(method, *SMALL, "training.rounds=3", *slowly)
+    plan = make_plan(method, *SMALL, "training.rounds=3")
+    first = plan.build_networks()["model"].state_dict()
+    # hold nothing of a site, as the test above shows: not compared where they lie within rounding of where they began
+    flat = before_batch_norm(plan.build_networks()["model"]) if method == "pfedme" else set()
 
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
@@ -586,6 +617,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
                 for network, tensors in networks.items()
                 for name, tensor in tensors.items()
                 if (network == "own-control" or name not in travels)
+                and not (name in flat and torch.allclose(tensor, first[name], rtol=0, atol=1e-8))
                 and not any(torch.equal(tensor, known) for known in public)
             ]
         checkpoints = []
@@ -626,6 +658,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "local": all_of_it,
         **dict.fromkeys(("adafed", "d-adafed", "f-adafed"), 10),
         **dict.fromkeys(PERSONAL, all_of_it),
+        "pfedme": all_of_it - 2,
         "per-fedavg": all_of_it - 2,  # its one step moves no bias in front of batch norm
     }
     assert len(private) == expected[method]

@@ -21,6 +21,8 @@ from medsilo.deploy.tuning import tune
 from medsilo.federation import inprocess
 from medsilo.federation.asking import Missing
 from medsilo.federation.participant import Participant
+from medsilo.learning.discriminant import FeatureSums, discriminant, tell_hospitals_apart
+from medsilo.learning.layers import head_names
 from medsilo.learning.seeds import generator_for
 from medsilo.methods.fedsm_ensemble import mixed
 from medsilo.methods.fedsm_extra import best_of
@@ -30,7 +32,6 @@ from medsilo.report import page
 from medsilo.report.read import read_all
 from medsilo.runs.messages import Parcel, Request
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Summary
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
 from medsilo.tasks.volumes import Volume, write_volume
@@ -173,7 +174,7 @@ RULES = [
     [MOMENTS],
     [MOMENTS, "algorithm.selector_step=full-batch"],
     ["algorithm.selector_sync=none"],
-    ["algorithm.selector_server_lr=0.02"],
+    ["algorithm.selector_sync=server-adam", "algorithm.selector_server_lr=0.02"],
 ]
 
 
@@ -216,7 +217,7 @@ def lost_in(missing: dict[int, list[str]]) -> Callable[..., Answers]:
 @pytest.mark.parametrize("contributors", [[A, C], [B]], ids=str)
 def test_who_is_missing_keeps_its_model_and_does_not_count(contributors: list[str], tmp_path: Path) -> None:
     """Also a single contributor: its personal model is what it sent, and not 0.7 times that."""
-    plan = planned("algorithm.pull=0.7", *GO_ON)
+    plan = planned("algorithm.pull=0.7", "algorithm.selector_sync=server-adam", *GO_ON)
     script = lost_in({2: [site for site in SITES if site not in contributors]})
     study, hand = Study(plan, tmp_path / "run", script), ByHand(plan)
     study.run()
@@ -283,17 +284,19 @@ def test_the_paper_s_selector_has_its_size() -> None:
     assert sum(p.numel() for p in plan.build_networks()["selector"].parameters()) < 500_000
 
 
-@pytest.mark.parametrize("sync", ["server-adam", "adam-moments", "none"])
+@pytest.mark.parametrize("sync", ["closed-form", "server-adam", "adam-moments", "none"])
 def test_bytes_of_a_round_are_two_models_and_a_selector(sync: str, tmp_path: Path) -> None:
     plan = planned(f"algorithm.selector_sync={sync}", "training.rounds=1")
     networks = plan.build_networks()
     model = sum(tensor.nbytes for tensor in networks["model"].state_dict().values())
     selector = sum(tensor.nbytes for tensor in networks["selector"].state_dict().values())
-    moments = 2 * selector + 4 if sync == "adam-moments" else 0
+    features = networks["selector"][-1].in_features
+    sums = 8 * (3 + 3 * features + features**2)
+    beside = {"adam-moments": 2 * selector + 4, "closed-form": sums}.get(sync, 0)
     summary = Study(plan, tmp_path / "run").run()
     for site in SITES:
         facts = summary.sites[site]
-        assert facts.bytes_up == facts.bytes_down == 2 * model + selector + moments
+        assert facts.bytes_up == facts.bytes_down == 2 * model + selector + beside
 
 
 def test_impossible_moments_are_refused(tmp_path: Path) -> None:
@@ -305,6 +308,90 @@ def test_impossible_moments_are_refused(tmp_path: Path) -> None:
 
     study = Study(planned(*GO_ON, MOMENTS), tmp_path / "run", script)
     assert "only 0 to 1e+12 is possible there" in study.run().sites[C].missed[1]
+
+
+# ---------------------------------------------------------------------------------------------------- in closed form
+def features_of(plan: Plan, site: str) -> np.ndarray:
+    """What the untrained selector's last layer is given of a hospital's training cases."""
+    selector = plan.build_networks()["selector"].eval()
+    with torch.no_grad():
+        return selector[:-1](plan.task.load(site, SITES, plan.seed, None).train.inputs).double().numpy()
+
+
+def by_fisher(cases: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Log-likelihoods of hospitals [cases, sites] but for a constant, from all cases in one place.
+
+    Features that are the same for all cases, behind a ReLU that lets none through, tell nothing and are left out.
+    """
+    varies = np.concatenate(list(cases.values())).std(0) > 0
+    cases, x = {site: own[:, varies] for site, own in cases.items()}, x[:, varies]
+    within = np.mean([np.cov(own.T, bias=True) for own in cases.values()], axis=0)
+    within = 0.9 * within + 0.1 * np.diag(np.diag(within))
+    ways = [x - own.mean(0) for own in cases.values()]
+    return np.stack([-0.5 * (way * np.linalg.solve(within, way.T).T).sum(1) for way in ways], 1)
+
+
+def test_the_closed_form_is_the_discriminant_of_all_cases_in_one_place(tmp_path: Path) -> None:
+    plan = planned()
+    study = Study(plan, tmp_path / "run")
+    study.run()
+    model = SuperModel.load(study.folder / "supermodel")
+    cases = {site: features_of(plan, site) for site in SITES}
+    for site in SITES:
+        with torch.no_grad():
+            mine = model.selector(plan.task.load(site, SITES, plan.seed, None).train.inputs)
+        expected = by_fisher(cases, cases[site])
+        np.testing.assert_allclose(probabilities_of(mine), probabilities_of(torch.from_numpy(expected)), atol=2e-3)
+    before = plan.build_networks()["selector"].state_dict()
+    for name, tensor in model.selector.state_dict().items():
+        assert torch.equal(tensor, before[name]) != name.startswith(tuple(head_names(model.selector)))
+
+
+def test_a_hospital_that_gave_no_sums_is_never_named() -> None:
+    random = np.random.default_rng(31)
+    cases = {site: random.normal(place, 1, (9, 4)) for place, site in enumerate(SITES)}
+    rows = [cases[A], None, cases[C]]
+    present = torch.tensor([0.5, 0, 0.5]).double()
+    means = torch.tensor(np.stack([np.zeros(4) if own is None else own.mean(0) / 2 for own in rows]))
+    products = torch.tensor(np.mean([own.T @ own / len(own) for own in rows if own is not None], axis=0))
+    weight, bias = (one.numpy() for one in discriminant(present, means, products))
+    found = cases[B] @ weight.T + bias
+    expected = by_fisher({site: cases[site] for site in (A, C)}, cases[B])
+    np.testing.assert_allclose(found[:, 2] - found[:, 0], expected[:, 1] - expected[:, 0], rtol=1e-9)
+    assert (found.argmax(1) != 1).all()
+
+
+def test_where_nobody_gave_sums_the_last_layer_stays() -> None:
+    selector = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    before = selector[1].weight.clone()
+    tell_hospitals_apart(selector, FeatureSums(3, 4))
+    assert torch.equal(selector[1].weight, before)
+
+
+FALSE_SUMS = {
+    "nobody's": (lambda own: own["present"].zero_(), "does not name one hospital"),
+    "two hospitals'": (lambda own: own["present"].fill_(1), "does not name one hospital"),
+    "of others": (lambda own: own["means"].fill_(1), "holds features of other hospitals"),
+    "no squares": (lambda own: own["products"].fill_(-1), "a mean square below zero"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "reason"), FALSE_SUMS.values(), ids=FALSE_SUMS)
+def test_false_sums_are_refused(spoil: Callable[[dict[str, Tensor]], Tensor], reason: str, tmp_path: Path) -> None:
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        reply = work()
+        if site == C and asked.facts["task"] == "round":
+            reply.groups["sums"] = {name: tensor.clone() for name, tensor in reply.groups["sums"].items()}
+            spoil(reply.groups["sums"])
+        return [(site, reply)]
+
+    study = Study(planned(*GO_ON), tmp_path / "run", script)
+    assert reason in study.run().sites[C].missed[1]
+
+
+def test_numbers_of_steps_are_refused_where_none_are_made() -> None:
+    with pytest.raises(PlanError, match=r"algorithm\.selector_learning_rate: a selector in closed form makes no steps"):
+        planned("algorithm.selector_learning_rate=0.1")
 
 
 # ---------------------------------------------------------------------------------------------------- the super model
@@ -611,7 +698,7 @@ def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, 
     sent = [
         set(parcel.groups) for site, parcel in study.transport.sent if site == A and parcel.facts["task"] == "round"
     ]
-    assert sent == [{"global", "selector"}] * 3
+    assert sent == [{"global", "selector", "sums"}] * 3
     assert not torch.equal(*(next(iter(model.expert(site).state_dict().values())) for site in (A, B)))
 
 
@@ -636,7 +723,7 @@ def test_protocols_name_the_rule_of_the_selector() -> None:
     changes = ["task.name=synthetic-prostate", "algorithm.selector=vgg11"]
     assert make_plan("fedsm", *changes, "protocol=paper", "algorithm.selector_sync=none").protocol == "paper"
     assert make_plan("fedsm", *changes, "protocol=released-code", MOMENTS, "algorithm.selector_step=full-batch")
-    with pytest.raises(PlanError, match="algorithm.selector_sync: 'server-adam', but protocol 'paper'"):
+    with pytest.raises(PlanError, match="algorithm.selector_sync: 'closed-form', but protocol 'paper'"):
         make_plan("fedsm", *changes, "protocol=paper")
 
 
@@ -673,43 +760,69 @@ def test_a_run_s_folder_says_what_the_summary_says(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- unequal sizes
-TASKS = ["synthetic-activity", "synthetic-histology", "synthetic-prostate"]
+# Hospitals that look different: of the sensors there are two families, so that two hospitals can be told apart.
+FEDERATIONS = {
+    "synthetic-histology": (SITES, ["task.size=32", "task.patients=24"]),
+    "synthetic-prostate": (SITES, ["task.patients=16", "task.size=32", "task.slices=6", "task.similarity=low"]),
+    "synthetic-activity": ([A, B], ["task.persons=60", "task.windows=10", "task.steps=32", "task.shift=feature"]),
+}
 
 
-def unequal(task: str, large: str, folder: Path, *changes: str) -> Summary:
+def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str] | None = None) -> Plan:
     """Ten rounds in which one hospital has ten times the training cases of the others."""
-    sizes = {
-        "synthetic-histology": ["task.size=32", "task.patients=24"],
-        "synthetic-prostate": ["task.patients=16", "task.size=32", "task.slices=6", "task.similarity=low"],
-        "synthetic-activity": ["task.persons=30", "task.windows=10", "task.steps=32", "task.shift=feature"],
-    }
-    same = ["training.rounds=10", "training.batch_size=8", f"task.name={task}", *sizes[task]]
-    plan = make_plan("fedsm", *same, *changes)
+    sites, sizes = sites or FEDERATIONS[task][0], FEDERATIONS[task][1]
+    same = ["training.rounds=10", "training.batch_size=8", f"task.name={task}", *sizes]
+    plan = make_plan("fedsm", *same, *changes, sites=sites)
     participants = {}
-    for site in SITES:
-        data = plan.task.load(site, SITES, plan.seed, None)
+    for site in sites:
+        data = plan.task.load(site, sites, plan.seed, None)
         if site != large:
             kept = torch.linspace(0, len(data.train) - 1, max(2, len(data.train) // 10)).long()
             train = Cases(data.train.inputs[kept], data.train.targets[kept], [data.train.patients[i] for i in kept])
             data = replace(data, train=train)
-        participants[site] = Participant(plan, site, SITES, CPU, folder / "sites" / site, data)
+        participants[site] = Participant(plan, site, sites, CPU, folder / "sites" / site, data)
     listen(plan, folder, participants)
-    return Record(folder).summary()
+    return plan
 
 
-@pytest.mark.parametrize("task", slow_but([TASKS[0]], TASKS))
-@pytest.mark.parametrize("weighting", ["samples", "hospitals"])
+def named_right(plan: Plan, folder: Path) -> list[float]:
+    """The share of each hospital's test cases for which the super model's selector names it."""
+    selector, sites = SuperModel.load(folder / "supermodel").selector.eval(), list(plan.participation.sites)
+    with torch.no_grad():
+        named = [selector(plan.task.load(site, sites, plan.seed, None).test.inputs).argmax(1) for site in sites]
+    return [float((one == place).float().mean()) for place, one in enumerate(named)]
+
+
+@pytest.mark.parametrize("task", slow_but(["synthetic-activity"], FEDERATIONS))
+@pytest.mark.parametrize("large", [A, B])
+def test_the_selector_tells_hospitals_of_unequal_size_apart(task: str, large: str, tmp_path: Path) -> None:
+    """Trained by steps it named the largest hospital for every image (`docs/fedsm.md`)."""
+    plan = unequal(task, large, tmp_path / "run")
+    assert np.mean(named_right(plan, tmp_path / "run")) > 0.9
+    summary = Record(tmp_path / "run").summary()
+    assert not any("the selector names" in line for line in summary.details.cautions)
+
+
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    slow_but(
+        [("synthetic-activity", ())],
+        [
+            ("synthetic-activity", ()),  # hospitals a and c wear the same sensors
+            ("synthetic-histology", ("algorithm.selector_sync=server-adam",)),
+            ("synthetic-histology", ("algorithm.selector_sync=none",)),
+        ],
+    ),
+    ids=str,
+)
 def test_a_selector_that_does_not_tell_hospitals_apart_answers_for_nobody(
-    task: str, weighting: str, tmp_path: Path
+    task: str, changes: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """It named the largest hospital for every image, which then was answered by that hospital's model."""
-    summary = unequal(task, SITES[0], tmp_path / "run", f"algorithm.selector_weighting={weighting}")
+    plan = unequal(task, A, tmp_path / "run", *changes, sites=SITES)
+    assert np.mean(named_right(plan, tmp_path / "run")) < 0.9
+    summary = Record(tmp_path / "run").summary()
     found = summary.details.super_model
-    assert found is not None
-    shares = [found.validated[site].get(site, 0) / sum(found.validated[site].values()) for site in SITES]
-    told = [line for line in summary.details.cautions if line.startswith("the selector names the own hospital of")]
-    if np.mean(shares) >= 0.9:
-        assert not told
-    else:
-        assert found.threshold == 1.0 and len(told) == 1
-        assert all(models.keys() == {"global"} for models in found.tested.values())
+    assert found is not None and found.threshold == 1.0
+    assert all(models.keys() == {"global"} for models in found.tested.values())
+    (told,) = (line for line in summary.details.cautions if line.startswith("the selector names the own hospital of"))
+    assert "the global model answers for every image" in told

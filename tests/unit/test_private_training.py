@@ -25,15 +25,18 @@ from tests.conftest import SITES, make_plan
 GROUP = ["network.name=activity-cnn", "network.norm=group"]
 PROMISE = 'privacy={"epsilon": 2.0, "delta": 0.001}'
 SMALL = ["task.persons=6", "task.windows=4", "task.steps=32", "training.batch_size=8", "training.learning_rate=0.2"]
+STEPS = ["algorithm.selector_sync=server-adam"]
 FILE = ["algorithm.pretraining.source=file", "privacy.statistics.epsilon=0.5"]
 MORE = {
     "harmofl": ["algorithm.amplitude=null"],
     "fedbn": ["algorithm.keeps=norms"],
     "adafed": ["algorithm.keeps=norms", *FILE],
     "d-adafed": FILE,
+    "fedsm": STEPS,
 }
 NEEDS: dict[str, dict[str, Any]] = {
     "harmofl": {"amplitude": None},
+    "fedsm": {"selector_sync": "server-adam"},
     **{name: {"pretraining": {"source": "file"}} for name in ("adafed", "d-adafed")},
 }
 
@@ -69,6 +72,7 @@ def test_a_method_that_derives_from_one_that_can_has_to_say_so_itself() -> None:
         ("fedavg", ["network.norm=batch-statistics"], "choose network.norm=group"),
         ("scaffold", [], "not all that leaves a hospital under scaffold"),
         ("fedsm", ['algorithm.personal_method={"name": "ditto"}'], "algorithm.personal_method"),
+        ("fedsm", ["algorithm.selector_sync=closed-form"], "sums over a hospital's features are no noisy gradients"),
         ("fedavg", ["training.truncate=true"], "training.truncate"),
         ("adafed", ["network.norm=batch", "algorithm.keeps=batch-norm"], "BatchNorm1d of network model"),
         ("adafed", ["algorithm.pretraining.source=share"], "a share of the cases is declared public"),

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from medsilo import __version__
@@ -51,11 +52,11 @@ def export(source: Source, out: Path) -> str:
 
 
 def _without_medsilo(source: Source) -> dict[str, Any] | None:
-    """The network's definition, where it is one of MONAI's with nothing before it."""
-    plan = source.plan
-    if isinstance(source.network, SuperModel) or plan.algorithm.amplitude is not None:
-        return None
-    return plan.network.monai(plan.task.channels, plan.task.classes)
+    """Return the network's definition, where it is one of MONAI's with nothing added to it."""
+    shape = source.plan.task.channels, source.plan.task.classes
+    with torch.device("meta"):
+        plain = source.plan.network.build(*shape).state_dict()
+    return source.plan.network.monai(*shape) if plain.keys() == source.network.state_dict().keys() else None
 
 
 def _write_weights(source: Source, models: Path, alone: bool) -> None:

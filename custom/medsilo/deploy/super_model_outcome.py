@@ -87,6 +87,7 @@ class SuperModelOutcome(Outcome):
     personal: bool = True
     common: str | None = GLOBAL
     for_others: bool = True
+    advice: str = ""  # what else to try then
     least: float = 0.0  # share of cases whose hospital the selector has to name, else the global model answers for all
 
     @property
@@ -211,8 +212,7 @@ class SuperModelOutcome(Outcome):
             found["cautions"] = [
                 *end.plan.cautions(end.plan.participation.sites),
                 f"the selector names the own hospital of {share:.0%} of validation cases, less than {self.least:.0%}, "
-                "so the global model answers for every image; try algorithm.selector_weighting=hospitals or more "
-                "rounds",
+                f"so the global model answers for every image{self.advice}",
             ]
         return Conclusion(found, told_to_all)
 

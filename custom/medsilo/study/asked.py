@@ -1,4 +1,4 @@
-"""What the command line asks of a comparison."""
+"""The questions that the command line asks of a comparison."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from medsilo.study.norms import with_local_pairs
 
 @dataclass(frozen=True)
 class Asked:
-    """What a person asks to compare, as it was written."""
+    """The comparison that a person asks for, as it was written."""
 
     task: str | None
     plan: Path | None  # a plan or a job's folder

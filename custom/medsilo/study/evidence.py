@@ -1,4 +1,4 @@
-"""How sure a difference between two methods is: paired by test case, over patients and over seeds."""
+"""The evidence for a difference between two methods: paired by test case, over patients and over seeds."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -66,8 +66,10 @@ class Difference:
 
     @property
     def decides(self) -> bool:
-        """Whether the interval leaves zero on one side. One seed, or seeds that are all alike, say nothing about the
-        luck of training."""
+        """Return whether the interval leaves zero on one side.
+
+        One seed, or seeds that are all alike, say nothing about the luck of training.
+        """
         return self.seeds > 1 and not self.alike and (self.low > 0 or self.high < 0)
 
 

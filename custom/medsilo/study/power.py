@@ -1,4 +1,4 @@
-"""What a comparison could have seen: the gain that such a study finds in 80 of 100 cases, and what more seeds find."""
+"""The power of a comparison: the gain that such a study finds in 80 of 100 cases, and what more seeds find."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""What a person sees of a study while it runs. Only this file reads the record of a round for that."""
+"""The lines that a person sees of a study while it runs. Only this file reads the record of a round for that."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # what `medsilo --help` would have to wait for
 
 @dataclass
 class SiteProgress:
-    """What is known of one site after the last round."""
+    """The facts of one site after the last round."""
 
     state: Literal["waiting", "answered", "refused", "lost"] = "waiting"
     score: float | None = None

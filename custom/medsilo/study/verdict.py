@@ -1,5 +1,5 @@
-"""What a comparison says: every method's score, its difference from the one all are held against, and whether joining
-pays; with intervals, and with a name only where the interval allows one. It is kept in verdict.json."""
+"""The verdict of a comparison, as verdict.json keeps it: every method's score, its difference from the one all are held
+against, and whether joining pays; with intervals, and with a name only where the interval allows one."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
