@@ -8,13 +8,12 @@ from pathlib import Path
 
 from benchmarks.results.har import write_windows
 from benchmarks.results.pages import Page, Part
-from medsilo.plan import Plan
 from medsilo.runs.schema import About, Verdict
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.study.asked import Asked, asked
 from medsilo.study.cells import Cell, Row, run_cell
-from medsilo.study.compare import Study
+from medsilo.study.verdict import Statistics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +32,6 @@ class Comparison:
 
     part: Part
     folder: Path
-    plan: Plan
     cells: Sequence[Cell]
 
     @classmethod
@@ -41,7 +39,7 @@ class Comparison:
         """Return it; a wrong plan is an error before anything starts."""
         name = part.name if part.shift is None else f"{part.name}-{part.shift}"
         folder = places.cells / page / name
-        plan, cells = asked(
+        _, cells = asked(
             Asked(
                 task=part.task or None,
                 plan=ROOT / part.plan if part.plan else None,
@@ -56,7 +54,7 @@ class Comparison:
                 folds=part.folds,
             )
         )
-        return cls(part, folder, plan, cells)
+        return cls(part, folder, cells)
 
     def is_later(self, row: Row) -> bool:
         """Return whether a row is made after all seeds of the others."""
@@ -87,10 +85,8 @@ class Comparison:
         return make_settings({**ALL_MINE, "data": source, "device": "cpu"}, "benchmarks.results")
 
     def verdict(self, against: str) -> Verdict:
-        """Return what the compared cells say; it is also written into the folder, as `medsilo compare` does."""
-        about = About(title=self.part.title)
-        study = Study(self.folder, about, self.plan, self.compared(), against, self.part.primary)
-        return study.conclude([])
+        """Return what the compared cells say."""
+        return Statistics(self.compared(), against, self.part.primary).verdict(About(title=self.part.title), [])
 
 
 def comparisons(name: str, page: Page, places: Places, shift: int | None = None) -> list[Comparison]:

@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import statistics
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ def document(name: str, page: Page, parts: Sequence[Comparison], failures: Seque
     lines = [
         f"# {page.title}",
         "",
-        page.words,
+        "\n\n".join(textwrap.fill(words, 120) for words in page.words.split("\n\n")),
         "",
         f"Written on {time.strftime('%Y-%m-%d', time.gmtime())} by",
         "",
