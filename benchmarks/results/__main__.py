@@ -2,9 +2,10 @@
 
     python -m benchmarks.results PAGE... [--write] [--minutes N] [--seeds N] [--cells DIR] [--data DIR] [--shift N]
 
-Runs what is not done of these pages ("all": of every page, the cheapest first) and prints them; --write writes them
-into docs/results. Runs are kept under --cells, so that it may be stopped at any time and goes on with the next run;
-`--minutes 0` runs none. A page always says how much of it is there. Exits with 1 where something is left or failed.
+Runs what is not done of these pages ("all": of every page) and prints them; --write writes those into docs/results of
+which three seeds are done. Runs are kept under --cells, so that it may be stopped at any time and
+goes on with the next run; `--minutes 0` runs none. A page always says how much of it is there. Exits with 1 where
+something is left or failed.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from medsilo.core.errors import MedsiloError
 
 FOLDER = ROOT / "docs" / "results"
 ALL = "all"
+LEAST_SEEDS = 3  # with fewer a page would say less than the one that stands there
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,7 +57,9 @@ def _page(name: str, places: Places, chosen: argparse.Namespace, until: float | 
     failures = make(parts, places, until, chosen.seeds)
     text = document(name, PAGES[name], parts, failures)
     print(text)
-    if chosen.write:
+    if chosen.write and (fewest := min(len(part.whole_seeds()) for part in parts)) < LEAST_SEEDS:
+        print(f"{name}: {fewest} seeds are done; a page is written from {LEAST_SEEDS} on", file=sys.stderr)
+    elif chosen.write:
         file = FOLDER / f"{name}.md"
         _, _, kept = (file.read_text("utf-8") if file.exists() else "").partition(END)
         file.write_text(text + kept.removeprefix("\n"), "utf-8")

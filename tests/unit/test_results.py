@@ -147,13 +147,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-def test_a_written_page_keeps_what_stands_below_it(
-    folder: Path, places: Places, capsys: pytest.CaptureFixture[str]
+def test_a_page_is_written_from_three_seeds_on_and_keeps_what_stands_below_it(
+    folder: Path, places: Places, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = folder / "harmofl-synthetic.md"
     page.write_text(f"old\n{END}\n\n## Measured otherwise\n", "utf-8")
     options = ["--minutes", "0", "--write", "--cells", str(folder / "cells"), "--data", str(places.data)]
     assert command_line.main(["harmofl-synthetic", *options]) == 1  # all is left to be done
+    assert page.read_text("utf-8").startswith("old\n")
+    assert "0 seeds are done; a page is written from 3 on" in capsys.readouterr().err
+    monkeypatch.setattr(command_line, "LEAST_SEEDS", 0)
+    assert command_line.main(["harmofl-synthetic", *options]) == 1
     text = page.read_text("utf-8")
     assert text == capsys.readouterr().out.removesuffix("\n") + "\n## Measured otherwise\n"
     assert "old" not in text and "0 of 10 seeds done" in text
