@@ -79,6 +79,11 @@ def test_every_plan_of_every_page_is_in_order(places: Places) -> None:
             assert ("HarmoFL, whole" in titles) == ("HarmoFL, mean" in titles)  # neither stands alone
 
 
+def test_every_page_that_compares_methods_is_in_the_table(root: Path) -> None:
+    others = {"attacks", "heart-dp"}  # which have commands of their own
+    assert {path.stem for path in (root / "docs" / "results").glob("*.md")} == {*PAGES, *others}
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_is_made(name: str, places: Places) -> None:
     page = replace(PAGES[name], parts=tuple(tiny(part) for part in PAGES[name].parts))
@@ -203,6 +208,13 @@ def test_the_shift_moves_axes_turns_signs_and_scales_kinds_of_sensors() -> None:
         assert np.allclose(abs(factors), abs(factors[0]), rtol=1e-3) and 0.5 <= abs(factors[0]) <= 2
         orders.add((tuple(even[:, 1]), tuple(np.sign(factors))))
     assert len(orders) == 1  # one way of mounting for all sensors of a device
+
+
+def test_another_seed_of_the_shift_has_cells_of_its_own(places: Places) -> None:
+    page = replace(PAGES["adafed-har"], parts=tuple(tiny(part) for part in PAGES["adafed-har"].parts))
+    usual, other = (comparisons("adafed-har", page, places, shift) for shift in (None, 7))
+    assert [part.folder.name for part in usual] == ["recorded", "shifted-1"]
+    assert [part.folder.name for part in other] == ["recorded", "shifted-7"]
 
 
 def test_without_files_it_says_where_they_belong(tmp_path: Path) -> None:
