@@ -56,14 +56,15 @@ class Comparison:
         )
         return cls(part, folder, cells)
 
-    def is_later(self, row: Row) -> bool:
-        """Return whether a row is made after all seeds of the others."""
-        return bool({row.title, row.method} & set(self.part.later))
+    def turn(self, row: Row) -> int:
+        """Return when a row is made: 0 for those that are made together, seed by seed; then one after the other."""
+        names = (row.title, row.method)
+        return next((turn for turn, name in enumerate(self.part.later, 1) if name in names), 0)
 
     @property
     def first(self) -> list[Cell]:
         """The cells of all rows but those that are made last."""
-        return [cell for cell in self.cells if not self.is_later(cell.row)]
+        return [cell for cell in self.cells if not self.turn(cell.row)]
 
     def whole_seeds(self) -> list[int]:
         """Return the seeds with which all rows but the last ones are finished."""
@@ -98,13 +99,13 @@ def comparisons(name: str, page: Page, places: Places, shift: int | None = None)
 
 
 def make(parts: Sequence[Comparison], places: Places, until: float | None, seeds: int | None = None) -> list[str]:
-    """Run what is not finished, seed by seed over all parts, and begin no run after `until`; returns what failed.
+    """Run what is not finished, seed by seed over all parts, the later rows last; returns what failed.
 
-    With `seeds`, only so many of them.
+    No run begins after `until`. With `seeds`, only so many of them.
     """
     order = sorted(
         ((part, cell) for part in parts for cell in part.cells if seeds is None or cell.seed < seeds),
-        key=lambda pair: (pair[0].is_later(pair[1].row), pair[1].seed),
+        key=lambda pair: (pair[0].turn(pair[1].row), pair[1].seed),
     )
     left = [(part, cell) for part, cell in order if not cell.summary()]
     settings: dict[int, SiteSettings] = {}

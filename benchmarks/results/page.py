@@ -34,9 +34,9 @@ def document(name: str, page: Page, parts: Sequence[Comparison], failures: Seque
         "",
         f"    python -m benchmarks.results {name} --write",
         "",
-        "which goes on where it was stopped, and stops after `--minutes N`. Python "
-        f"{platform.python_version()}, torch {torch.__version__}, one process with one thread on {os.cpu_count()} CPU "
-        "cores that were busy with other work, so that seconds say little.",
+        "which goes on where it was stopped, and stops after `--minutes N`.",
+        f"Python {platform.python_version()}, torch {torch.__version__}; one process with one thread on "
+        f"{os.cpu_count()} CPU cores that were busy with other work, so that seconds say little.",
         "",
         *(_done(part) for part in parts),
         *(f"* FAILED: {failure}" for failure in failures),

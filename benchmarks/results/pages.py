@@ -21,7 +21,7 @@ class Part:
     task: str = ""
     changes: tuple[str, ...] = ()
     seeds: int = 10
-    later: tuple[str, ...] = DEAREST  # rows, by title or method, that are made after all seeds of the others
+    later: tuple[str, ...] = DEAREST  # rows, by title or method, made one after the other when the rest has all seeds
     folds: int | None = None
     beside: tuple[str, ...] = ()  # rows that all are also held against, to explore
     data: str = ""  # a folder of real data
