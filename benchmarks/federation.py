@@ -1,4 +1,4 @@
-"""What the federation itself costs: a round's time and the server's memory, against NVFlare's own FedAvg.
+"""The cost of the federation itself: a round's time and the server's memory, against NVFlare's own FedAvg.
 
     python benchmarks/federation.py [small|large|import|all]
 
@@ -60,7 +60,7 @@ LARGE = Size("29 M parameters", (32, 64, 128, 256, 512, 512, 512), 2, 6)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run showed."""
+    """Time and memory of one run."""
 
     round_seconds: float
     server_mb: float
@@ -236,7 +236,7 @@ def _row(name: str, outcome: Outcome, ratios: str = "") -> None:
 
 
 def imports() -> None:
-    """How long the package keeps a caller waiting, (d)."""
+    """Measure how long an import of the package and a command's start take (d)."""
     print("\nStarting (seconds, median of 5; ratio to importing torch)")
     torch = _seconds("-c", "import torch")
     print(f"{'import torch':<16} {torch:>6.2f}")

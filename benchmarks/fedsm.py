@@ -1,4 +1,4 @@
-"""What FedSM's three networks cost a site in time, the network in bytes and the server in memory.
+"""The cost of FedSM's three networks: a site's time, bytes on the network, the server's memory.
 
     python benchmarks/fedsm.py [time|bytes|memory]
 

@@ -1,4 +1,4 @@
-"""What sealed mixing costs, against clear mixing, LOM's arithmetic and CKKS: bytes and seconds, for 3 to 64 sites.
+"""The cost of sealed mixing, against clear mixing, LOM's arithmetic and CKKS: bytes and seconds, for 3 to 64 sites.
 
     python benchmarks/sealing.py
 

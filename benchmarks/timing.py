@@ -1,5 +1,5 @@
-"""How the benchmarks compare the time of two pieces of work: the fastest of several turns, since what else the machine
-does can only slow them."""
+"""Comparison of the time of two pieces of work: the fastest of several turns, since what else the machine does can only
+slow them."""
 
 import time
 from collections.abc import Callable

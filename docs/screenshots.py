@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def take(browser: str, page: Path, picture: Path) -> None:
-    """What a reader sees first."""
+    """Take a picture of the first screen of a page."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={WIDTH},{HEIGHT}"]
     subprocess.run([browser, *options, f"--screenshot={picture}", page.resolve().as_uri()], check=True, timeout=120)
     print(picture)

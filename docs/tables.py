@@ -67,7 +67,7 @@ def choices_of(kind: Any) -> list[str]:
 
 
 def is_section(kind: Any) -> bool:
-    """Whether a key's values have keys of their own."""
+    """Return whether a key's values have keys of their own."""
     return isinstance(kind, type) and issubclass(kind, Section)
 
 

@@ -76,7 +76,7 @@ class Browser:
         return base64.b64decode(self.do("Page.printToPDF", printBackground=False)["data"])
 
     def picture(self) -> bytes:
-        """What is on the screen, as PNG."""
+        """Return the visible page as PNG."""
         return base64.b64decode(self.do("Page.captureScreenshot", format="png")["data"])
 
     def _next(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and helpers that all tests share."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ def make_plan(method: str = "fedavg", *changes: str, sites: list[str] | None = N
 
 
 def wanted(command: list[str]) -> Asked:
-    """What a command line asks to compare."""
+    """Return the comparison that a command line asks for."""
     values = parsed(command)[1]
     own = {field.name: values[field.name] for field in fields(Asked)}
     return Asked(**own | {"seeds": values["seeds"].numbers})

@@ -1,4 +1,4 @@
-"""What every method computed before the code was reshaped: digests of all tensors that a small study leaves.
+"""Digests of all tensors that a small study leaves, for every method, from before the code was reshaped.
 
     python -m tests.digests        # write them anew, after a change of numbers that is meant
 

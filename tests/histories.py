@@ -71,7 +71,7 @@ class Job:
         os.close(descriptor)
 
     def left(self) -> dict[str, list[float]]:
-        """What left: each answer once, by its attempt; the same attempt is always the same answer."""
+        """Return what left: each answer once, by its attempt; the same attempt is always the same answer."""
         found: dict[str, list[float]] = {}
         for line in self.sent.read_text().splitlines() if self.sent.exists() else ():
             _, attempt, values = json.loads(line)
@@ -117,7 +117,7 @@ def ended(child: int) -> int:
 
 @dataclass
 class Turn:
-    """How far a job has come."""
+    """The progress of a job."""
 
     job: Job
     number: int = 1

@@ -26,7 +26,7 @@ COMPUTE = Compute()
 
 @dataclass(frozen=True)
 class Setup:
-    """How a study trains. Its defaults are FLamby's."""
+    """The settings of a study's training. The defaults are FLamby's."""
 
     method: Literal["fedavg", "mr-mtl"] = "fedavg"
     rounds: int = 15

@@ -41,7 +41,7 @@ MOST_PARAMETERS = 500_000_000  # of all networks of a method together
 
 
 class Participation(Section):
-    """Which hospitals the study needs, and what happens when one is missing."""
+    """The hospitals that the study needs, and what happens when one is missing."""
 
     sites: tuple[str, ...] = Field(
         (),
@@ -108,7 +108,7 @@ class Participation(Section):
 
 
 class Mixing(Section):
-    """What the server does against hospitals that send what they should not."""
+    """The server's defence against hospitals that send wrong or harmful tensors."""
 
     robust: Robust | None = Field(
         None,
@@ -165,7 +165,7 @@ class Mixing(Section):
 
 
 class TransportSettings(Section):
-    """How tensors travel."""
+    """Settings of the tensors on their way: precision and sealing."""
 
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
@@ -296,7 +296,7 @@ class TransportSettings(Section):
 
 
 class Tracking(Section):
-    """Which round's model is tested and kept as the result, and who is shown the rounds beside TensorBoard."""
+    """The round whose model is tested and kept as the result, and who is shown the rounds beside TensorBoard."""
 
     select: Literal["best", "last"] = Field(
         "best",
@@ -344,9 +344,8 @@ class Plan(Section):
     mixing: Mixing = added(Mixing())
     transport: TransportSettings = TransportSettings()
     tracking: Tracking = Tracking()
-    privacy: PrivacyOffer | None = Field(
+    privacy: PrivacyOffer | None = added(
         None,
-        exclude_if=lambda offer: offer is None,
         description="what the study promises of every hospital's records ([privacy.md](privacy.md)): differential "
         "privacy against everybody outside it. `null`: nothing",
     )
@@ -366,6 +365,11 @@ class Plan(Section):
     def course(self) -> Course:
         """The study's phases and what is delivered at its end."""
         return self.algorithm.course(self.training)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Return what another process needs; it works out the course itself, whose functions can't travel."""
+        state = super().__getstate__()
+        return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "course"}}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

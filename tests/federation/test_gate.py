@@ -75,7 +75,7 @@ class Cells:
     def send(
         self, payload: Any, topic: str = "submit_update", headers: dict | None = None, timeout: float = 5.0
     ) -> str:
-        """What the hospital is told."""
+        """Send a message to the server and return the code of its reply."""
         reply = self.site.send_request(
             channel=CellChannel.SERVER_COMMAND,
             target=JOB,
@@ -86,7 +86,7 @@ class Cells:
         return reply.get_header(MessageHeaderKey.RETURN_CODE)
 
     def refused(self, payload: Any, **how: Any) -> str:
-        """Why the job takes such an answer as a refusal."""
+        """Send an answer that the job takes as a refusal, and return its reason."""
         before = len(self.got)
         self.send(payload, **how)
         wait_until(lambda: len(self.got) > before, 5, "the answer")
@@ -98,7 +98,7 @@ class Cells:
         return str(caught.value)
 
     def takes(self) -> bool:
-        """Whether an honest answer still arrives whole."""
+        """Return whether an honest answer still arrives whole."""
         before = len(self.got)
         assert self.send(answer_of(SMALL)) == CellCode.OK and len(self.got) == before + 1
         parcel = to_parcel(self.got[-1])

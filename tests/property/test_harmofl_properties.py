@@ -1,4 +1,4 @@
-"""What must hold for amplitude normalisation and perturbed steps whatever the images and weights."""
+"""Properties of amplitude normalisation and perturbed steps that hold for any images and weights."""
 
 import pytest
 import torch

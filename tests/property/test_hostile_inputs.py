@@ -60,7 +60,7 @@ def hostile(share: float) -> Callable[[Callable[..., None]], Callable[..., None]
 
 @contextmanager
 def one_line_at_most() -> Iterator[None]:
-    """What is inside works, or ends in one line of ours; in time, and without a gigabyte."""
+    """Assert that the block works or ends in one line of ours; in time, and without a gigabyte."""
     started, held = time.process_time(), most_held()
     try:
         yield

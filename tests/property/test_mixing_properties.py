@@ -1,4 +1,4 @@
-"""What must hold for every mixer whatever the sites, weights, shapes and types: random studies from fixed seeds."""
+"""Properties of every mixer, whatever the sites, weights, shapes and types: random studies from fixed seeds."""
 
 import random
 from typing import Any

@@ -74,7 +74,7 @@ class Consortium:
         return self.root / "kits" / party
 
     def _settle(self, hospital: str) -> None:
-        """What a hospital's administrator changes in the example: its folders, and that this machine has no GPU."""
+        """Change the example as a hospital's administrator would: its folders, and that this machine has no GPU."""
         local = self.kit(hospital) / "local"
         (local / "medsilo.yaml").write_text("device: cpu\n")
         resources = json.loads((local / "resources.json").read_text())
@@ -101,7 +101,7 @@ class Consortium:
         return self.log(name)[since:]
 
     def log(self, name: str) -> str:
-        """What the processes of a kit said so far."""
+        """Return everything that the processes of a kit have written so far."""
         return (self.root / f"{name}.log").read_text(errors="replace")
 
     @contextmanager
@@ -143,7 +143,7 @@ class Consortium:
         return [member for member in members if any(word in part for part in member.cmdline())]
 
     def kill(self, party: str) -> None:
-        """What a power cut does to a machine."""
+        """End all processes of a party at once, as a power cut does."""
         for member in (family := self.family(party)):
             member.kill()
         psutil.wait_procs(family)

@@ -46,7 +46,7 @@ def nvflare(consortium: Consortium, *arguments: object) -> dict[str, Any]:
 
 
 def test_the_containers_entry_point_runs_a_kit(consortium: Consortium, root: Path) -> None:
-    """What the image runs, without an image: the hospital registers as before, and ends when it is told to."""
+    """Run the image's entry point without an image: the hospital registers as before, and ends when it is told to."""
     site, entry = SITES[2], root / "provisioning/containers/entrypoint.sh"
     consortium.end(consortium.processes[site])
     before = len(consortium.log(site))

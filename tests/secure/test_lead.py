@@ -1,4 +1,4 @@
-"""What the lead does from afar with medsilo's own commands, against a real server and real hospitals."""
+"""The lead's commands from afar, against a real server and real hospitals."""
 
 import logging
 import threading

@@ -48,7 +48,7 @@ def statistics(consortium: Consortium, who: str, job: str) -> str:
 
 
 def watched(consortium: Consortium, who: str, job: str) -> list[str]:
-    """What a person who watches a job that runs is told at first."""
+    """Return what a person who watches a running job sees at first."""
     heard: list[str] = []
     with lead.connected(consortium.kit(who)) as session:
         watching = lead._Watching(job, lambda line, study: heard.append(f"round {line.round}"), heard.append)

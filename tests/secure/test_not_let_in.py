@@ -1,4 +1,4 @@
-"""Who is not let in, and what is not run: each tries it against a real server and real hospitals."""
+"""Connections and jobs that are rejected: each is tried against a real server and real hospitals."""
 
 import datetime
 import json

@@ -1,5 +1,5 @@
-"""What the memory, the disk and the logs of a running server hold of the hospitals' models, over TLS: nothing when the
-study seals, and all of them when it does not."""
+"""The hospitals' models in memory, on disk and in the logs of a running server, over TLS: none when the study seals,
+and all of them when it does not."""
 
 import os
 import re

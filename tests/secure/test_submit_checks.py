@@ -1,4 +1,4 @@
-"""What 'submit' finds out before anything starts: hospitals that lack the package, or have another version of it."""
+"""Checks of 'submit' before anything starts: hospitals that lack the package, or have another version of it."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""What releases cost: held against dp-accounting's own accountant, never below it; and the noise itself."""
+"""The cost of releases, held against dp-accounting's own accountant and never below it; and the noise itself."""
 
 import math
 from itertools import product

@@ -101,7 +101,7 @@ def merge_by_hand(states: dict[str, State], weights: dict[str, float]) -> State:
 def study_by_hand(
     plan: Plan, travels: Callable[[str], bool], mu: float = 0.0, uniform: bool = False
 ) -> list[dict[str, State]]:
-    """What every site evaluates after 0, 1, ... rounds."""
+    """Return what every site evaluates after 0, 1, ... rounds."""
     data = load_data(plan)
     models = {site: with_state(plan, initial(plan)) for site in SITES}
     optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}

@@ -17,7 +17,7 @@ def amplitude_by_hand(batch: np.ndarray) -> np.ndarray:
 
 
 def low(size: tuple[int, ...], band: float | None) -> np.ndarray:
-    """Which frequencies of a whole spectrum take the shared amplitude."""
+    """Return a mask of the frequencies of a whole spectrum that take the shared amplitude."""
     reach = max(size) if band is None else np.floor(min(size) * band)
     frequencies = np.meshgrid(*(np.fft.fftfreq(length) * length for length in size), indexing="ij")
     return np.all([np.abs(frequency) <= reach for frequency in frequencies], axis=0)

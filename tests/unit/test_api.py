@@ -82,7 +82,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
 
 
 def test_types_are_seen_where_names_are_loaded() -> None:
-    """What a type checker reads under TYPE_CHECKING is what is imported when a name is used."""
+    """Compare the names under TYPE_CHECKING, which a type checker reads, with those that are imported on use."""
     tree = ast.parse(Path(medsilo.__file__).read_text("utf-8"))
     (choice,) = [node for node in tree.body if isinstance(node, ast.If)]
     imported = [node for node in choice.body if isinstance(node, ast.ImportFrom)]

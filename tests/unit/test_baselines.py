@@ -37,7 +37,7 @@ UNIFORM = "algorithm.weighting=uniform"
 # ---------------------------------------------------------------------------------------------------- by hand
 @dataclass
 class Site:
-    """What a site keeps."""
+    """A site's state."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -490,7 +490,8 @@ def least_squares(cases: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def excess_after(method: str, rounds: int) -> float:
-    """How far the objective Σ n_i f_i / n stands above its minimum after so many rounds over 8, 24 and 80 cases."""
+    """Return how far the objective Σ n_i f_i / n stands above its minimum after so many rounds over 8, 24 and 80
+    cases."""
     training = Training(rounds=rounds, learning_rate=0.003, momentum=0.9, batch_size=8)
     algorithm = METHODS[method](name=method)
     data = {site: least_squares(cases, cases) for site, cases in (("a", 8), ("b", 24), ("c", 80))}

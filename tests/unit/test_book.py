@@ -1,4 +1,5 @@
-"""What a hospital remembers: answers counted whoever dies, shared by all processes, and who may not be told apart."""
+"""A hospital's memory: answers counted whichever process dies, shared by all processes, and patients who may not be
+told apart."""
 
 import json
 import os

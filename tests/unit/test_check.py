@@ -711,7 +711,7 @@ def test_a_patient_in_two_parts_stops_and_is_not_named(balls: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- nobody is named
 class Links(HTMLParser):
-    """What a page loads or runs."""
+    """The addresses that a page loads or runs."""
 
     def __init__(self) -> None:
         super().__init__()

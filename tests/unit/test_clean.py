@@ -1,4 +1,5 @@
-"""What is written is for one account alone, and what is old may go without taking anything that is needed."""
+"""Private files and `medsilo clean`: files are for one account alone, and old ones go without taking anything
+needed."""
 
 import os
 import shutil

@@ -25,7 +25,7 @@ SMALL = ["--set", "task.patients=6", "--set", "task.size=32", "--set", "training
 
 
 def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> str:
-    """What a command that can't work says on stderr."""
+    """Run a command that can't work, and return its line on stderr."""
     assert main([str(argument) for argument in arguments]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("medsilo: ")

@@ -1,4 +1,4 @@
-"""What the pages promise is there."""
+"""Promises of the pages, held against the package."""
 
 import ast
 import re

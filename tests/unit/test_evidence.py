@@ -15,7 +15,7 @@ def scores(values: list[float] | np.ndarray, patients: list[int] | None = None) 
 
 
 def test_many_seeds_and_patients_that_are_all_alike_give_the_paired_t_test() -> None:
-    """Where every patient of a seed differs by the same amount, only the seeds' variance is left."""
+    """If every patient of a seed differs by the same amount, only the variance between seeds is left."""
     random = np.random.default_rng(3)
     effects = random.normal(0.02, 0.05, 8)
     mine = [{"a": scores(np.full(40, 0.5 + effect))} for effect in effects]
@@ -84,7 +84,8 @@ def test_the_interval_reaches_as_far_as_cochran_and_cox_say() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 10.0])
 def test_intervals_hold_what_they_promise(share: float) -> None:
-    """Where the truth is zero, at most about 5 in 100 miss it, whether patients or seeds make most of the variance."""
+    """If the truth is zero, about 5 in 100 intervals miss it at most, whether patients or seeds make most of the
+    variance."""
     random, missed, times = np.random.default_rng(10), 0, 120
     for _ in range(times):
         own = random.normal(0, 0.1, 12)
@@ -228,7 +229,8 @@ def studies(random: np.random.Generator, gain: float, unsteady: float = 1.0, tim
 
 
 def sure(studies: np.ndarray, pooled: bool) -> np.ndarray:
-    """What is sure after Bonferroni's correction, [times, rows but the first], as `compare` has it without patients."""
+    """Return which differences are sure after Bonferroni's correction, [times, rows but the first], as `compare` has it
+    without patients."""
     ways = studies[:, 1:] - studies[:, :1]
     variance, degrees = ways.var(-1, ddof=1), np.full(ways.shape[:2], 2.0)
     if pooled:

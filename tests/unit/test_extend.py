@@ -273,7 +273,7 @@ def test_the_simulator_refuses_what_its_settings_do_not_name(acme: Path, data: P
 
 
 def asked_to_join(plan: Plan, folder: Path, settings: str, site: str = SITES[0], **facts: Any) -> Parcel:
-    """What an executor in a kit with these settings answers to the first parcel of a study."""
+    """Return the answer of an executor in a kit with these settings to the first parcel of a study."""
     kit = Workspace(str(folder), site_name=site)
     config = Path(kit.get_app_config_dir("job"))
     config.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Who has what: what sites tell of their classes, what the server takes of it, and the picture in the report."""
+"""Cases by class: what sites tell of them, what the server accepts, and the picture in the report."""
 
 from pathlib import Path
 from xml.etree import ElementTree

@@ -43,7 +43,7 @@ def planned(method: str) -> Any:
 
 @cache
 def honest_answers(method: str) -> dict[Key, Parcel]:
-    """What the three sites answered in a study in which nothing happened."""
+    """Return the three sites' answers in a study in which nothing happened."""
     kept: dict[Key, Parcel] = {}
 
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:

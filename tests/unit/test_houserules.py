@@ -362,7 +362,7 @@ def test_every_fault_names_tests_that_exist(root: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- small rules
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
-    """What the package raises on purpose can be shown as one line."""
+    """Anything that the package raises on purpose can be shown as one line."""
     allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError"}
     for path in sources():
         for node in ast.walk(tree_of(path)):

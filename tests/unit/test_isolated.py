@@ -55,7 +55,7 @@ def lead(plan: Plan, folder: Path, participants: dict[str, Any]) -> Summary:
 
 
 class Refusing(Participant):
-    """What a trainer's death looks like without any process: the round is lost before anything of it is saved."""
+    """A trainer that dies, without any process: the round is lost before anything of it is saved."""
 
     def _train(self, number: int, phase: Phase, stop: Any) -> float:
         loss = super()._train(number, phase, stop)

@@ -1,4 +1,4 @@
-"""Whether a study has begun: what 'medsilo submit' and 'medsilo resume' wait for."""
+"""The start of a study, for which 'medsilo submit' and 'medsilo resume' wait."""
 
 from collections.abc import Sequence
 from pathlib import Path

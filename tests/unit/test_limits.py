@@ -1,4 +1,4 @@
-"""What a plan may ask for: bounds that hold for everybody, and those of a hospital."""
+"""Bounds on a plan: those that hold for everybody, and those of a hospital."""
 
 import json
 import math

@@ -232,7 +232,7 @@ def test_what_waits_on_disk_comes_back_as_it_went(dtype, monkeypatch, tmp_path):
 
 
 def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
-    """What still fits is written before it fails."""
+    """Everything that still fits is written before the step fails."""
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(300)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
     room, write = 2000, os.pwrite

@@ -59,7 +59,7 @@ def site_of(plan: Plan, folder: Path, data: SiteData | None = None) -> Participa
 
 
 class Server:
-    """What the server would send: the first model, then what came back, moved a little."""
+    """A server's tensors, made up: the first model, then what came back, moved a little."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -631,7 +631,7 @@ def test_a_learning_rate_at_which_training_diverges_ends_with_the_remedy(method:
 
 
 def test_waiting_in_one_process_does_not_train_again_and_again(tmp_path: Path) -> None:
-    """What was refused will be refused again: nothing in one process comes back by waiting."""
+    """A refusal in one process is final: nothing in it comes back by waiting."""
     changes = ["training.learning_rate=1000", "training.rounds=30", "participation.when_missing=wait"]
     plan = planned("local", [*changes, "participation.patience=6"])
     asked: list[str] = []

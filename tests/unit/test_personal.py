@@ -203,7 +203,7 @@ CASES = [
 
 
 def study_by_hand(case: Case, start: Array) -> list[dict[str, Array]]:
-    """What every site evaluates after 0, 1, ... rounds, and the shared network as "shared"."""
+    """Return what every site evaluates after 0, 1, ... rounds, and the shared network as "shared"."""
     sites = {site: ByHand(data_of(site), start, start) for site in SIZES}
     shared, curve = start, []
     for number in range(ROUNDS + 1):

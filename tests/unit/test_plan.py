@@ -1,6 +1,7 @@
 """The plan: every wrong one is one line that names key, value and fix; a right one is resolved, hashed and stable."""
 
 import re
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -475,3 +476,12 @@ def test_the_table_of_methods_is_keyed_by_name() -> None:
 
 def test_a_plan_error_is_an_error_of_ours() -> None:
     assert issubclass(PlanError, MedsiloError)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "central"])
+def test_a_plan_reaches_another_process_whole(method: str) -> None:
+    """Comparisons run their cells in processes of their own."""
+    plan = make_plan(method)
+    there = ForkingPickler.loads(ForkingPickler.dumps(plan))
+    assert there == plan and there.hash == plan.hash
+    assert [phase.name for phase in there.course.phases] == [phase.name for phase in plan.course.phases]

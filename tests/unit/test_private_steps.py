@@ -293,7 +293,7 @@ def test_the_bound_finds_the_quantile_of_the_lengths() -> None:
 
 
 def test_of_a_count_one_unit_changes_half() -> None:
-    """What `multiplier` says of the count's noise, measured: with and without one unit, without noise."""
+    """Measure the count's noise, with and without one unit and without noise, against what `multiplier` says."""
     adaptive = AdaptiveClipping(noise=4.0)
     shares = []
     for lengths in (torch.tensor([0.5, 2.0, 3.0]), torch.tensor([0.5, 2.0]), torch.tensor([2.0, 3.0])):

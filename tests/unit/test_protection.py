@@ -1,4 +1,4 @@
-"""What a curious lead reads of one patient: by differencing two studies, by asking often, by odd splits."""
+"""Attacks of a curious lead on one patient: differencing two studies, asking often, odd splits."""
 
 import json
 from collections.abc import Callable
@@ -145,7 +145,7 @@ def test_one_patient_moves_a_told_mean_by_one_step_at_most_and_mostly_not_at_all
 
 @pytest.mark.parametrize("patients", [12, 17, 60])
 def test_differencing_told_means_is_off_by_up_to_two_ranges(patients: int) -> None:
-    """Where a hospital itself lets the attack through: n L' - (n - 1) L from coarse numbers, bound and in truth."""
+    """Measure n L' - (n - 1) L from coarse numbers, at a hospital that allows the attack, against the bound."""
     random = np.random.default_rng(0)
     larger, smaller = Resolution(1 / patients, 2), Resolution(1 / (patients - 1), 2)
     bound = (patients * larger.step(0, MOST) + (patients - 1) * smaller.step(0, MOST)) / 2

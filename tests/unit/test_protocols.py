@@ -1,4 +1,4 @@
-"""What the words of a protocol say of each method: a plan that declares one follows it, or is refused."""
+"""Protocols and methods: a plan that declares a protocol follows it, or is refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a lead downloads holds no personal model of a hospital that did not agree: over what a real study writes."""
+"""The lead's download of a real study holds no personal model of a hospital that did not agree."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_si
 
 
 def published(study: Study, root: Path) -> Path:
-    """What publishing leaves in NVFlare's run folder, which a lead downloads whole."""
+    """Publish a study in NVFlare's run folder, which a lead downloads whole, and return the folder."""
     for name in ("startup", "local"):
         (root / name).mkdir(parents=True)
     workspace = Workspace(str(root), "server")
@@ -38,7 +38,7 @@ def trained_weights(tensors: dict[str, Tensor]) -> list[Tensor]:
 
 
 def holds(folder: Path, model: dict[str, Tensor]) -> bool:
-    """Whether a file of this folder has any of the model's trained tensors."""
+    """Return whether a file of this folder has any of the model's trained tensors."""
     stored = [tensor for path in folder.rglob("*.safetensors") for tensor in load_tensors(path)[0].values()]
     return any(
         mine.shape == theirs.shape and torch.equal(mine, theirs) for mine in stored for theirs in trained_weights(model)

@@ -1,4 +1,4 @@
-"""Which jobs led a study, and that only one does at a time."""
+"""A run's record: the jobs that led a study, and that only one does at a time."""
 
 from pathlib import Path
 

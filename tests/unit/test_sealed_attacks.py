@@ -1,4 +1,4 @@
-"""What a server and hospitals that help it can and cannot find out, and what sites refuse a server that lies.
+"""Attacks on sealing by a server and hospitals that help it, and lies of a server that sites refuse.
 
 Forbidden knowledge is looked for with all that a coalition holds, and found where a mask is left out: so these tests
 can fail.

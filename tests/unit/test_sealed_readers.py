@@ -1,4 +1,4 @@
-"""What reads the models of a sealed study: it works with what hospitals have opened, or says in one line why not."""
+"""Commands that read the models of a sealed study: they work with what hospitals opened, or say in one line why not."""
 
 import shutil
 from pathlib import Path
@@ -27,7 +27,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def at_the_server(opened: Path, tmp_path: Path) -> Path:
-    """What the server has of it."""
+    """Return the server's part of the run."""
     return Path(shutil.copytree(opened, tmp_path / "server", ignore=shutil.ignore_patterns("sites")))
 
 

@@ -44,7 +44,7 @@ def contributions(number: int, reached: bool = False, dtype: torch.dtype = torch
 
 
 def numbers(tensors: Tensors) -> np.ndarray:
-    """What the server steps with, as one vector."""
+    """Return the numbers that the server steps with, as one vector."""
     return np.concatenate([tensors[name].double().numpy().ravel() for name in ("layer.weight", "layer.bias")])
 
 
@@ -207,7 +207,7 @@ def test_all_sites_controls_are_the_uniform_mean_to_the_last_bit() -> None:
 
 # ---------------------------------------------------------------------------------------------------- promises
 def rounds(case: str, orders: Iterator[str], *, reload_after: int = 0) -> list[Tensors]:
-    """What comes of three rounds; the mixer is made anew from its saved state after one of them."""
+    """Return the results of three rounds; the mixer is made anew from its saved state after one of them."""
     mixer, reached, results = CASES[case][0](), case.startswith("fednova"), []
     for number in (1, 2, 3):
         initial = drawn(1, 1.0 if reached else None, torch.float32) if number == 1 else None
@@ -220,7 +220,7 @@ def rounds(case: str, orders: Iterator[str], *, reload_after: int = 0) -> list[T
 
 
 def read(state: Mapping[str, Kept]) -> Tensors:
-    """What a checkpoint has of a state."""
+    """Return the tensors that a checkpoint has of a state."""
     return {name: kept.read() if isinstance(kept, StoredVector) else kept.clone() for name, kept in state.items()}
 
 
@@ -254,7 +254,7 @@ def test_a_saved_state_does_not_change_with_the_next_round(case: str) -> None:
 
 
 def test_a_full_disk_ends_the_step_and_leaves_the_last_model(tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the optimizer's vectors lie, there is room for those of one step and not for the next one's beside them."""
+    """The optimizer's folder has room for the vectors of one step, and not for those of the next one beside them."""
     monkeypatch.setattr(tempfile, "tempdir", str(tiny_disk))
     mixer, large = FedAdam(0.1), {"w": torch.ones(80_000)}
     assert "w" in play(mixer, dict.fromkeys(SITES, large), large)

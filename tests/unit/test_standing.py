@@ -1,4 +1,4 @@
-"""What shows of every site's updates: sketches, the record's numbers, and who stands out."""
+"""Figures about every site's updates: sketches, the record's numbers, and who stands out."""
 
 import math
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def test_small_models_are_sketched_to_the_last_number():
 
 @pytest.mark.parametrize("pattern", ["constant", "a column", "few"])
 def test_structured_updates_are_no_exception(pattern):
-    """What many numbers have in common doesn't fall into the same bucket with the same sign."""
+    """Numbers that have much in common don't fall into the same bucket with the same sign."""
     one, other = torch.zeros(1000, 4096), torch.zeros(1000, 4096)
     if pattern == "constant":
         one += 1.0

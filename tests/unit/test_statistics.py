@@ -136,7 +136,7 @@ def test_no_samples_and_unused_layers_are_refused() -> None:
 
 
 def test_nothing_of_a_batch_is_kept() -> None:
-    """What a hook holds after a pass is as long as the channels, not as the data."""
+    """A hook keeps as many numbers after a pass as there are channels, not cases."""
     own = ChannelMoments()
     for _ in range(3):
         own.add(torch.randn(50, 4, 7))

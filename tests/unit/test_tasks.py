@@ -1,4 +1,4 @@
-"""What all synthetic tasks promise, and that their default networks learn them."""
+"""Promises of all synthetic tasks, and that their default networks learn them."""
 
 import subprocess
 import sys

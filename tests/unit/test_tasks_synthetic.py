@@ -1,4 +1,4 @@
-"""What each synthetic task says of itself: which shifts it has, where the label lives, and that its files are real."""
+"""Claims of each synthetic task: which shifts it has, where the label lives, and that its files are real."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_amplitude_spectra_tell_the_classes_in_amplitude_coding_only():
 
 
 def organ_contrast(cases):
-    """Whether the organ is brighter (1) or darker (-1) than the rest of its slice, on average."""
+    """Return 1 if the organ is brighter than the rest of its slice on average, -1 if darker."""
     inside = cases.targets.bool()
     return torch.sign(cases.inputs[:, 0][inside].mean() - cases.inputs[:, 0][~inside].mean()).item()
 

@@ -1,4 +1,4 @@
-"""What TensorBoard and MLflow are shown: the numbers of the rounds, of the server and each site, and nothing else."""
+"""The numbers in TensorBoard and MLflow: those of the rounds, of the server and each site, and nothing else."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What every analysis is given, and what it gives back."""
+"""The input and the output of every analysis."""
 
 import math
 from collections import Counter
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """What a person asks of the runs; each analysis takes what it needs."""
+    """A person's question about runs; each analysis takes the parts that it needs."""
 
     settings: SiteSettings
     seed: int = 0
@@ -44,7 +44,8 @@ class Question:
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """What came out: values for JSON, figures by name, and one line per fact that a person should see at once."""
+    """Results of an analysis: values for JSON, figures by name, and one line per fact that a person should see at
+    once."""
 
     data: dict[str, Any]
     figures: "Mapping[str, Figure]"

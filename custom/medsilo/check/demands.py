@@ -37,7 +37,7 @@ def source_of(plan: Plan, settings: SiteSettings, book: Book | None) -> DataSour
 
 
 def limit_findings(plan: Plan, settings: SiteSettings, book: Book | None, survey: Survey) -> Iterator[Finding]:
-    """Whether the plan stays within the limits, and how coarsely numbers leave."""
+    """Compare the plan with the site's limits, and say how coarsely numbers leave."""
     limits, where = settings.limits, "limits"
     over = [one for one in asked_of(plan, limits, plan.parameters) if one.most is not None and one.asked > one.most]
     for one in over:
@@ -75,7 +75,8 @@ def _split(plan: Plan, settings: SiteSettings, book: Book | None) -> Finding:
 
 
 def _budget(plan: Plan, settings: SiteSettings, book: Book) -> Iterator[Finding]:
-    """What a lead who had no answer yet has left, and what one who had most has."""
+    """Compare the answers that the plan asks for with those that leads have left: a new one, and the one who used
+    most."""
     data = settings.data.folder if settings.data else None
     used = book.used(data_set(data, plan.task.name))
     for part, planned in planned_answers(plan).items():

@@ -1,4 +1,4 @@
-"""What a few batches tell of the rounds to come: their time, and the memory that they take."""
+"""Time and memory of the rounds to come, estimated from a few batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def free_memory(compute: Compute) -> int:
 
 
 def within(limit: int | None, free: int, compute: Compute) -> int:
-    """What is free under the site's own limit, in MiB, on the memory of a training process that is as large as this."""
+    """Return the memory that is free under the site's own limit, for a training process as large as this one."""
     if limit is None or compute.device.type == "cuda":
         return free
     return max(0, min(free, (limit << 20) - psutil.Process().memory_info().rss))

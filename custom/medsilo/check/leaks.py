@@ -1,4 +1,4 @@
-"""What leaves a site under a plan, before anything runs: every group of tensors, its bytes, and what it averages."""
+"""The leak report: every group of tensors that leaves a site under a plan, its bytes, and what it averages."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -127,7 +127,7 @@ def kept(plan: Plan) -> int:
 
 
 def check_memory(plan: Plan, free: int) -> Finding | None:
-    """Whether networks, gradients and optimizers alone are too much, so that nobody need try; None where they fit."""
+    """Return a finding if networks, gradients and optimizers alone need too much memory, so that nobody need try."""
     weights, slots = weights_of(plan)
     if 2 * weights + slots <= free:
         return None

@@ -1,4 +1,4 @@
-"""What a check found, as a table on the terminal, as JSON and as a page: nothing in them that may not be mailed."""
+"""Findings of a check, as a table on the terminal, as JSON and as a page. Nothing in them may not be mailed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

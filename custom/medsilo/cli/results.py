@@ -9,6 +9,7 @@ import typer
 from medsilo.cli import options
 from medsilo.cli.given_settings import settings_of
 from medsilo.cli.show import Screen
+from medsilo.runs import paths
 
 
 def report(
@@ -27,15 +28,20 @@ def report(
 ) -> int:
     """Write one HTML page about one or more runs.
 
-    A folder that holds several runs stands for all of them. The page needs no network.
+    A folder that holds several runs stands for all of them; that of a comparison gives the comparison's page. The page
+    needs no network.
     """
     screen.note("reading the runs")
     from medsilo.report.page import write
     from medsilo.report.read import runs_within
+    from medsilo.report.study_page import write_study
 
-    page = out or runs[0] / "report.html"
     found = [run for folder in runs for run in runs_within(folder)]
-    written = write(found, page, page.parent.resolve().name)
+    if len(runs) == 1 and (runs[0] / paths.VERDICT).exists():
+        written = write_study(runs[0], out)
+    else:
+        page = out or runs[0] / paths.REPORT
+        written = write(found, page, page.parent.resolve().name)
     screen.say(f"report: {written}")
     screen.answer(report=written, runs=found)
     return 0

@@ -1,4 +1,4 @@
-"""What every part of a plan, or of a site's settings, is: a fixed, checked set of named values."""
+"""The base of every part of a plan, or of a site's settings: a fixed, checked set of named values."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a federated method is."""
+"""The definition of a federated method."""
 
 import json
 from abc import abstractmethod

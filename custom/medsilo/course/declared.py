@@ -1,4 +1,4 @@
-"""What a method declares of its training under a plan with privacy, and what a plan offers."""
+"""The declarations that a method makes about its training under a plan with privacy, and the plan's offer."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from medsilo.privacy.agreed import Delta, Epsilon, Promise, Unit
 
 @dataclass(frozen=True)
 class Private:
-    """Which of a method's networks learn by noisy steps, and why nothing else of a case leaves.
+    """A method's networks that learn by noisy steps, and why nothing else of a case leaves.
 
     All networks learn from the same sampled cases, so that their noisy gradients count together. What the noisy weights
     are used for afterwards costs nothing: averages, pulls, momentum, moments.

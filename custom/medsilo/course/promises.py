@@ -1,4 +1,4 @@
-"""What sealing protects against, and against whom it does not: one text for docs, reports and records."""
+"""The promises of sealing, and against whom it does not protect: one text for docs, reports and records."""
 
 from collections.abc import Sequence
 from typing import Literal

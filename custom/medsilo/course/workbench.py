@@ -1,4 +1,4 @@
-"""What a method finds at a site: its networks, and passes over its data."""
+"""The workbench that a method finds at a site: its networks, and passes over its data."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from medsilo.learning.training import Training
 
 
 class StepRule(Protocol):
-    """How a network steps, where the plan says that it is not the plain way."""
+    """The step of a network, where the plan asks for another one than the plain step."""
 
     def step(self, model: nn.Module, optimizer: Optimizer) -> Step:
         """Return the step of this network."""
@@ -38,7 +38,7 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class Workbench:
-    """What a method works with when a site trains: the networks, their optimizers, and passes over the data."""
+    """A method's tools when a site trains: the networks, their optimizers, and passes over the data."""
 
     site: str
     sites: Sequence[str]  # all that train, in sorted order

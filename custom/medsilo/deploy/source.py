@@ -1,4 +1,4 @@
-"""Which model answers: a super model, or a single model that a run left."""
+"""The model that answers: a super model, or a single model that a run left."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -34,7 +34,7 @@ Ends = Annotated[tuple[float, float], Field(strict=False)]
 
 
 class Choices(Message):
-    """What a site tells of its cases: how often each model was chosen, and for each threshold that is tried the summed
+    """A site's counts of its cases: how often each model was chosen, and for each threshold that is tried the summed
     score; of its training images the range of their spacing along two or three axes."""
 
     chosen: dict[str, Annotated[int, Field(ge=1, le=1_000_000_000)]]
@@ -49,7 +49,7 @@ class Choices(Message):
 
 
 class Told(BaseModel):
-    """What a site is told: with the delivery whose personal models are among it, before the test what was found."""
+    """News for a site: with the delivery, whose personal models are in it; before the test, what was found."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

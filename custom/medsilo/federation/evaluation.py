@@ -107,8 +107,8 @@ class Evaluation:
         return ("train",) if self.plan.transport.sealing_counts else ()
 
     def tells(self, part: SitePart) -> bool:
-        """Whether a score over a part may leave: not where it is of too few patients, nor the difference to another,
-        nor where the hospital demands privacy and has not declared it public."""
+        """Return whether a score over a part may leave. It may not if it covers too few patients, alone or as the
+        difference to another score, or if the hospital demands privacy and has not declared it public."""
         demands = self.settings.privacy
         if part in self.too_near or (demands and part not in demands.public):
             return False

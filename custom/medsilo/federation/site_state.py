@@ -1,4 +1,4 @@
-"""What a site holds: networks and optimizers, and on its disk what the server won't send again."""
+"""A site's state: networks and optimizers, and on its disk what the server won't send again."""
 
 import csv
 import io

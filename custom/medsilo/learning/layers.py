@@ -1,4 +1,4 @@
-"""Which tensors of a network belong to which kind of layer, told by the layers' types and never by their names."""
+"""Kinds of layers: finds the tensors of each by the layers' types, never by their names."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

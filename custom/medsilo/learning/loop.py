@@ -24,7 +24,7 @@ Stop = Callable[[], None]  # raises when the run was told to stop; asked before 
 
 @dataclass(frozen=True)
 class Compute:
-    """What a site computes with. Comes from the site's own settings, never from a plan."""
+    """A site's device and precision. They come from the site's own settings, never from a plan."""
 
     device: torch.device = CPU
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
-
+from medsilo.core.section import added
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import require, without
 from medsilo.course.declared import Private
@@ -23,9 +22,8 @@ class FedBN(Averaging):
     paper = "Li et al. 2021"
 
     name: Literal["fedbn"] = "fedbn"
-    keeps: Literal["batch-norm", "norms"] = Field(
+    keeps: Literal["batch-norm", "norms"] = added(
         "batch-norm",
-        exclude_if=lambda kept: kept == "batch-norm",
         description="what stays at the site: batch norm, or norms of any kind. A plan with `privacy` has no batch norm",
     )
 

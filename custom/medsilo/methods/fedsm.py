@@ -17,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import SGD, Adam, Optimizer
 
 from medsilo.core.errors import PlanError
+from medsilo.core.section import added
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import Private
@@ -95,9 +96,8 @@ class ModelsAndSelector(Algorithm):
     selector_step: Literal["batch", "full-batch"] = Field(
         "batch", description="a step per batch, or one per round with the sum of all batches' gradients"
     )
-    selector_weighting: Literal["hospitals", "samples"] = Field(
+    selector_weighting: Literal["hospitals", "samples"] = added(
         "samples",
-        exclude_if=lambda weighting: weighting == "samples",
         description="with `server-adam`, what counts alike in the selector's mean. `samples`: each case, as in the "
         "paper; a hospital with ten times the cases also makes ten times the steps, and may be named for every image. "
         "`hospitals`: each hospital, whose steps together go as far as one",
@@ -268,11 +268,10 @@ class FedSM(ModelsAndSelector):
         "then travel once, in a last round (Table 6)",
     )
 
-    selector_least: float = Field(
+    selector_least: float = added(
         0.9,
         ge=0,
         le=1,
-        exclude_if=lambda least: least == 0.9,
         description="share of validation cases whose own hospital the selector has to name, mean over hospitals; with "
         "less the global model answers for every image, and the summary has a caution",
     )

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from medsilo.core.section import added
 from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson, objective_of
 from medsilo.learning.personal import DELTA, MetaGradient, adapt, copy_into
@@ -31,11 +32,10 @@ class PerFedAvg(SharedAndOwn):
         "first-order",
         description="the derivative of the adaptation: left out, or followed by a difference of gradients",
     )
-    delta: float = Field(
+    delta: float = added(
         DELTA,
         gt=0,
         le=1,
-        exclude_if=lambda delta: delta == DELTA,
         description="δ of `hessian-free`: how far along the gradient the difference is taken. 0.001 suits single "
         "precision, whose rounding grows as 1/δ; in double precision 0.00001 agrees with the exact product",
     )

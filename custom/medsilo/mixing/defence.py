@@ -19,7 +19,7 @@ SERIAL = 16 << 10  # numbers that torch sums in one thread, so that a sum is the
 
 @dataclass(frozen=True)
 class Shield:
-    """What a plan sets against dishonest sites: a rule in place of the mean, a bound on a site's share, or both."""
+    """A plan's defence against dishonest sites: a rule in place of the mean, a bound on a site's share, or both."""
 
     rule: RobustRule | None = None
     share_cap: float | None = None

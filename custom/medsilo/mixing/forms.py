@@ -1,4 +1,4 @@
-"""How a mixer's mathematics can be done on numbers that the server cannot read, as data.
+"""Forms of a mixer's mathematics, as data, for numbers that the server cannot read.
 
 A mixer declares one of these forms; neither the server's side nor a site's knows methods.
 """

@@ -93,7 +93,8 @@ class Mixer(ABC):
         self._open = False
 
     def result(self, site: str) -> dict[str, Tensor]:
-        """What the site gets next. Closes the round if anything has come; the same tensors however often asked."""
+        """Return the tensors that the site gets next. Closes the round if anything has come; later calls return the
+        same."""
         if self._answered:
             self.finish()
         return self.current(site)
@@ -139,7 +140,7 @@ class Mixer(ABC):
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """How much each contribution counted in the round that closed last; empty where that is not one number."""
+        """Return the weight of each contribution in the round that closed last; empty where it is not one number."""
         return {}
 
     # -- what makes a mixer -------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Line charts as inline SVG: no library, no script, readable without colour and by a screen reader.
 
-Colours come from the page (CSS classes `s0` to `s7`), so one drawing serves light, dark and print. Each series also
-has its own dash pattern and marker, because colour alone is lost on paper and to one reader in twelve.
+Colours come from the page (CSS classes `s0` to `s7`, and `r0`, `r1` for what federations are held against), so one
+drawing serves light, dark and print. Each series also has its own dash pattern and marker, because colour alone is lost
+on paper and to one reader in twelve.
 By hand for a reason: drawing libraries write neither classes for the page's colours nor texts for screen readers.
 """
 
@@ -16,7 +17,8 @@ from medsilo.core.text import printable
 
 NARROW, WIDE, HEIGHT = 330, 380, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 12, 42
-COLOURS = 8
+COLOURS = 8  # told apart by a colour-blind reader, and from the two inks of references
+INKS = 2
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4")  # five dashes and seven markers: no pair repeats with eight colours
 MARKERS = ("circle", "square", "triangle", "diamond", "wedge", "bar", "cross")
 MOST_MARKERS = 120  # on one chart, so that many long lines do not turn into a cloud
@@ -35,6 +37,20 @@ class Series:
     def place(self, n: int) -> float:
         """Return where the n-th value lies on the x axis."""
         return n if self.places is None else self.places[n]
+
+
+def styles(references: Sequence[bool]) -> list[int]:
+    """Return a style for each method: 0, 1, 2, … for federations, -1 and -2 for what they are held against."""
+    found, counts = [], [0, 0]
+    for reference in references:
+        found.append(-1 - counts[1] % INKS if reference else counts[0])
+        counts[reference] += 1
+    return found
+
+
+def colour(style: int) -> str:
+    """Return the page's class for the colour of a style."""
+    return f"s{style % COLOURS}" if style >= 0 else f"r{-1 - style}"
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -80,9 +96,9 @@ def line_chart(
 def swatch(style: int) -> Markup:
     """A piece of a series' line with its marker, for a legend."""
     svg = ElementTree.Element("svg", {"class": "swatch", "viewBox": "0 0 34 12", "aria-hidden": "true"})
-    group = ElementTree.SubElement(svg, "g", {"class": f"s{style % COLOURS}"})
+    group = ElementTree.SubElement(svg, "g", {"class": colour(style)})
     ElementTree.SubElement(group, "path", _stroke(style) | {"d": "M1 6H33"})
-    ElementTree.SubElement(group, "path", {"class": "mark", "d": _marker(style, 17, 6)})
+    ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(style, 17, 6)})
     return Markup(ElementTree.tostring(svg, encoding="unicode", short_empty_elements=False))
 
 
@@ -140,7 +156,7 @@ def _axes(
 
 
 def _series(svg: ElementTree.Element, plot: _Plot, one: Series, every: int, unit: str) -> None:
-    group = ElementTree.SubElement(svg, "g", {"class": f"s{one.style % COLOURS}"})
+    group = ElementTree.SubElement(svg, "g", {"class": colour(one.style)})
     path, drawing = [], False
     for n, value in enumerate(one.values):
         if value is not None:
@@ -155,7 +171,7 @@ def _series(svg: ElementTree.Element, plot: _Plot, one: Series, every: int, unit
         if n == one.ring:
             ElementTree.SubElement(group, "circle", {"class": "ring", "cx": str(x), "cy": str(y), "r": "7"})
         if _marked(one, n, every):
-            mark = ElementTree.SubElement(group, "path", {"class": "mark", "d": _marker(one.style, x, y)})
+            mark = ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(one.style, x, y)})
             _text(mark, "title", f"{one.name}, after {one.place(n):.4g} {unit}: {value:.3f}")
 
 
@@ -171,7 +187,7 @@ def _stroke(style: int) -> dict[str, str]:
     return {"class": "line"} | ({"stroke-dasharray": dash} if dash else {})
 
 
-def _marker(style: int, x: float, y: float) -> str:
+def marker(style: int, x: float, y: float) -> str:
     """The outline of a marker around (x, y); the shapes have about the same area."""
     shape = MARKERS[style % len(MARKERS)]
     steps = {

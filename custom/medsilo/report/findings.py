@@ -83,7 +83,7 @@ def answer(runs: Sequence[RunResult]) -> Answer:
         headline = "No federated run finished with a test score at every site, so there is nothing to rank."
         return Answer(headline, _references(complete))
     remarks = (_seed_remark(ranked), *_joining(ranked[0], complete, all_sites(runs)), *_references(complete))
-    return Answer(_headline(ranked, len(all_sites(runs))), remarks)
+    return Answer(_alone_is_best(ranked, complete) or _headline(ranked, len(all_sites(runs))), remarks)
 
 
 def incomparable(runs: Sequence[RunResult]) -> list[str]:
@@ -197,6 +197,17 @@ def _headline(ranked: Sequence[RunResult], sites: int) -> str:
     return (
         f"{best.label} has the highest mean test {metric}, {score} {over}; "
         f"next is {second.label} with {number(second.summary.mean_test)}."
+    )
+
+
+def _alone_is_best(ranked: Sequence[RunResult], complete: Sequence[RunResult]) -> str:
+    """Return the headline where no federation reaches what sites reach by themselves; empty if one does."""
+    local, best = _local(complete), ranked[0]
+    if local is None or _mean(best) >= _mean(local):
+        return ""
+    return (
+        f"Training alone has the highest mean test {best.summary.metric}, {number(_mean(local))}; the best federation "
+        f"is {best.label} with {number(_mean(best))}."
     )
 
 

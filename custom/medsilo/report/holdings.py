@@ -1,4 +1,4 @@
-"""Who has what: a dot for each class and site, as the papers draw it; its area is the number of cases."""
+"""The sites' cases by class, as the papers draw them: a dot for each class and site, its area the number of cases."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MOST_NUMBERS = 12  # columns up to which a number stands below each dot
 
 @dataclass(frozen=True)
 class Holding:
-    """What one run's sites have: cases by part, and of the training part by class where a site tells them."""
+    """The cases of one run's sites, by part, and of the training part by class where a site tells them."""
 
     sites: tuple[str, ...]
     parts: tuple[tuple[int | None, ...], ...]

@@ -9,10 +9,10 @@ from markupsafe import Markup
 
 from medsilo.core.errors import reading
 from medsilo.report import findings, holdings, panels
-from medsilo.report.charts import NARROW, WIDE, Series, line_chart, swatch, ticks
+from medsilo.report.charts import NARROW, WIDE, Series, line_chart, styles, swatch, ticks
+from medsilo.report.checks import checks, guessing_at
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
-from medsilo.report.panels import Subject
-from medsilo.report.pictures import Bars, site_bars
+from medsilo.report.panels import Scored, Subject
 from medsilo.report.provenance import provenance
 from medsilo.report.read import Absence, RunResult, all_sites, last_round, read_all, same, spans
 from medsilo.report.table import MISSING, WITHHELD, number, score_text
@@ -35,6 +35,8 @@ def write(runs: Sequence[Path], destination: Path, title: str) -> Path:
 def render(runs: Sequence[RunResult], title: str) -> str:
     """The page as text; it depends on nothing but the runs and the title."""
     subjects = [Subject(run.label, [run]) for run in runs]
+    looks = styles([findings.is_reference(run) for run in runs])
+    chances = guessing_at(all_sites(runs), runs)
     return fill(
         "page.html",
         title,
@@ -44,13 +46,15 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         answer=findings.answer(runs),
         notices=findings.notices(runs),
         results=_results(runs),
-        bars=_bars(runs),
+        dots=_dots(runs, looks, chances),
+        guessing=any(chances),
+        checks=checks(subjects),
         gains=_gains(runs),
         figures=_figures(runs),
         overlays=panels.overlays_of_runs(runs),
         holdings=holdings.pictures(runs),
         crossed=[_crossed(run) for run in runs if run.cross],
-        curves=_curves(runs),
+        curves=_curves(runs, looks),
         harmonised=panels.harmonised(subjects),
         similarity=panels.similarity(subjects),
         super_models=panels.super_models(subjects),
@@ -103,31 +107,27 @@ def _score(run: RunResult, site: str) -> dict[str, Any]:
     return cell(run.score(site), score_text(run, site), between(run.intervals.get(site)))
 
 
-def _bars(runs: Sequence[RunResult]) -> dict[str, Any] | None:
+def _dots(runs: Sequence[RunResult], looks: Sequence[int], chances: Sequence[float | None]) -> list[dict[str, Any]]:
     """Every method's score at every site, with its interval where the cases' scores are in the run's folder."""
     sites, metric = all_sites(runs), same(runs, lambda run: run.summary.metric)
-    bars = [
-        Bars(run.label, [run.score(site) for site in sites], style, [run.intervals.get(site) for site in sites])
-        for style, run in enumerate(runs)
+    if metric is None:
+        return []
+    methods = [
+        Scored(run.label, style, [run.score(site) for site in sites], [run.intervals.get(site) for site in sites])
+        for style, run in zip(looks, runs, strict=True)
     ]
-    if metric is None or not any(value is not None for one in bars for value in one.values):
-        return None
-    chart = site_bars(sites, bars, key="site-bars", title=f"Test {metric} at every site")
-    return {"chart": chart, "legend": [{"name": one.name, "swatch": swatch(one.style)} for one in bars]}
+    return panels.site_scores(metric, sites, methods, chances)
 
 
-def _figures(runs: Sequence[RunResult]) -> list[dict[str, Any]]:
+def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
     """All that was measured of each site's test cases; what a site withholds is called so."""
-    tables = []
+    names = list(dict.fromkeys(name for run in runs for site in run.sites for name in run.site(site).figures))
+    rows = []
     for run in runs:
-        names = list(dict.fromkeys(name for site in run.sites for name in run.site(site).figures))
-        if not names:
-            continue
-        rows = [(site, [_figure(run.site(site), name) for name in names]) for site in run.sites]
-        rows.append(("all sites' cases", [cell(run.summary.pooled.get(name)) for name in names]))
-        heads = [name.replace("_", " ") for name in names]
-        tables.append({"label": run.label, "heads": heads, "rows": rows})
-    return tables
+        if any(run.site(site).figures for site in run.sites):
+            rows += [((run.label, site), [_figure(run.site(site), name) for name in names]) for site in run.sites]
+            rows.append(((run.label, "all sites' cases"), [cell(run.summary.pooled.get(name)) for name in names]))
+    return {"heads": [name.replace("_", " ") for name in names], "rows": rows}
 
 
 def _figure(site: SiteResult, name: str) -> dict[str, Any]:
@@ -154,11 +154,11 @@ def _crossed(run: RunResult) -> dict[str, Any]:
     return {"label": run.label, "metric": run.summary.metric, "sites": run.sites, "rows": rows}
 
 
-def _curves(runs: Sequence[RunResult]) -> dict[str, Any]:
+def _curves(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     """One chart of all methods' means, one chart per method with its sites, and the numbers behind them."""
     sites = all_sites(runs)
     alike = same(runs, lambda run: run.summary.metric) is not None
-    means = [Series(run.label, run.mean_curve, style) for style, run in enumerate(runs)]
+    means = [Series(run.label, run.mean_curve, style) for style, run in zip(looks, runs, strict=True)]
     per_run = []
     for position, run in enumerate(runs):
         series = [

@@ -11,7 +11,7 @@ from typing import Any
 
 from medsilo.report.charts import Series, line_chart, swatch, ticks
 from medsilo.report.formats import cell
-from medsilo.report.pictures import heat_map
+from medsilo.report.pictures import Dot, dot_chart, dot_ticks, heat_map
 from medsilo.report.read import OVERLAYS, RunResult, same
 from medsilo.report.table import MISSING, number
 from medsilo.runs.schema import SuperModelFacts
@@ -223,6 +223,46 @@ def _over_seeds(values: Sequence[float], form: Callable[[float], str]) -> dict[s
         return cell(None)
     mean, low, high = statistics.mean(values), form(min(values)), form(max(values))
     return cell(mean, form(mean), f"{low}–{high}" if low != high else "")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A method's score at every site, with its interval where there is one."""
+
+    label: str
+    style: int
+    scores: Sequence[float | None]
+    intervals: Sequence[tuple[float, float] | None]
+
+
+def site_scores(
+    metric: str, sites: Sequence[str], methods: Sequence[Scored], chances: Sequence[float | None]
+) -> list[dict[str, Any]]:
+    """Return a chart for each site with a row per method; of one method alone one chart with a row per site."""
+    if not any(value is not None for one in methods for value in one.scores):
+        return []
+    if len(methods) == 1:
+        (one,) = methods
+        dots = [Dot(site, one.scores[n], one.style, one.intervals[n]) for n, site in enumerate(sites)]
+        chance = chances[0] if len(set(chances)) == 1 else None
+        title = f"Test {metric} at every site"
+        return [
+            {
+                "title": "",
+                "chart": dot_chart(dots, dot_ticks([dots], [chance]), key="dots-0", title=title, chance=chance),
+            }
+        ]
+    charts = [
+        [Dot(one.label, one.scores[n], one.style, one.intervals[n]) for one in methods] for n in range(len(sites))
+    ]
+    marks = dot_ticks(charts, chances)
+    return [
+        {
+            "title": site,
+            "chart": dot_chart(charts[n], marks, key=f"dots-{n}", title=f"Test {metric} at {site}", chance=chances[n]),
+        }
+        for n, site in enumerate(sites)
+    ]
 
 
 def spent(subjects: Sequence[Subject]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The heat map of who learns from whom, and bars per site and method, as inline SVG like the line charts."""
+"""The heat map of who learns from whom, and dots with whiskers, as inline SVG like the line charts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,31 +7,28 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from medsilo.core.text import printable
-from medsilo.report.charts import COLOURS, ticks
+from medsilo.report.charts import colour, marker, ticks
 
 CELL, NAMES = 30, 92  # of the heat map: a cell's side, the room for the sites' names
 MOST_NUMBERS = 14  # sites up to which each cell shows its number
-BAR, GAP, RIGHT, HEAD, FOOT = 8, 12, 44, 4, 34
-WIDTH = 620
+ROW, HEAD, FOOT = 18, 4, 26  # of a chart of dots
+DOTS_WIDTH, DOT_NAMES, DOTS_RIGHT = 380, 132, 14
 
 
 @dataclass(frozen=True)
-class Bars:
-    """One method: `values[n]` is its score at the n-th site; None leaves a gap. `intervals` are drawn over the bars."""
+class Dot:
+    """A score with its interval, as a dot on a whisker."""
 
     name: str
-    values: Sequence[float | None]
+    value: float | None
     style: int = 0
-    intervals: Sequence[tuple[float, float] | None] = ()
+    interval: tuple[float, float] | None = None
 
-    def interval(self, n: int) -> tuple[float, float] | None:
-        """That of the n-th site."""
-        return self.intervals[n] if self.intervals else None
-
-    def words(self, n: int) -> str:
-        """The score and its interval at the n-th site."""
-        interval = self.interval(n)
-        return _number(self.values[n]) + (f" ({interval[0]:.3f} to {interval[1]:.3f})" if interval else "")
+    @property
+    def words(self) -> str:
+        """The score and its interval."""
+        interval = f" ({self.interval[0]:.3f} to {self.interval[1]:.3f})" if self.interval else ""
+        return f"{self.name} {_number(self.value)}{interval}"
 
 
 def heat_map(sites: Sequence[str], weights: Sequence[Sequence[float]], *, key: str, title: str) -> Markup:
@@ -60,40 +57,44 @@ def heat_map(sites: Sequence[str], weights: Sequence[Sequence[float]], *, key: s
     return to_markup(svg)
 
 
-def site_bars(sites: Sequence[str], methods: Sequence[Bars], *, key: str, title: str) -> Markup:
-    """For every site one bar per method, in the methods' order; the number stands at its end."""
-    group = BAR * len(methods) + GAP
-    height = HEAD + group * len(sites) + FOOT
-    known = [value for one in methods for value in one.values if value is not None]
-    ends = [interval[1] for one in methods for interval in one.intervals if interval]
-    marks = ticks(0.0, max([1e-9, *known, *ends]))
-    words = [
-        f"{site}: " + ", ".join(f"{one.name} {one.words(n)}" for one in methods) + "." for n, site in enumerate(sites)
-    ]
-    svg = start_svg(WIDTH, height, key, title, " ".join(words))
-    scale = (WIDTH - NAMES - RIGHT) / marks[-1]
+def dot_ticks(charts: Sequence[Sequence[Dot]], chances: Sequence[float | None]) -> list[float]:
+    """Return the marks of an axis that all charts share; it need not begin at 0, as dots have no length."""
+    dots = [dot for chart in charts for dot in chart if dot.value is not None]
+    edges = [edge for dot in dots for edge in (dot.value, *(dot.interval or ()))]
+    known = [value for value in (*edges, *chances) if value is not None]
+    return ticks(min(known), max(known))
+
+
+def dot_chart(
+    dots: Sequence[Dot], marks: Sequence[float], *, key: str, title: str, chance: float | None = None
+) -> Markup:
+    """One row per score, with its name on the left. `chance` is a broken line: what guessing reaches."""
+    height = HEAD + ROW * len(dots) + FOOT
+    words = [f"{dot.words}." for dot in dots]
+    if chance is not None:
+        words.append(f"Guessing reaches {chance:.3f}.")
+    svg = start_svg(DOTS_WIDTH, height, key, title, " ".join(words))
+    scale = (DOTS_WIDTH - DOT_NAMES - DOTS_RIGHT) / (marks[-1] - marks[0])
+
+    def place(value: float) -> float:
+        return round(DOT_NAMES + (value - marks[0]) * scale, 1)
+
     for mark in marks:
-        x = NAMES + mark * scale
-        ElementTree.SubElement(svg, "path", {"class": "gridline", "d": f"M{x:.1f} 0V{height - FOOT}"})
-        draw_text(svg, f"{mark:g}", x=round(x, 1), y=height - FOOT + 16, **{"text-anchor": "middle"})
-    for n, site in enumerate(sites):
-        top = HEAD + n * group
-        draw_text(svg, shortened(site), x=NAMES - 6, y=top + (group - GAP) / 2 + 4, **{"text-anchor": "end"})
-        for place, one in enumerate(methods):
-            value = one.values[n]
-            if value is None:
-                continue
-            bar = ElementTree.SubElement(svg, "g", {"class": f"s{one.style % COLOURS}"})
-            draw_text(bar, f"{site}, {one.name}: {one.words(n)}", "title")
-            size = {"x": str(NAMES), "y": str(top + place * BAR), "height": str(BAR - 1)}
-            ElementTree.SubElement(bar, "rect", size | {"class": "bar", "width": f"{max(value * scale, 0.5):.1f}"})
-            if interval := one.interval(n):
-                low, high = (NAMES + edge * scale for edge in interval)
-                middle = top + place * BAR + (BAR - 1) / 2
-                whisker = f"M{low:.1f} {middle - 2}v4m0 -2H{high:.1f}m0 -2v4"
-                ElementTree.SubElement(bar, "path", {"class": "whisker", "d": whisker})
-            elif len(methods) <= 4:
-                draw_text(bar, f"{value:.3f}", x=round(NAMES + value * scale + 4, 1), y=top + place * BAR + BAR - 1)
+        ElementTree.SubElement(svg, "path", {"class": "gridline", "d": f"M{place(mark)} 0V{height - FOOT}"})
+        draw_text(svg, f"{mark:g}", x=place(mark), y=height - FOOT + 16, **{"text-anchor": "middle"})
+    if chance is not None:
+        ElementTree.SubElement(svg, "path", {"class": "chance", "d": f"M{place(chance)} 0V{height - FOOT}"})
+    for row, dot in enumerate(dots):
+        middle = HEAD + ROW * row + ROW / 2
+        draw_text(svg, shortened(dot.name, most=22), x=DOT_NAMES - 8, y=middle + 4, **{"text-anchor": "end"})
+        if dot.value is None:
+            continue
+        group = ElementTree.SubElement(svg, "g", {"class": colour(dot.style)})
+        draw_text(group, dot.words, "title")
+        if dot.interval:
+            low, high = map(place, dot.interval)
+            ElementTree.SubElement(group, "path", {"class": "whisker", "d": f"M{low} {middle}H{high}"})
+        ElementTree.SubElement(group, "path", {"class": "mark", "d": marker(dot.style, place(dot.value), middle)})
     return to_markup(svg)
 
 
@@ -123,9 +124,10 @@ def draw_text(parent: ElementTree.Element, text: str, tag: str = "text", **attri
     element.text = printable(text)
 
 
-def shortened(site: str) -> str:
-    """A site's name in the room that there is."""
-    return site if len(site) <= 14 else f"{site[:6]}…{site[-7:]}"
+def shortened(name: str, most: int = 14) -> str:
+    """A name in the room that there is."""
+    half = most // 2
+    return name if len(name) <= most else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def _number(value: float | None) -> str:

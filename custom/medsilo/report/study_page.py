@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.report import findings, panels
-from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
+from medsilo.report.charts import WIDE, Series, line_chart, styles, swatch, ticks
+from medsilo.report.checks import checks, guessing_at
 from medsilo.report.findings import STANDS_OUT, Answer, Notice
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
-from medsilo.report.panels import Subject
-from medsilo.report.pictures import Bars, site_bars
+from medsilo.report.panels import Scored, Subject
 from medsilo.report.provenance import provenance
 from medsilo.report.read import RunResult, last_round, read, same
 from medsilo.report.table import number
@@ -39,6 +39,8 @@ def render(verdict: Verdict, found: Rows) -> str:
     """The page as text; it depends on nothing but the verdict and the runs."""
     runs = [run for own in found.values() for run in own]
     about, rows, seeds = verdict.about, verdict.rows, verdict.seeds
+    looks = styles([_is_reference(row) for row in rows])
+    chances = guessing_at(verdict.sites, runs)
     subjects = [Subject(title, own, seeds) for title, own in found.items()]
     return fill(
         "study.html",
@@ -52,9 +54,11 @@ def render(verdict: Verdict, found: Rows) -> str:
         difference_heads=_heads(verdict),
         tested=[_differences(row, verdict) for row in rows if row.against],
         joining=[_joining(row, verdict.sites) for row in rows if any(row.joining.values())],
-        bars=_bars(verdict),
-        legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in enumerate(rows)],
-        curves=_curves(found, verdict.metric),
+        dots=_dots(verdict, looks, chances),
+        guessing=any(chances),
+        checks=checks(subjects),
+        legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
+        curves=_curves(found, looks, verdict.metric),
         figures=_figures(found),
         overlays=panels.overlays_of_study(subjects),
         harmonised=panels.harmonised(subjects, most=1),
@@ -98,7 +102,7 @@ def _joining_in_words(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _notices(verdict: Verdict, found: Rows) -> list[Notice]:
-    """What belongs on the first screen beside the answer: failed runs, missing sites, cautions, synthetic data."""
+    """Return the notices of the first screen: failed runs, missing sites, cautions, synthetic data."""
     runs = [run for own in found.values() for run in own]
     notices = [Notice("failed", "Failed", failure) for failure in verdict.about.failures]
     notices += [notice for notice in findings.notices(runs) if notice.kind == "missing"]
@@ -123,13 +127,18 @@ def _score(found: Level | None, look: str = "") -> dict[str, Any]:
     return cell(found.mean, number(found.mean) + spread, between((found.low, found.high)), look)
 
 
+def _is_reference(row: VerdictRow) -> bool:
+    """Return whether federations are held against it."""
+    return row.method in ("local", "central")
+
+
 def _scores(row: VerdictRow, verdict: Verdict) -> dict[str, Any]:
     missing = len(verdict.seeds) - len(row.seeds)
     return {
         "label": row.title,
         "failed": False,
         "bad": f"{missing} seed{'s' if missing > 1 else ''} missing" if missing else "",
-        "reference": row.method in ("local", "central"),
+        "reference": _is_reference(row),
         "cells": [_score(row.score, "total"), *(_score(found) for found in (row.pooled, *row.sites.values()))],
     }
 
@@ -167,22 +176,20 @@ def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _bars(verdict: Verdict) -> Any:
-    sites = verdict.sites
-    bars = []
-    for style, row in enumerate(verdict.rows):
-        scores = [row.sites[site] for site in sites]
+def _dots(verdict: Verdict, looks: Sequence[int], chances: Sequence[float | None]) -> list[dict[str, Any]]:
+    """Every row's score at every site, with its interval."""
+    methods = []
+    for style, row in zip(looks, verdict.rows, strict=True):
+        scores = [row.sites[site] for site in verdict.sites]
         intervals = [(own.low, own.high) if own else None for own in scores]
-        bars.append(Bars(row.title, [own.mean if own else None for own in scores], style, intervals))
-    if not any(value is not None for one in bars for value in one.values):
-        return None
-    return site_bars(sites, bars, key="site-bars", title=f"Test {verdict.metric} at every site")
+        methods.append(Scored(row.title, style, [own.mean if own else None for own in scores], intervals))
+    return panels.site_scores(verdict.metric, verdict.sites, methods, chances)
 
 
-def _curves(found: Rows, metric: str) -> list[Any]:
+def _curves(found: Rows, looks: Sequence[int], metric: str) -> list[Any]:
     """Validation, mean over sites and seeds, against rounds and against bytes."""
     by_round, by_bytes = [], []
-    for style, (title, runs) in enumerate(found.items()):
+    for style, (title, runs) in zip(looks, found.items(), strict=True):
         values = _average([run.mean_curve for run in runs])
         sent = [run.traffic for run in runs]
         if not any(value is not None for value in values):

@@ -1,8 +1,12 @@
 """The frame of all pages: one self-contained HTML file that opens without a network, sorts, and prints."""
 
 import base64
+import csv
 import hashlib
 import os
+import re
+from collections.abc import Iterable, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ from medsilo import __version__
 from medsilo.report.table import number
 
 HERE = Path(__file__).parent
+Name = str | tuple[str, ...]  # of a row or column: words, or words and what qualifies them
+Cell = dict[str, Any]
 
 
 def fill(template: str, title: str, **content: Any) -> str:
@@ -21,7 +27,7 @@ def fill(template: str, title: str, **content: Any) -> str:
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["score"] = number
+    environment.filters |= {"score": number, "headings": headings, "csv": csv_link, "zip": zip}
     script = (HERE / "sort.html").read_text(encoding="utf-8").strip()
     return environment.get_template(template).render(
         title=title,
@@ -31,6 +37,41 @@ def fill(template: str, title: str, **content: Any) -> str:
         version=__version__,
         **content,
     )
+
+
+def headings(content: str) -> list[tuple[str, Markup]]:
+    """Return the anchor and the words of every section's heading, in the page's order."""
+    return [(anchor, Markup(words)) for anchor, words in re.findall(r'<h2 id="([\w-]+)">(.*?)</h2>', content)]
+
+
+def csv_link(name: str, head: Name, heads: Sequence[Name], rows: Iterable[tuple[Name, Sequence[Cell]]]) -> Markup:
+    """Return a link that holds a table's values as a CSV file; what stands beside a value has a column of its own."""
+    rows = list(rows)
+    beside = [any(cells[n]["aside"] for _, cells in rows) for n in range(len(heads))]
+    titles = [
+        title
+        for each, more in zip(heads, beside, strict=True)
+        for title in ([_words(each), ""] if more else [_words(each)])
+    ]
+    text = StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow([_words(head), *titles])
+    for each, cells in rows:
+        told = zip(cells, beside, strict=True)
+        writer.writerow([_words(each), *(part for cell, more in told for part in _parts(cell)[: 1 + more])])
+    content = base64.b64encode(text.getvalue().encode(errors="replace")).decode()
+    file = re.sub(r"\W+", "-", name.lower()).strip("-")
+    link = '<p class="data screen"><a download="{}.csv" href="data:text/csv;charset=utf-8;base64,{}">{} (CSV)</a></p>'
+    return Markup(link).format(file, content, name)
+
+
+def _words(name: Name) -> str:
+    return name if isinstance(name, str) else " ".join(filter(None, name))
+
+
+def _parts(cell: Cell) -> tuple[object, str]:
+    """Return a cell's value, or its words where it has none, and what stands beside it."""
+    return (cell["value"] if cell["value"] != "" else cell["text"]), cell["aside"]
 
 
 def script_hash(script: str) -> str:

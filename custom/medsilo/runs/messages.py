@@ -1,4 +1,4 @@
-"""What server and sites say to each other: a parcel on the wire, and typed messages with ranges behind it.
+"""Messages between the server and the sites: a parcel on the wire, and typed messages with ranges behind it.
 
 Nobody is believed: what arrives is read into one of these models before anything of it is used, and what does not fit
 is refused in one line, which costs its sender that answer.
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import Refused
+from medsilo.core.section import added
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.runs.schema import LARGEST
@@ -31,7 +32,7 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 @dataclass
 class Parcel:
-    """What travels between the server and one site: named groups of tensors and the facts beside them."""
+    """A message on the wire between the server and one site: named groups of tensors, and the facts beside them."""
 
     groups: Groups = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +85,7 @@ def _in_words(detail: ErrorDetails) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the server asks
 class Request(Message):
-    """What the server asks of one site."""
+    """A request of the server to one site."""
 
     task: Task
     round: Annotated[int, Field(ge=0)]
@@ -98,7 +99,7 @@ class Request(Message):
     last: Annotated[int, Field(ge=0)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
     # Letters of a sealed study, which the room `sealing` reads
-    sealing: Annotated[dict[str, Any], Field(exclude_if=lambda letters: not letters)] = {}
+    sealing: dict[str, Any] = added({})
 
     def parcel(self, groups: Groups) -> Parcel:
         """Return the request as it travels."""
@@ -115,7 +116,7 @@ class Counted(Message):
 
 
 class SiteAnswer(Message):
-    """What every answer says."""
+    """The facts that are in every answer of a site."""
 
     metrics: ClassVar[frozenset[str]] = frozenset()  # which of the fields travel as metrics
 
@@ -197,7 +198,7 @@ class Trained(SiteAnswer):
     train_loss: Number | None
     validation: Number | None  # the score of the model as it arrived
     validation_loss: Number | None
-    sealing: Annotated[dict[str, Any], Field(exclude_if=lambda letters: not letters)] = {}  # in a sealed study
+    sealing: dict[str, Any] = added({})  # in a sealed study
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:

@@ -49,7 +49,7 @@ class Part(BaseModel):
 
 # ---------------------------------------------------------------------------------------------------- a site's own
 class Spent(Part):
-    """What a study cost a hospital's patients, in the hospital's own folder."""
+    """The privacy that a study cost a hospital's patients, in the hospital's own folder."""
 
     study: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] | None  # ε by itself; None: no bound holds
     all_studies: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] | None
@@ -63,7 +63,7 @@ Cosine = Annotated[float, Field(strict=True, ge=-1, le=1)]
 
 
 class SentUpdate(Part):
-    """What shows of one group of tensors that a site sent, without looking into it."""
+    """Figures about one group of tensors that a site sent, without looking into it."""
 
     norm: Annotated[float, Field(strict=True, ge=0, le=LARGEST)] = Field(
         description="how far the trained weights are from what the site was given"
@@ -80,7 +80,7 @@ class SentUpdate(Part):
 
 
 class SiteRound(Part):
-    """What one site gave in one round."""
+    """Numbers of one site in one round."""
 
     train_loss: Number | None = Field(None, description="mean loss over the round's training batches")
     validation: Score | None = Field(
@@ -122,7 +122,7 @@ class Round(Part):
 
 
 class Progress(Part):
-    """What the server tells of a study while it runs, and `medsilo watch` shows."""
+    """The state of a study while it runs, as the server tells it and `medsilo watch` shows it."""
 
     study: str | None = Field(None, description="the run's name")
     planned: Count = Field(description="rounds of the plan")
@@ -134,21 +134,21 @@ class Progress(Part):
 
 # ---------------------------------------------------------------------------------------------------- summary.json
 class Package(Part):
-    """Which medsilo it was."""
+    """The version and hash of the medsilo that ran."""
 
     version: str | None = None
     hash: str | None = None
 
 
 class RoundCount(Part):
-    """How many rounds."""
+    """The number of rounds: planned, and done."""
 
     planned: Count
     done: Count
 
 
 class Agreement(Part):
-    """Who was to take part, and what was to happen when a site is missing."""
+    """The sites that were to take part, and what was to happen when one is missing."""
 
     sites: list[str] = Field([], description="the sites that train")
     minimum: Count | None = Field(None, description="contributors that a round needs")
@@ -165,7 +165,7 @@ class Selection(Part):
 
 
 class SiteResult(Part):
-    """What one site gave and got over the whole run. A value that is missing is None, never 0."""
+    """One site's contributions and results over the whole run. A value that is missing is None, never 0."""
 
     cases: dict[str, Count | None] | None = Field(
         None, description="part (`train`, `validation`, `test`) → cases; `null` if the site never answered"
@@ -254,7 +254,7 @@ class SuperModelFacts(Part):
 
 
 class SealingFacts(Part):
-    """What a study that seals says of it."""
+    """A sealing study's words about itself."""
 
     mode: Literal["group", "pairwise"] = Field(description="`transport.sealing` of the plan")
     keys: Text = Field(description="what the hospitals' keys rest on")
@@ -262,7 +262,7 @@ class SealingFacts(Part):
 
 
 class Details(Part):
-    """What the method found out by itself. Methods may add keys of their own."""
+    """The method's own findings. Methods may add keys of their own."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
@@ -475,7 +475,7 @@ class VerdictRow(Part):
 
 
 class About(Part):
-    """What a comparison's page says beside its numbers."""
+    """The words on a comparison's page beside its numbers."""
 
     title: str = Field(description="the page's title")
     notes: str = Field("", description="words about it")
@@ -486,12 +486,12 @@ class About(Part):
 
 
 class RunOfRow(Part):
-    """Which run belongs to which row and seed."""
+    """A run, with the row and the seed that it belongs to."""
 
     row: Text
     seed: Seed
     run: str
-    fold: Count | None = Field(None, exclude_if=lambda fold: fold is None)
+    fold: Count | None = added(None)
 
 
 class CouldHaveSeen(Part):

@@ -1,4 +1,4 @@
-"""What one hospital tells another through a server that cannot read it."""
+"""Channels from one hospital to another through a server that cannot read them."""
 
 from collections.abc import Sequence
 from secrets import token_bytes

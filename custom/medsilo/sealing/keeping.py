@@ -1,4 +1,4 @@
-"""What a site must keep across a restart, within a study. All of it is secret: it goes to the site's disk only."""
+"""A site's memory across a restart, within a study. All of it is secret: it goes to the site's disk only."""
 
 from typing import Annotated, Self
 
@@ -35,7 +35,7 @@ class Turn(_Hidden):
 
 
 class Unmasking(_Hidden):
-    """Which sums a site has helped to open: of each round one, over the same sites, whatever the server asks.
+    """The sums that a site has helped to open: one of each round, over the same sites, whatever the server asks.
 
     It is kept for the whole study: a round that is repeated after a failure adds the same sites, or else the two sums
     would tell the model of whoever is in one of them only.

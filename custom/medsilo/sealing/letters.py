@@ -93,7 +93,7 @@ class GroupKey(Letter):
 
 
 class Unmasked(Letter):
-    """Which sums a site has helped to open last, before the study began anew: a round, and the sites in it."""
+    """The last sums that a site helped to open before the study began anew: a round, and the sites in it."""
 
     sums: Annotated[
         tuple[Annotated[tuple[RoundNumber, Names], Field(strict=False)], ...],

@@ -13,7 +13,7 @@ from medsilo.learning.seeds import seed_for
 
 
 class Fold(Section):
-    """Which patients are tested: those of one of so many equal parts of a site's patients. The next part validates."""
+    """One of several equal parts of a site's patients, which is tested. The next part validates."""
 
     number: int = Field(ge=1, le=100, description="which of them is tested")
     of: int = Field(ge=3, le=100, description="how many there are: each patient is tested in one of them")

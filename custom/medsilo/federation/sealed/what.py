@@ -1,4 +1,5 @@
-"""What a sealed study seals in a round: the same at the server and at every site, from the plan and the agreement."""
+"""The numbers that a study seals in a round, the same at the server and at every site: from the plan and the
+agreement."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ Matrix = Mapping[str, Sequence[float]]  # site → its row of weights, in the or
 
 
 class KeyAgreement(Letter):
-    """What a study agrees on when it begins to seal.
+    """The terms on which a study begins to seal.
 
     number: counts the times that it began anew, with fresh keys. heaviest: no site has more training cases.
     """
@@ -42,7 +43,7 @@ class KeyAgreement(Letter):
 
 
 class Held(Letter):
-    """What a site must know to open what it is given of a group.
+    """The facts that a site needs to open a group's tensors.
 
     round: in which it was sealed. divisor: what the sum is divided by. claim: whose numbers are in it.
     """
@@ -54,7 +55,7 @@ class Held(Letter):
 
 
 class Current(Letter):
-    """Which agreement a letter is of."""
+    """The number of the agreement that a letter belongs to."""
 
     agreement: Annotated[int, Field(ge=1, le=1_000_000)]
 

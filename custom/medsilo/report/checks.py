@@ -1,0 +1,180 @@
+"""Checks in words at the top of a page: what a reader with experience would look at before any score.
+
+Each check rests on what the runs' files say already. One that could not be made, because no run tells what it needs, is
+left out.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from medsilo.report.findings import is_central, is_local
+from medsilo.report.panels import Subject
+from medsilo.report.read import RunResult, same
+from medsilo.report.table import number
+
+LIKE_GUESSING = 0.02  # over the score of a model that names one class for everything
+ORDERS_WELL, DECIDES_BADLY = 0.9, 0.15  # an AUROC, and how far the balanced accuracy may stay below it
+FELL = 0.1  # from its best round to its last
+NO_ROOM = 0.02  # between training alone and all data in one place
+ODD_SEED = 0.15  # from the median of all
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question, all that speaks against a plain yes, and what to do about it."""
+
+    question: str
+    found: tuple[str, ...] = ()
+    advice: str = ""
+
+
+Looked = list[str] | None  # what a check found at one subject; None where nothing can be said
+
+
+def checks(subjects: Sequence[Subject]) -> list[Check]:
+    """Return the checks that could be made of these methods, each with its runs."""
+    made = [
+        _each(
+            "Does every method do better than naming the most frequent class?",
+            subjects,
+            _guesses,
+            "Such a model has learnt nothing there: look at the learning rate, the rounds and the labels.",
+        ),
+        _each(
+            "Are decisions as good as the order of the cases allows (AUROC)?",
+            subjects,
+            _decides_badly,
+            "Running statistics or the threshold don't fit there; try network.norm=group.",
+        ),
+        _each(
+            "Does training stay near its best round?",
+            subjects,
+            _fell,
+            "A smaller learning rate or group norm steadies it.",
+        ),
+        _each("Do the seeds of a method agree?", subjects, _odd_seeds, "Look at that seed's run before its mean."),
+        _same_choice(subjects),
+        _room(subjects),
+    ]
+    return [check for check in made if check]
+
+
+def _each(question: str, subjects: Sequence[Subject], look: Callable[[Subject], Looked], advice: str) -> Check | None:
+    """Put one question to every subject."""
+    looked = [(subject.label, look(subject)) for subject in subjects if any(not run.failed for run in subject.runs)]
+    known = [(label, found) for label, found in looked if found is not None]
+    lines = tuple(f"{label} {'; '.join(found)}" for label, found in known if found)
+    return Check(question, lines, advice) if known else None
+
+
+def guessing(run: RunResult, site: str) -> float | None:
+    """Return the score of naming the site's most frequent class for everything; None where that isn't known."""
+    told = run.site(site).classes or {}
+    counts = told.get("test") or told.get("train")
+    return max(counts) / sum(counts) if run.summary.metric == "accuracy" and counts and sum(counts) else None
+
+
+def guessing_at(sites: Sequence[str], runs: Sequence[RunResult]) -> list[float | None]:
+    """Return what guessing reaches at each site; None where runs don't agree."""
+    return [same(runs, partial(guessing, site=site)) for site in sites]
+
+
+def _guesses(subject: Subject) -> Looked:
+    """Return at which sites the score is that of naming one class."""
+    sites: dict[str, list[bool]] = {}
+    for run in subject.runs:
+        for site in run.sites:
+            score, base = run.score(site), guessing(run, site)
+            if score is not None and base is not None:
+                sites.setdefault(site, []).append(score <= base + LIKE_GUESSING)
+    if not sites:
+        return None
+    found = [site for site, guesses in sites.items() if statistics.mean(guesses) > 0.5]
+    return [f"at {', '.join(found)}"] if found else []
+
+
+def _decides_badly(subject: Subject) -> Looked:
+    """Return where cases are well ordered and badly decided, as under statistics that don't fit."""
+    found, known = [], False
+    for site in dict.fromkeys(site for run in subject.runs for site in run.sites):
+        told = [run.site(site).figures for run in subject.runs]
+        pairs = [(own.get("auroc"), own.get("balanced_accuracy")) for own in told]
+        both = [(order, decided) for order, decided in pairs if order is not None and decided is not None]
+        if not both:
+            continue
+        known = True
+        order, decided = (statistics.mean(column) for column in zip(*both, strict=True))
+        if order >= ORDERS_WELL and decided < order - DECIDES_BADLY:
+            found.append(f"at {site} (AUROC {number(order)}, balanced accuracy {number(decided)})")
+    return found if known else None
+
+
+def _fell(subject: Subject) -> Looked:
+    """Return how far the mean validation score fell after its best round."""
+    curves = [[value for value in run.mean_curve if value is not None] for run in subject.runs]
+    falls = [max(curve) - curve[-1] for curve in curves if len(curve) > 1]
+    if not falls:
+        return None
+    if statistics.median(falls) < FELL:
+        return []
+    return [f"(ends {number(statistics.median(falls))} below it on validation data)"]
+
+
+def _odd_seeds(subject: Subject) -> Looked:
+    """Return which seeds lie far from the median of all."""
+    means: dict[int | None, list[float]] = {run.summary.seed: [] for run in subject.runs}
+    for run in subject.runs:
+        if run.summary.mean_test is not None:
+            means[run.summary.seed].append(run.summary.mean_test)
+    by_seed = {seed: statistics.mean(own) for seed, own in means.items() if own}
+    if len(by_seed) < 3:
+        return None
+    middle = statistics.median(by_seed.values())
+    found = [
+        f"(seed {seed} has {number(mean)}, the middle one {number(middle)})"
+        for seed, mean in by_seed.items()
+        if abs(mean - middle) > ODD_SEED
+    ]
+    return found
+
+
+def _same_choice(subjects: Sequence[Subject]) -> Check | None:
+    """Return whether all methods are tested at a round that was chosen in the same way."""
+    last, chosen = [], []
+    for subject in subjects:
+        runs = [run for run in subject.runs if not run.failed and run.summary.selected.by]
+        if runs and all(_by_course(run) for run in runs):
+            last.append(subject.label)
+        elif runs:
+            chosen.append(subject.label)
+    if len(last) + len(chosen) < 2:
+        return None
+    mixed = (", ".join(last),) if last and chosen else ()
+    advice = "Tested after the last round, though an earlier one was better; the others after their best."
+    return Check("Is every method tested at a round chosen in the same way?", mixed, advice)
+
+
+def _by_course(run: RunResult) -> bool:
+    """Return whether the last round was tested though an earlier one had a better validation score."""
+    rounds = set(run.summary.selected.rounds.values()) - {None}
+    curve = run.mean_curve
+    known = [value for value in curve if value is not None]
+    best = max(known, default=None)
+    return rounds == {run.summary.rounds.done} and best is not None and curve[-1] is not None and curve[-1] < best
+
+
+def _room(subjects: Sequence[Subject]) -> Check | None:
+    """Return whether pooled data gain anything over training alone, so that a federation could."""
+    alone = next((_mean_test(one) for one in subjects if all(map(is_local, one.runs))), None)
+    pooled = next((_mean_test(one) for one in subjects if all(map(is_central, one.runs))), None)
+    if alone is None or pooled is None:
+        return None
+    little = (f"pooled data {number(pooled)}, training alone {number(alone)}",) if pooled - alone < NO_ROOM else ()
+    return Check("Is there room for a gain from joining?", little, "No federation can gain much here.")
+
+
+def _mean_test(subject: Subject) -> float | None:
+    known = [run.summary.mean_test for run in subject.runs if run.summary.mean_test is not None]
+    return statistics.mean(known) if known else None

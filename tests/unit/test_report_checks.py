@@ -1,0 +1,186 @@
+"""Checks in words, dots with whiskers, colours, headings and CSV files of the pages."""
+
+import base64
+import csv
+import itertools
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from medsilo.report import charts, pictures
+from medsilo.report.checks import checks
+from medsilo.report.page import render
+from medsilo.report.panels import Subject
+from medsilo.report.read import read_all
+from medsilo.report.template import HERE, csv_link
+from tests.unit.test_report import Page, save, summary_of
+
+SITES = ("hospital-a", "hospital-b")
+
+
+def site(score: float, curve: list[float], **figures: float) -> dict[str, Any]:
+    known = {"accuracy": score, "balanced_accuracy": score, "auroc": score} | figures
+    classes = {"train": [6, 4], "validation": None, "test": [6, 4]}
+    return {"figures": known, "classes": classes, "validation": curve}
+
+
+def found(folder: Path, *methods: tuple[str, dict[str, dict[str, Any]]]) -> dict[str, tuple[str, ...]]:
+    """Return what the checks say of methods with these results at their sites, by the question's first words."""
+    runs = []
+    for number, (name, sites) in enumerate(methods):
+        scores = {one: own["figures"]["accuracy"] for one, own in sites.items()}
+        summary = summary_of(name, name, scores, sites, seed=number)
+        (folder / str(number)).mkdir()
+        runs += read_all([save(folder / str(number), summary)])
+    by_name: dict[str, list[Any]] = {}
+    for run in runs:
+        by_name.setdefault(run.summary.method, []).append(run)
+    made = checks([Subject(name, own) for name, own in by_name.items()])
+    return {" ".join(check.question.split()[:4]): check.found for check in made}
+
+
+WELL = {one: site(0.9, [0.5, 0.7, 0.9]) for one in SITES}
+
+
+def test_good_runs_pass_every_check_that_can_be_made(tmp_path: Path) -> None:
+    assert found(tmp_path, ("fedavg", WELL)) == {
+        "Does every method do": (),
+        "Are decisions as good": (),
+        "Does training stay near": (),
+    }
+
+
+def test_a_method_that_names_one_class_is_named_with_its_sites(tmp_path: Path) -> None:
+    poor = WELL | {"hospital-b": site(0.6, [0.6, 0.6])}  # six of ten cases are of the first class
+    assert found(tmp_path, ("fedavg", WELL), ("fedbn", poor))["Does every method do"] == ("fedbn at hospital-b",)
+
+
+def test_well_ordered_cases_that_are_decided_badly(tmp_path: Path) -> None:
+    odd = WELL | {"hospital-a": site(0.65, [0.5, 0.65], auroc=0.99, balanced_accuracy=0.61)}
+    told = found(tmp_path, ("fedavg", odd))["Are decisions as good"]
+    assert told == ("fedavg at hospital-a (AUROC 0.990, balanced accuracy 0.610)",)
+
+
+def test_a_score_that_falls_after_its_best_round(tmp_path: Path) -> None:
+    fell = {one: site(0.9, [0.5, 0.9, 0.6]) for one in SITES}
+    told = found(tmp_path, ("fedavg", fell))["Does training stay near"]
+    assert told == ("fedavg (ends 0.300 below it on validation data)",)
+
+
+@pytest.mark.parametrize(("odd", "said"), [(0.89, ()), (0.55, ("fedavg (seed 2 has 0.550, the middle one 0.900)",))])
+def test_a_seed_that_collapsed(odd: float, said: tuple[str, ...], tmp_path: Path) -> None:
+    collapsed = {one: site(odd, [0.5, odd]) for one in SITES}
+    told = found(tmp_path, ("fedavg", WELL), ("fedavg", WELL), ("fedavg", collapsed))
+    assert told["Do the seeds of"] == said
+
+
+@pytest.mark.parametrize(("pooled", "said"), [(0.99, ()), (0.91, ("pooled data 0.910, training alone 0.900",))])
+def test_no_room_between_training_alone_and_pooled_data(pooled: float, said: tuple[str, ...], tmp_path: Path) -> None:
+    together = {one: site(pooled, [0.5, pooled]) for one in SITES}
+    assert found(tmp_path, ("local", WELL), ("central", together))["Is there room for"] == said
+
+
+def test_the_headline_never_passes_over_training_alone(tmp_path: Path) -> None:
+    runs = [
+        save(tmp_path, summary_of(name, name, dict.fromkeys(SITES, score)))
+        for name, score in (("local", 0.9), ("fedavg", 0.8))
+    ]
+    assert "Training alone has the highest mean test accuracy, 0.900; the best federation is fedavg" in render(
+        read_all(runs), "T"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- the page's form
+def test_dots_lie_at_their_scores_with_whiskers_and_the_line_of_guessing() -> None:
+    dots = [pictures.Dot("Local", 0.6, 0, (0.5, 0.8)), pictures.Dot("AdaFed", 1.0, 1), pictures.Dot("None", None)]
+    svg = ElementTree.fromstring(pictures.dot_chart(dots, [0.4, 0.6, 0.8, 1.0], key="k", title="T", chance=0.5))
+    places = {
+        kind: [one.get("d", "") for one in svg.iter("path") if one.get("class") == kind]
+        for kind in ("mark", "whisker", "chance")
+    }
+    x = [float(re.match(r"M([\d.]+)", path)[1]) for path in places["mark"]]  # type: ignore[index]
+    low, high = map(float, re.match(r"M([\d.]+) [\d.]+H([\d.]+)", places["whisker"][0]).groups())  # type: ignore[union-attr]
+    line = float(re.match(r"M([\d.]+)", places["chance"][0])[1])  # type: ignore[index]
+    step = (x[1] - x[0]) / 0.4
+    assert len(x) == 2 and low == line
+    assert low == pytest.approx(x[0] - 0.1 * step, abs=0.2) and high == pytest.approx(x[0] + 0.2 * step, abs=0.2)
+    described = svg.find("desc")
+    assert described is not None and described.text == (
+        "Local 0.600 (0.500 to 0.800). AdaFed 1.000. None no value. Guessing reaches 0.500."
+    )
+
+
+CONES = {  # Machado, Oliveira, Fernandes 2009, severity 1
+    "all": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+}
+TO_LMS = [
+    [0.4122214708, 0.5363325363, 0.0514459929],
+    [0.2119034982, 0.6806995451, 0.1073969566],
+    [0.0883024619, 0.2817188376, 0.6299787005],
+]
+TO_LAB = [
+    [0.2104542553, 0.793617785, -0.0040720468],
+    [1.9779984951, -2.428592205, 0.4505937099],
+    [0.0259040371, 0.7827717662, -0.808675766],
+]
+
+
+def linear(colour: str) -> np.ndarray:
+    values = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def luminance(colour: str) -> float:
+    return float(linear(colour) @ [0.2126, 0.7152, 0.0722])
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("sight", CONES)
+def test_no_two_colours_look_alike_to_anyone_and_all_show_on_the_page(scheme: int, sight: str) -> None:
+    """Distances in Oklab; the palette of before had two blues at 0.03."""
+    style = (HERE / "style.html").read_text()
+    named = {name: re.findall(rf"--{name}: (#[0-9a-f]{{6}})", style)[scheme] for name in ("paper", "ink", "soft")}
+    colours = [re.findall(rf"--c{n}: (#[0-9a-f]{{6}})", style)[scheme] for n in range(charts.COLOURS)]
+    colours += [named["ink"], named["soft"]]
+    seen = [
+        np.array(TO_LAB) @ np.cbrt(np.array(TO_LMS) @ np.clip(np.array(CONES[sight]) @ linear(one), 0, 1))
+        for one in colours
+    ]
+    assert min(np.linalg.norm(one - other) for one, other in itertools.combinations(seen, 2)) > 0.08
+    for one in colours:
+        dark, bright = sorted([luminance(one), luminance(named["paper"])])
+        assert (bright + 0.05) / (dark + 0.05) >= 3
+
+
+def test_references_never_take_a_methods_colour() -> None:
+    looks = charts.styles([True, *[False] * charts.COLOURS, True])
+    assert len({charts.colour(look) for look in looks}) == charts.COLOURS + 2
+    assert len({(charts.colour(n), n % len(charts.DASHES), n % len(charts.MARKERS)) for n in range(24)}) == 24
+
+
+def test_every_section_is_in_the_contents_and_no_link_leads_nowhere(tmp_path: Path) -> None:
+    runs = [save(tmp_path, summary_of(name, name, dict.fromkeys(SITES, 0.5))) for name in ("local", "fedavg")]
+    text = render(read_all(runs), "T")
+    parsed = Page(text)
+    inside = {address[1:] for address in parsed.addresses if address.startswith("#")}
+    assert inside <= set(parsed.ids)
+    assert {one for one in parsed.ids if one.endswith("-title")} - inside == {
+        one for one in parsed.ids if re.fullmatch(r"(checks|curve|dots|who|site).*-title", one)
+    }
+    assert text.index('id="joining"') < text.index('id="results"')
+
+
+def test_a_table_is_there_as_csv_with_its_intervals() -> None:
+    cells = [{"value": 0.123456, "text": "0.123", "aside": "0.1–0.2"}, {"value": "", "text": "withheld", "aside": ""}]
+    link = csv_link("Table of results", ("Method", ""), ["a, b", ("c", "cases")], [("FedAvg", cells)])
+    file, content = re.search(r'download="([^"]+)" href="data:text/csv;charset=utf-8;base64,([^"]+)"', link).groups()  # type: ignore[union-attr]
+    assert file == "table-of-results.csv"
+    rows = list(csv.reader(StringIO(base64.b64decode(content).decode())))
+    assert rows == [["Method", "a, b", "", "c cases"], ["FedAvg", "0.123456", "0.1–0.2", "withheld"]]
