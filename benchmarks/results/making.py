@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.results.har import write_windows
-from benchmarks.results.pages import Page, Part
+from benchmarks.results.pages import HAR, Page, Part
 from medsilo.runs.schema import About, Verdict
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
@@ -81,7 +81,7 @@ class Comparison:
     def settings(self, places: Places) -> SiteSettings:
         """Return every site's settings; recorded activity is first put in order."""
         source = places.data / self.part.data if self.part.data else None
-        if source and self.part.data == "har_uci":
+        if source and self.part.data == HAR:
             source = write_windows(source, self.folder / "windows", self.part.shift)
         return make_settings({**ALL_MINE, "data": source, "device": "cpu"}, "benchmarks.results")
 

@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 from benchmarks.results.making import Comparison
-from benchmarks.results.pages import Page, Part
+from benchmarks.results.pages import HAR, Page, Part
 from medsilo.runs.schema import PairedDifference, Verdict, VerdictRow
 from medsilo.study.cells import results_of
 from medsilo.study.evidence import LEVEL, holm
@@ -60,7 +60,9 @@ def _done(comparison: Comparison) -> str:
     seeds = (
         f"{len(whole)} of {asked} seeds done; {len(finished)} of {len(cells)} runs in {hours:.2f} hours of runs{made}."
     )
-    return f"* {named}{seeds}" + (f" Rows not done with these seeds: {', '.join(missing)}." if missing else "")
+    if missing:
+        seeds += f" Rows not done with these seeds: {', '.join(missing)}; p is corrected for those that are."
+    return f"* {named}{seeds}"
 
 
 def _section(comparison: Comparison) -> list[str]:
@@ -160,7 +162,10 @@ def _p(value: float) -> str:
 
 
 def _repeated(part: Part) -> list[str]:
-    return ["The same by hand:", "", f"    {command(part)}"]
+    lines = ["The same by hand:", "", f"    {command(part)}"]
+    if part.data == HAR:
+        lines += ["", "DATA is the folder `windows` that the command of this page writes beside the part's runs."]
+    return lines
 
 
 def command(part: Part) -> str:

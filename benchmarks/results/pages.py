@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from medsilo.study.evidence import Endpoint
 
+HAR = "har_uci"  # recorded activity, which is first put in order
 DEAREST = ("fedsm", "fedsm-extra", "fedsm-ensemble")
 
 
@@ -110,7 +111,7 @@ def _har(name: str, title: str, shift: int | None) -> Part:
         ),
         later=("fedavg", "adafed:weights=uniform", "fedprox", "fedper", "d-adafed", "f-adafed"),
         beside=(ALONE,),
-        data="har_uci",
+        data=HAR,
         shift=shift,
         people=True,
     )

@@ -120,7 +120,7 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     for cell in parts[0].first:
         make([replace(parts[0], cells=[cell])], own, None)
     later = document("tiny", page, parts)
-    assert "2 of 2 seeds done; 7 of 8 runs" in later and "Rows not done with these seeds: fedbn." in later
+    assert "2 of 2 seeds done; 7 of 8 runs" in later and "Rows not done with these seeds: fedbn; p is" in later
     assert "| fedprox |" in later and "| fedbn |" not in later
     make(parts, own, None)
     assert "| fedbn |" in document("tiny", page, parts)
