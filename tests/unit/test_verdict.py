@@ -11,6 +11,7 @@ from medsilo.runs.schema import Verdict
 from medsilo.study.asked import asked
 from medsilo.study.cells import Row, cells_of
 from medsilo.study.evidence import Difference, Scores
+from medsilo.study.tables import sure
 from medsilo.study.verdict import Statistics, _tested
 from tests.conftest import make_plan, wanted
 
@@ -90,3 +91,23 @@ def test_rows_of_other_norms_get_a_local_row_of_their_own() -> None:
     assert found._unlike(frozen, found.base[frozen]) == "norm batch-statistics against batch"  # type: ignore[arg-type]
     without = [cell for cell in cells if cell.row.title != "local (batch-statistics)"]
     assert Statistics(without, None).alone[frozen] is None
+
+
+def test_where_a_site_tests_one_patient_intervals_are_said_to_be_for_other_seeds_alone(tmp_path: Path) -> None:
+    random = np.random.default_rng(4)
+    found = statistics_of(tmp_path, ["fedavg", "fedbn"], [0, 1], lambda *_: random.uniform(0.4, 0.9, 20))
+    assert verdict_of(found, tmp_path).single == []
+    assert verdict_of(found, tmp_path).holds_for.startswith("other patients and other seeds (whole")
+
+    def of_one_patient(sites: set[str]) -> Verdict:
+        for seeds in found.found.values():
+            for scores in seeds.values():
+                for site in sites:
+                    scores[site] = Scores(scores[site].values, np.zeros(20, dtype=int))
+        return verdict_of(found, tmp_path)
+
+    one = of_one_patient({"hospital-b"})
+    assert one.single == ["hospital-b"] and "at hospital-b for other seeds alone" in one.holds_for
+    assert "hospital-b for other seeds alone" in "\n".join(sure(one))
+    every = of_one_patient(set(one.sites))
+    assert every.single == every.sites and every.holds_for.startswith("other seeds alone")

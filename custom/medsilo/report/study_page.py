@@ -284,8 +284,8 @@ def _limits(verdict: Verdict, runs: Sequence[RunResult]) -> list[str]:
         found.append(findings.SYNTHETIC)
     if seeds > 1:
         found.append(
-            f"Intervals are for other patients of the same sites and for other seeds, of which there are {seeds}: so "
-            "few make them wide where seeds differ. They are not for other hospitals."
+            f"Intervals are for {verdict.holds_for}. Of seeds there are {seeds}: so few make them wide where seeds "
+            "differ. They are not for other hospitals."
         )
         if verdict.folds:
             found.append(

@@ -529,6 +529,9 @@ class Verdict(Part):
     could_have_seen: CouldHaveSeen | None = Field(
         None, description="the gain that would have been found, see below; `null` with one seed"
     )
+    single: list[str] = added(
+        [], description="sites whose test cases are all one patient's: their intervals are for other seeds alone"
+    )
     headline: str = Field(description="the answer in words")
     winner: Text | None = Field(None, description="the row that is surely better than all others; `null` if none is")
     joining: dict[str, Literal["yes", "no", "open", "unknown"]] = Field(
@@ -539,3 +542,12 @@ class Verdict(Part):
     runs: list[RunOfRow] = Field(
         description="`row`, `seed`, folder (`run`) and, if there are folds, `fold` of each finished run"
     )
+
+    @property
+    def holds_for(self) -> str:
+        """Whom the intervals are for, in words: patients count only where a site tests several."""
+        if not self.single:
+            return "other patients and other seeds (whole patients count)"
+        if self.single == self.sites:
+            return "other seeds alone, as every site's test cases are one patient's"
+        return f"other patients and other seeds, at {', '.join(self.single)} for other seeds alone (one patient each)"

@@ -110,8 +110,8 @@ def sure(verdict: Verdict) -> list[str]:
         lines += [
             f"## Against {verdict.against}",
             "",
-            "Difference in points, paired by test case, with its 95 % interval for other patients and other seeds "
-            "(whole patients count); p after Holm's correction for all rows. "
+            f"Difference in points, paired by test case, with its 95 % interval for {verdict.holds_for}; p after "
+            "Holm's correction for all rows. "
             "**Bold**: the interval leaves zero out, and so does the corrected test. "
             f"The question that was declared before is the {NAMES[verdict.primary]}; all else is exploratory.",
             "",

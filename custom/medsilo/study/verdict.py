@@ -116,6 +116,7 @@ class Statistics:
             folds=plan.task.fold.of if plan.task.fold else None,
             sites=sites,
             level=LEVEL,
+            single=[site for site in sites if self._is_one_patient(site)],
             against=self.against,
             primary=self.primary,
             could_have_seen=CouldHaveSeen(**asdict(seen), words=in_words(seen)) if seen else None,
@@ -126,6 +127,10 @@ class Statistics:
             about=about,
             runs=list(runs),
         )
+
+    def _is_one_patient(self, site: str) -> bool:
+        known = [scores[site] for seeds in self.found.values() for scores in seeds.values() if site in scores]
+        return all(own.summed_up is None and not own.patients.any() for own in known)
 
     # ------------------------------------------------------------------ what is held against what
     def _kin(self, row: Row, is_base: Callable[[Row], bool]) -> Row | None:

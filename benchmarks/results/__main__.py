@@ -1,0 +1,70 @@
+"""The pages of docs/results that compare methods.
+
+    python -m benchmarks.results PAGE... [--write] [--minutes N] [--seeds N] [--cells DIR] [--data DIR] [--shift N]
+
+Runs what is not done of these pages ("all": of every page) and prints them; --write writes those into docs/results of
+which three seeds are done. Runs are kept under --cells, so that it may be stopped at any time and
+goes on with the next run; `--minutes 0` runs none. A page always says how much of it is there. Exits with 1 where
+something is left or failed.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+from benchmarks.results.making import ROOT, Places, comparisons, make
+from benchmarks.results.page import END, document
+from benchmarks.results.pages import PAGES
+from medsilo.core.errors import MedsiloError
+
+FOLDER = ROOT / "docs" / "results"
+ALL = "all"
+LEAST_SEEDS = 3  # with fewer a page would say less than the one that stands there
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make pages."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description="The pages of docs/results.")
+    parser.add_argument("pages", nargs="+", choices=[*PAGES, ALL], metavar="PAGE", help=f"{', '.join(PAGES)}, {ALL}")
+    parser.add_argument("--write", action="store_true", help="write docs/results/PAGE.md")
+    parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
+    parser.add_argument("--seeds", type=int, help="run no more than so many seeds now (default: all of the page)")
+    parser.add_argument("--cells", type=Path, default=ROOT / "runs" / "results", help="where runs are kept")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="har_uci and nuclei_he")
+    parser.add_argument("--shift", type=int, help="another seed of the shift that is induced in recorded activity")
+    chosen = parser.parse_args(arguments)
+    warnings.filterwarnings("ignore")  # of torch and MONAI
+    torch.set_num_threads(1)
+    until = None if chosen.minutes is None else time.monotonic() + 60 * chosen.minutes
+    places = Places(chosen.cells.resolve(), chosen.data.resolve())
+    whole = True
+    for name in PAGES if ALL in chosen.pages else dict.fromkeys(chosen.pages):
+        try:
+            whole &= _page(name, places, chosen, until)
+        except MedsiloError as error:
+            print(f"{name}: {error} {error.private}", file=sys.stderr)
+            whole = False
+    return 0 if whole else 1
+
+
+def _page(name: str, places: Places, chosen: argparse.Namespace, until: float | None) -> bool:
+    """Run and print one page; returns whether nothing is left to be done."""
+    parts = comparisons(name, PAGES[name], places, chosen.shift)
+    failures = make(parts, places, until, chosen.seeds)
+    text = document(name, PAGES[name], parts, failures)
+    print(text)
+    if chosen.write and (fewest := min(len(part.whole_seeds()) for part in parts)) < LEAST_SEEDS:
+        print(f"{name}: {fewest} seeds are done; a page is written from {LEAST_SEEDS} on", file=sys.stderr)
+    elif chosen.write:
+        file = FOLDER / f"{name}.md"
+        _, _, kept = (file.read_text("utf-8") if file.exists() else "").partition(END)
+        file.write_text(text + kept.removeprefix("\n"), "utf-8")
+    return all(cell.summary() for part in parts for cell in part.cells)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Recorded activity of 20 people (UCI HAR): the windows in their right order, and with an induced shift of sensors."""
+
+from pathlib import Path
+
+import numpy as np
+
+from medsilo.core.errors import DataError
+from medsilo.learning.seeds import seed_for
+
+SENSORS, STEPS, AXES = 9, 128, 3  # acceleration of the body, rotation, acceleration with gravity: three axes each
+LARGEST_GAIN = 2.0
+SITE_FILES = "subject_*.npz"
+
+
+def in_order(windows: np.ndarray) -> np.ndarray:
+    """Return windows [n, sensors, steps], whichever way they were stored.
+
+    The copy at hand has the numbers of [n, steps, sensors] under the shape [n, sensors, steps], so that a row mixes all
+    sensors. What a sensor records hardly changes within a fiftieth of a second: the reading with the smaller steps is
+    the right one.
+    """
+    values = windows.astype(np.float32)
+    turned = np.ascontiguousarray(values.reshape(len(values), STEPS, SENSORS).transpose(0, 2, 1))
+    return min(values, turned, key=_roughness)
+
+
+def _roughness(windows: np.ndarray) -> float:
+    return float(np.abs(np.diff(windows, axis=2)).mean())
+
+
+def shifted(windows: np.ndarray, seed: int, site: str) -> np.ndarray:
+    """Return windows as a device would record them that is mounted in another way and calibrated otherwise.
+
+    Each site has one permutation and one sign of the three axes for all its sensors, and a gain for each kind of
+    sensor between a half and two. They follow from the seed and the site's name alone.
+    """
+    draw = np.random.default_rng(seed_for(seed, "shift", site))
+    order = draw.permutation(AXES)
+    signs = draw.choice((-1.0, 1.0), AXES)
+    gains = LARGEST_GAIN ** draw.uniform(-1, 1, SENSORS // AXES)
+    kinds = windows.reshape(len(windows), SENSORS // AXES, AXES, windows.shape[2])
+    moved = kinds[:, :, order] * signs[None, None, :, None] * gains[None, :, None, None]
+    return moved.reshape(windows.shape).astype(np.float32)
+
+
+def write_windows(source: Path, target: Path, shift: int | None) -> Path:
+    """Write all people's files in order, shifted where a seed of the shift is given, and return their folder."""
+    files = sorted(source.glob(SITE_FILES))
+    if not files:
+        raise DataError(f"no {SITE_FILES} in the data folder; --data names the folder with har_uci", str(source))
+    target.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = dict(stored)
+        for part in ("x_train", "x_test"):
+            arrays[part] = in_order(arrays[part])
+            if shift is not None:
+                arrays[part] = shifted(arrays[part], shift, file.stem)
+        np.savez(target / file.name, **arrays)
+    return target

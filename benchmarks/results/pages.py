@@ -1,0 +1,305 @@
+"""The pages as data: task, rows, seeds, rounds, folds, and the question that was declared before any run."""
+
+from dataclasses import dataclass
+
+from medsilo.study.evidence import Endpoint
+
+HAR = "har_uci"  # recorded activity, which is first put in order
+DEAREST = ("fedsm", "fedsm-extra", "fedsm-ensemble")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison of a page: what `medsilo compare` is asked."""
+
+    name: str  # of its folder
+    title: str
+    rows: tuple[str, ...]  # methods, or "title: key=value key=value"
+    against: str
+    why: str  # this question was chosen before any run
+    primary: Endpoint = "mean"
+    plan: str = ""  # a file or job of the repository, or
+    task: str = ""
+    changes: tuple[str, ...] = ()
+    seeds: int = 10
+    later: tuple[str, ...] = DEAREST  # rows, by title or method, made one after the other when the rest has all seeds
+    folds: int | None = None
+    beside: tuple[str, ...] = ()  # rows that all are also held against, to explore
+    data: str = ""  # a folder of real data
+    shift: int | None = None  # the seed of the shift that is induced in recorded activity
+    people: bool = False  # every site is one person, so that other sites are other people
+
+
+@dataclass(frozen=True)
+class Page:
+    """A file of docs/results."""
+
+    title: str
+    words: str  # what the data are and under which terms all rows run
+    parts: tuple[Part, ...]
+
+
+ALONE, UNIFORM = "local", ":weighting=uniform"
+ADAFED = (
+    ALONE,
+    f"fedavg{UNIFORM}",
+    f"fedprox{UNIFORM}",
+    f"fedper{UNIFORM}",
+    f"fedbn{UNIFORM}",
+    "adafed",
+    "d-adafed",
+    "f-adafed",
+    "adafed:weights=uniform",
+)
+MEAN_BAND = "HarmoFL, mean: algorithm.name=harmofl algorithm.amplitude.band=0.0"
+WHOLE = "HarmoFL, whole: algorithm.name=harmofl"
+HARMOFL = (
+    ALONE,
+    "FedAvg: algorithm.name=fedavg algorithm.weighting=uniform",
+    "FedProx: algorithm.name=fedprox algorithm.weighting=uniform algorithm.mu=0.1",
+    "FedAdam: algorithm.name=fedadam algorithm.weighting=uniform",
+    "FedBN: algorithm.name=fedbn algorithm.weighting=uniform",
+    "+ amplitude, whole: algorithm.name=harmofl algorithm.perturbation=null",
+    "+ amplitude, band 0.1: algorithm.name=harmofl algorithm.perturbation=null algorithm.amplitude.band=0.1",
+    "+ amplitude, mean: algorithm.name=harmofl algorithm.perturbation=null algorithm.amplitude.band=0.0",
+    "+ perturbation: algorithm.name=harmofl algorithm.amplitude=null",
+    WHOLE,
+    MEAN_BAND,
+    "FedAvg, batch statistics: algorithm.name=fedavg algorithm.weighting=uniform network.norm=batch-statistics",
+    "HarmoFL, whole, batch statistics: algorithm.name=harmofl network.norm=batch-statistics",
+    "HarmoFL, mean, batch statistics: algorithm.name=harmofl algorithm.amplitude.band=0.0 "
+    "network.norm=batch-statistics",
+)
+STUDY = (ALONE, "central", "fedavg", "fedprox", "fedbn", "ditto", "adafed", "fedsm")
+SEVEN = (ALONE, "central", "fedavg", "fedbn", WHOLE, MEAN_BAND, "adafed", "fedsm")
+EVERY = (
+    ALONE,
+    "central",
+    *("fedavg", "fedprox", "fedprox:partial=0.5", "fedbn", "fedper", "fednova", "fedavgm", "fedadam", "fedyogi"),
+    *("scaffold", "moon", "ditto", "apfl", "apfl:adaptive=true", "mr-mtl", "per-fedavg", "pfedme", "fine-tuning"),
+    *("adafed", "d-adafed", "f-adafed", "fedsm", "fedsm-extra", "fedsm-ensemble"),
+)
+FEDSM = (
+    *(ALONE, "central", "fedavg", "fedprox", "fedsm", "fedsm-extra", "fedsm-ensemble"),
+    *(f"fedsm:pull={pull}" for pull in (0.1, 0.3, 0.5, 0.9)),
+)
+
+SITES_COUNT_ALIKE = "hospitals count alike, as in the methods' papers; test sets differ in size by chance"
+SIMILARITY = (
+    "the mean over sites is the score of the AdaFed paper; against FedBN, because AdaFed adds to it that similar sites "
+    "learn more from each other"
+)
+PLAIN_SGD = ("training.momentum=0", "training.weight_decay=0", "tracking.select=last")
+
+
+def _har(name: str, title: str, shift: int | None) -> Part:
+    sites = ",".join(f"subject_{number:02d}" for number in range(1, 21))
+    return Part(
+        name,
+        title,
+        ADAFED,
+        f"fedbn{UNIFORM}",
+        SIMILARITY,
+        plan="jobs/adafed",
+        changes=(
+            "task.name=activity-windows",
+            f"participation.sites=[{sites}]",
+            "training.rounds=50",
+            "training.batch_size=32",
+            "training.learning_rate=0.01",
+            *PLAIN_SGD,
+        ),
+        later=("fedavg", "adafed:weights=uniform", "fedprox", "fedper", "d-adafed", "f-adafed"),
+        beside=(ALONE,),
+        data=HAR,
+        shift=shift,
+        people=True,
+    )
+
+
+def _activity(shift: str, title: str) -> Part:
+    sites = ",".join(f"hospital-{number:02d}" for number in range(1, 9))
+    return Part(
+        shift,
+        title,
+        ADAFED,
+        f"fedbn{UNIFORM}",
+        SIMILARITY,
+        plan="jobs/adafed",
+        changes=(
+            "task.name=synthetic-activity",
+            f"task.shift={shift}",
+            "task.persons=8",
+            "task.windows=40",
+            f"participation.sites=[{sites}]",
+            "training.rounds=20",
+            "training.batch_size=32",
+            "training.learning_rate=0.05",
+            *PLAIN_SGD,
+        ),
+        beside=(ALONE,),
+    )
+
+
+def _synthetic(task: str, title: str, rows: tuple[str, ...], *changes: str) -> Part:
+    images = (WHOLE, MEAN_BAND) if task != "activity" else ()  # without images no amplitude
+    return Part(
+        task,
+        title,
+        (*rows, *images),
+        "fedavg",
+        SITES_COUNT_ALIKE,
+        task=f"synthetic-{task}",
+        changes=changes,
+    )
+
+
+def _prostate(similarity: str, rounds: int, patients: int) -> Part:
+    return Part(
+        similarity,
+        f"{similarity.capitalize()} similarity",
+        FEDSM,
+        "fedavg",
+        SITES_COUNT_ALIKE,
+        task="synthetic-prostate",
+        changes=(
+            f"task.similarity={similarity}",
+            f"task.patients={patients}",
+            "network.name=unet",
+            "network.norm=instance",
+            "participation.sites=[a,b,c,d,e,f]",
+            f"training.rounds={rounds}",
+            "training.batch_size=4",
+            "training.optimizer=adam",
+            "training.momentum=0",
+            "training.weight_decay=0",
+            "training.learning_rate=0.001",
+        ),
+    )
+
+
+NUCLEI = (
+    "MoNuSAC 2020, MoNuSeg 2018 and TNBC as three hospitals; tiles of a patient or source image stay together. "
+    "Patients take turns in the test part, so that each is tested once with every seed. A small U-Net, few rounds, one "
+    "learning rate and no number tuned for any method: the rows compare under these terms and are not the papers' "
+    "numbers."
+)
+SYNTHETIC = "SYNTHETIC data ([docs/synthetic.md](../synthetic.md)): what comes out, not what a paper claims. "
+
+# In the order in which `all` makes them: real data first, then by what they cost.
+PAGES = {
+    "study-nuclei": Page(
+        "Methods on three public sets of nuclei, with folds",
+        f"{NUCLEI} Tiles of 64 x 64, 12 rounds.",
+        (
+            Part(
+                "nuclei",
+                "",
+                SEVEN,
+                "fedavg",
+                SITES_COUNT_ALIKE,
+                plan="jobs/harmofl/plans/nuclei-small.yaml",
+                changes=("task.size=64", "training.rounds=12"),
+                seeds=5,
+                folds=5,
+                beside=("HarmoFL, whole", ALONE),
+                data="nuclei_he",
+            ),
+        ),
+    ),
+    "adafed-har": Page(
+        "AdaFed on recorded activity of 20 people",
+        "UCI HAR smartphone windows (CC BY 4.0), 9 sensors x 128 steps, 6 activities; one person is one site (20 "
+        "sites), about 200 training, 50 validation and 80 test windows each. Windows overlap by half, and "
+        "training and test windows of a person were drawn at random, so what is tested is much like what was "
+        "trained. The paper's training: one local epoch, SGD 0.01 without momentum, batch 32, λ = 0.5; f trained "
+        "15 epochs on 20 % of the training windows. 50 rounds; the model after the last one is tested; every "
+        "method weighs sites alike.\n\n"
+        "The copy of the data that was at hand has time and sensors mixed up (the numbers of [steps, sensors] under "
+        "the shape [sensors, steps]); `benchmarks/results/har.py` puts them in order. Numbers that were published "
+        "here before were made without that.",
+        (
+            _har("recorded", "As recorded", None),
+            _har("shifted", "With an induced shift: every person's device is mounted and calibrated otherwise", 1),
+        ),
+    ),
+    "adafed-synthetic": Page(
+        "AdaFed on synthetic activity",
+        f"{SYNTHETIC}Eight hospitals, eight persons each on average, 40 windows per person; sites 1, 3, 5, 7 wear one "
+        "family of sensors and the others another (with `label` all the same). 20 rounds, one local epoch, SGD 0.05 "
+        "without momentum, batch 32, λ = 0.5, f trained 15 epochs on 20 % of the training cases; every method weighs "
+        "sites alike; the model after the last round is tested. `adafed:weights=uniform` is the control: the same λ "
+        "without similarity. No number was tuned for any method.",
+        (
+            _activity("feature", "Feature shift alone"),
+            _activity("both", "Label and feature shift"),
+            _activity("label", "Label shift alone"),
+        ),
+    ),
+    "study-synthetic": Page(
+        "The methods on synthetic hospitals, with intervals",
+        f"{SYNTHETIC}Three tasks, three hospitals, one learning rate for all and no number tuned for any method. It "
+        "shows what a comparison looks like and what ten seeds can decide.",
+        (
+            _synthetic("prostate", "Prostate: what counts as the organ differs", STUDY, "training.rounds=15"),
+            _synthetic("activity", "Activity: label and feature shift", STUDY, "training.rounds=10"),
+            _synthetic("histology", "Histology: appearance shift", STUDY, "training.rounds=8"),
+        ),
+    ),
+    "harmofl-synthetic": Page(
+        "HarmoFL on synthetic histology",
+        f"{SYNTHETIC}The appearance shift, five sites with equal weights; the same numbers for all rows, none of them "
+        "tuned.",
+        (
+            Part(
+                "histology",
+                "",
+                HARMOFL,
+                "FedAvg",
+                SITES_COUNT_ALIKE,
+                plan="jobs/harmofl/plans/synthetic.yaml",
+                beside=("HarmoFL, whole",),
+            ),
+        ),
+    ),
+    "harmofl-nuclei": Page(
+        "HarmoFL's parts on three public sets of nuclei",
+        f"{NUCLEI} Tiles of 128 x 128, 15 rounds.",
+        (
+            Part(
+                "nuclei",
+                "",
+                HARMOFL,
+                "FedAvg",
+                SITES_COUNT_ALIKE,
+                plan="jobs/harmofl/plans/nuclei-small.yaml",
+                changes=("training.rounds=15",),
+                seeds=3,
+                folds=5,
+                beside=("HarmoFL, whole",),
+                data="nuclei_he",
+            ),
+        ),
+    ),
+    "baselines": Page(
+        "All methods on the synthetic tasks",
+        f"{SYNTHETIC}Three hospitals, small networks, few rounds, one learning rate for all and no number tuned for "
+        "any method: this shows that everything runs, what it costs and roughly what to expect. Local, Central and "
+        "the methods with a model of the hospital's own are tested as such: each hospital's own model on its own test "
+        "data.",
+        (
+            _synthetic("histology", "Histology", EVERY, "training.rounds=8", "task.patients=24"),
+            _synthetic("prostate", "Prostate", EVERY, "training.rounds=15"),
+            _synthetic("activity", "Activity", EVERY, "training.rounds=10"),
+        ),
+    ),
+    "fedsm-synthetic": Page(
+        "FedSM on synthetic prostates",
+        f"{SYNTHETIC}`synthetic-prostate`, six hospitals. With low similarity the dark ellipsoid is the organ at a and "
+        "e and the bright one at the others, so that no single model is right everywhere; with high similarity the "
+        "bright one is the organ everywhere. U-Net with instance norm, Adam 0.001, batch 4, one local epoch; selector "
+        "as by default. FedSM-extra and the ensemble have the same number of rounds in all, the last third of them "
+        "for the selector alone. Nothing was tuned for any method.",
+        (_prostate("low", 30, 10), _prostate("high", 20, 5)),
+    ),
+}
