@@ -16,7 +16,7 @@ from tests.federation.test_simulator import CPU, assert_same_outcome
         pytest.param("fedavg", "pairwise", None, marks=pytest.mark.slow),
         pytest.param("adafed", "group", 1, marks=pytest.mark.slow),
         pytest.param("adafed", "pairwise", None, marks=pytest.mark.slow),
-        pytest.param("f-adafed", "pairwise", 1, marks=pytest.mark.slow),
+        pytest.param("f-adafed", "pairwise", None, marks=pytest.mark.slow),
         pytest.param("fedsm", "pairwise", None, marks=pytest.mark.slow),
     ],
 )
