@@ -123,7 +123,7 @@ class Task(Section):
         if source is not None:
             source.check_folder()
         elif self.needs_data:
-            raise DataError(f"task {self.name} needs data: set 'data' in the site's medsilo.yaml, or give --data")
+            raise DataError(f"task {self.name} needs data: set 'data' in this site's medsilo.yaml, or give --data")
 
     def site_data(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
         """One site's data in the parts of the plan's fold, if it has one: what training and tests work with."""
