@@ -80,7 +80,7 @@ def _write_scripts(words: InMonai, scripts: Path) -> None:
 
 
 def _inference(words: InMonai, own: dict[str, Any] | None) -> dict[str, Any]:
-    """configs/inference.json: every image of dataset_dir gets a mask, or a line of a table, in output_dir."""
+    """Return configs/inference.json: every image of dataset_dir gets a mask, or a line of a table, in output_dir."""
     models = "$@bundle_root + '/models'"
     begin = f"$@network_def.load_state_dict(load_file(@bundle_root + '/models/{WEIGHTS}'))"
     evaluator: dict[str, Any] = {

@@ -76,7 +76,7 @@ def _class(output: Tensor, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _sizes(labels: np.ndarray, spacing: Sequence[float], names: Sequence[str]) -> dict[str, Any]:
-    """Millilitres of a volume's structures, pixels of a flat image's."""
+    """Return millilitres of a volume's structures, pixels of a flat image's."""
     voxels = np.bincount(labels.ravel(), minlength=len(names))
     structures = list(enumerate(names))[1:]
     if labels.ndim == 2:
@@ -138,7 +138,7 @@ def predict_all(
 def _case(
     source: Source, path: Path, mask: Path, device: torch.device, own_values: Mapping[int, int]
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """One image's row, and its picture; what is wrong with it stands in the row and stops no other."""
+    """Return one image's row, and its picture; what is wrong with it stands in the row and stops no other."""
     row: dict[str, Any] = {"image": path.name, "mask": None, "error": None, "detail": None, "warnings": []}
     picture = None
     try:

@@ -1,4 +1,4 @@
-"""How a task's reading of images and its use of networks are said in the words of a MONAI Bundle."""
+"""A task's reading of images and use of networks, in the words of a MONAI Bundle."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

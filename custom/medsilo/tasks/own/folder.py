@@ -254,7 +254,7 @@ class FolderTask(Task):
 
     @property
     def _channel_names(self) -> tuple[str, ...]:
-        """The names of the channels that lie in files of their own."""
+        """Return the names of the channels that lie in files of their own."""
         raise NotImplementedError
 
     def _on_the_grid(self) -> list[dict[str, Any]]:
@@ -322,7 +322,7 @@ class FolderTask(Task):
         return [entries[place] for place in owners[order.index(site)]]
 
     def _split(self, listing: Listing, source: DataSource) -> dict[str, list[Entry]]:
-        """Each entry's part: the table's, or by the rank of its patient, as the site or else the plan has it."""
+        """Return each entry's part: the table's, or by its patient's rank, as the site or else the plan has it."""
         if any(entry.part for entry in listing.entries):
             place = {entry.patient: entry.part for entry in listing.entries}
         else:

@@ -72,7 +72,7 @@ class NiftiFolder(FolderTask):
         return self.modalities
 
     def _on_the_grid(self) -> list[dict[str, Any]]:
-        """Axes in the order of the network's; slices last."""
+        """Put axes in the order of the network's; slices last."""
         turned = {"_target_": "Orientationd", "keys": "image", "axcodes": "SPL", "labels": None}
         rest = [] if self.axes == 3 else [0]
         if rest:
