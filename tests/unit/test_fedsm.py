@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from medsilo.cli import main
-from medsilo.core.errors import MedsiloError, ParticipationError, PlanError
+from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
 from medsilo.core.files import load_tensors
 from medsilo.deploy import THRESHOLDS, SuperModel
 from medsilo.deploy.tuning import tune
@@ -544,6 +544,14 @@ def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_
     assert "it was not tuned" in (study.folder / "sites" / A / "supermodel/card.md").read_text()
 
 
+def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: Path) -> None:
+    plan = planned("training.rounds=1")
+    cases = Participant(plan, A, SITES, CPU, tmp_path / "a").cases["train"]
+    few = SiteSettings(device="cpu", smallest_average=cases + 1)
+    with pytest.raises(Refused, match=f"averages {cases} images of this site, which lets no average of fewer"):
+        Participant(plan, A, SITES, few, tmp_path / "b")
+
+
 def test_a_hospital_with_too_few_validation_cases_is_left_out_of_gamma_s_curve(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
     study.participants[C].evaluation.settings = SiteSettings(device="cpu", smallest_metric=999)
@@ -557,7 +565,9 @@ def test_a_super_model_knows_the_spacing_of_enough_training_images_and_warns_of_
 ) -> None:
     """The task's spacing begins at 0.4 mm. A's three training volumes have 0.6 mm and B's six 0.5; C has too few."""
     small = ["task.name=synthetic-prostate", "task.patients=6", "task.slices=3", "task.size=32", "training.rounds=1"]
-    study = Study(make_plan("fedsm", *small, "network.name=unet", "network.features=[2,4]"), tmp_path / "run")
+    steps = "algorithm.selector_sync=server-adam"  # a selector in closed form averages too few volumes here
+    plan = make_plan("fedsm", *small, steps, "network.name=unet", "network.features=[2,4]")
+    study = Study(plan, tmp_path / "run")
     for site, least in ((A, 3), (B, 6), (C, 4)):
         study.participants[site].settings = SiteSettings(device="cpu", smallest_average=least)
     study.run()

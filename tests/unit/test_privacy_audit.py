@@ -89,8 +89,7 @@ def test_a_batch_that_is_taken_twice_is_found() -> None:
     assert not audited(0, 600, steps=1, makes=TakesTwice).holds
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.long)])
 def test_forty_trainings_that_keep_their_claim(steps: int) -> None:
     found = [audited(seed, trainings=400, steps=steps) for seed in range(40)]
     lowest, highest = min(one.lower for one in found), max(one.lower for one in found)

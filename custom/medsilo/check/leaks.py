@@ -217,7 +217,7 @@ def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Pol
             ("the values in it", "privacy.json: Clipped, Noisy, EnoughCases (medsilo.flare.filters) or your own")
         )
     if averages_images(plan):
-        rows.append(("amplitude", f"medsilo.yaml: smallest_average (here {settings.smallest_average})"))
+        rows.append(("averages over images", f"medsilo.yaml: smallest_average (here {settings.smallest_average})"))
     if any(group.personal and group.stand_in for group in plan.course.delivery.given):
         shares = settings.shares(plan.task.synthetic)
         rows.append(("personal model to others", f"medsilo.yaml: share_personal_model (here {str(shares).lower()})"))
@@ -229,18 +229,18 @@ def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Pol
 
 
 def _averages(plan: Plan, images: Mapping[str, int | str], settings: SiteSettings) -> list[str]:
-    [(stretch, group)] = averages_of(plan)
-    assert group.covers is not None
-    lines = [
-        "amplitude: one average amplitude spectrum per channel over the whole training set of a site, in round "
-        f"{stretch.first} only: no phase and no single image's spectrum. Late batches count for more in it; as an "
-        f"average without favour it covers (smallest_average here: {settings.smallest_average}):",
-    ]
-    for site, count in images.items():
-        if isinstance(count, str):
-            lines.append(f"  {site}: not known: {count}")
-            continue
-        covers = group.covers(count, plan.training)
-        verdict = "" if covers >= settings.smallest_average else "; REFUSED by this setting"
-        lines.append(f"  {site}: {covers} of its {count} training images{verdict}")
+    lines = []
+    for group in dict.fromkeys(group for _, group in averages_of(plan)):
+        assert group.covers is not None
+        least = settings.smallest_average
+        lines += [
+            f"{group.name}: {group.averages}. As an average without favour it covers (smallest_average here: {least}):"
+        ]
+        for site, count in images.items():
+            if isinstance(count, str):
+                lines.append(f"  {site}: not known: {count}")
+                continue
+            covers = group.covers(count, plan.training)
+            verdict = "" if covers >= least else "; REFUSED by this setting"
+            lines.append(f"  {site}: {covers} of its {count} training images{verdict}")
     return lines

@@ -88,6 +88,7 @@ class Group:
     says: Callable[[Tensors], Sequence[str]] = nothing_else
     # If tensors are an average of a site's images: how many of so many images it covers.
     covers: Callable[[int, Training], int] | None = None
+    averages: str = ""  # of what they are an average, for the leak report
 
     def given_only(self) -> Self:
         """Return the same group as sites get it when its networks are done."""

@@ -364,6 +364,8 @@ class FedSM(ModelsAndSelector):
             ranges=_feature_ranges,
             check=is_of_one_hospital,
             says=_says_of_sums,
+            covers=lambda images, training: images,
+            averages="means of features and of their products over a site's training cases, in every round",
         )
 
     def private(self) -> Private:
