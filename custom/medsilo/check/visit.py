@@ -36,6 +36,7 @@ from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS
 from medsilo.tasks.task import SiteData
 
+UNSEEN = "no job was given, so the data were not looked at"
 Rehearse = Callable[[Plan, str, Sequence[str], SiteSettings, SiteData, Path], list[Rehearsal]]
 
 
@@ -65,7 +66,7 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
     facts["time"] = f"{now:%Y-%m-%d %H:%M} UTC"
     if visit.plan:
         facts["job"] = f"{visit.plan.algorithm.title}, task {visit.plan.task.name}, plan {visit.plan.hash[:12]}"
-    report = Report(facts)
+    report = Report(facts, whole=visit.plan is not None)
 
     def note(findings: Iterable[Finding]) -> None:
         report.findings.extend(findings)
@@ -91,7 +92,7 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
         with _guarded("data", report):
             if settings.data:
                 settings.data.check_folder()
-            note([Finding("data", "note", "no job was given, so the data were not looked at", "give --job or --plan")])
+            note([Finding("data", "note", UNSEEN, "give --job or --plan")])
         return report
     cases = None
     with _guarded("data", report):

@@ -44,9 +44,6 @@ class Study:
     def run(self, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]) -> list[str]:
         """Fill the cells and write the page after each; returns what failed."""
         chosen_baseline([cell.row for cell in self.cells], self.against)
-        for cell in self.cells:
-            if not cell.summary():
-                cell.plan.task.check_source(settings.data)
         failures: list[str] = []
         started, before = time.monotonic(), sum(1 for cell in self.cells if cell.summary())
         say(f"{len(self.cells)} runs, {before} of them finished before, {at_once} at a time, in {self.folder}")
