@@ -154,7 +154,7 @@ def test_without_a_job_the_machine_is_looked_at(local: Path, capsys: pytest.Capt
     assert cli.main(["check", "--site-config", str(local)]) == 0
     text = capsys.readouterr().out
     assert "no job was given" in text
-    assert text.splitlines()[-1].startswith("MACHINE READY: nothing on it stops this site") and "GO" not in text
+    assert text.splitlines()[-1].startswith("READY: nothing stops this machine") and "GO" not in text
 
 
 def test_a_data_folder_that_is_not_there_stops_without_a_job_too(

@@ -114,9 +114,10 @@ def test_data_that_are_not_there_are_missed_before_nvflare_starts(here: Path, ca
     line = one_line(capsys, 1, "run", "jobs/fedavg", "--set", "task.name=prostate", "--data", folder)
     assert "the data folder does not exist" in line and line.endswith(f"[{folder}]")
     assert "task prostate needs data" in one_line(capsys, 1, "run", "jobs/fedavg", "--set", "task.name=prostate")
+    assert not (here / "runs").exists()
     compare = ["compare", "--task", "prostate", "--methods", "local", "--seeds", "0"]
     assert "task prostate needs data" in one_line(capsys, 1, *compare)
-    assert not (here / "runs").exists()
+    assert not list(here.glob("runs/compare/local*"))
 
 
 def test_every_task_says_whether_it_needs_data() -> None:
@@ -139,9 +140,9 @@ def test_a_check_of_a_folder_that_is_not_there_is_no_go(tmp_path: Path, capsys: 
 
 def test_without_a_job_the_verdict_is_about_the_machine_alone() -> None:
     notes = [Finding("data", "note", "no job was given", "")]
-    report = Report({"site": "a"}, notes)
-    assert report.verdict.startswith("MACHINE READY") and "GO" not in report.verdict
-    assert report.as_json()["go"] is None
+    report = Report({"site": "a"}, notes, whole=False)
+    assert report.verdict.startswith("READY: nothing stops this machine") and "GO" not in report.verdict
+    assert report.as_json()["go"] is False
     with_job = Report({"site": "a", "job": "FedAvg"}, notes)
     assert with_job.verdict.startswith("GO") and with_job.as_json()["go"] is True
 

@@ -59,7 +59,7 @@ class Report:
         count = {kind: sum(f.severity == kind for f in self.findings) for kind in ("stops", "note")}
         notes = f"{count['note']} note{'' if count['note'] == 1 else 's'}"
         if self.go and not self.whole:
-            return f"MACHINE READY: nothing on it stops this site; without a job its data were not looked at ({notes})"
+            return f"READY: nothing stops this machine ({notes}); the data were not looked at without a job"
         if self.go:
             return f"GO: nothing stops this site ({notes})"
         return f"NO-GO: {count['stops']} finding{'' if count['stops'] == 1 else 's'} must be settled first ({notes})"
@@ -68,7 +68,7 @@ class Report:
         """The whole report; `schema` counts up when a key changes its meaning."""
         return {
             "schema": 1,
-            "go": self.go if self.whole else None,
+            "go": self.go and self.whole,
             "verdict": self.verdict,
             **self.facts,
             "findings": [finding.as_json() for finding in self.findings],

@@ -178,6 +178,9 @@ def fill(
     cells: Sequence[Cell], engine: Engine, settings: SiteSettings, at_once: int, done: Callable[[Cell, str], None]
 ) -> None:
     """Run the cells that are not finished, so many at a time; one that fails does not stop the others."""
+    for cell in cells:
+        if not cell.summary():
+            cell.plan.task.check_source(settings.data)
     if at_once == 1:  # here: a script needs no `if __name__ == "__main__"` then
         for cell in cells:
             if not cell.summary():

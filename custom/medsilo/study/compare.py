@@ -44,9 +44,6 @@ class Study:
     def run(self, engine: Engine, settings: SiteSettings, at_once: int, say: Callable[[str], None]) -> list[str]:
         """Fill the cells and write the page after each; returns what failed."""
         chosen_baseline([cell.row for cell in self.cells], self.against)
-        for cell in self.cells:
-            if not cell.summary():
-                cell.plan.task.check_source(settings.data)
         with alone(self.folder / paths.LOCKS / "comparison", self.folder.name):
             return self._fill(engine, settings, at_once, say)
 
