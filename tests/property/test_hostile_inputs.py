@@ -374,7 +374,7 @@ def test_super_models(place: Path, model: Path, data: st.DataObject) -> None:
         open_source(folder)
 
 
-@hostile(0.04)
+@hostile(0.02)
 @given(st.data())
 def test_reports_of_runs(place: Path, run: Path, data: st.DataObject) -> None:
     with spoiled(run, place, data) as folder, one_line_at_most():

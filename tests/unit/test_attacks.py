@@ -47,11 +47,11 @@ A, B, *_ = SITES
 
 
 @cache
-def five(method: str = "fedavg") -> Plan:
+def five(method: str = "fedavg", *changes: str) -> Plan:
     """A study of five hospitals that goes on when a bad one is refused."""
     small = ["task.persons=6", "task.windows=6", "task.steps=32", "training.rounds=2", "training.learning_rate=0.01"]
     agreed = ["participation.when_missing=continue", "participation.minimum=3"]
-    return make_plan(method, *small, *agreed, sites=list(SITES))
+    return make_plan(method, *small, *agreed, *changes, sites=list(SITES))
 
 
 def turn(sent: dict[str, list[float]], plan: Plan | None = None, given: tuple[float, ...] = (1.0, 2.0)) -> Turn:
@@ -246,7 +246,7 @@ def test_expert_and_selector() -> None:
                 kept.update({key: tensor.clone() for key, tensor in turn.answers[A].groups["personal"].items()})
             watched.forge(turn)
 
-    outcome = run(five("fedsm"), Before(), (A,))
+    outcome = run(five("fedsm", "algorithm.selector_sync=server-adam"), Before(), (A,))
     assert outcome.score is not None and outcome.refused == 0
     sent = next(answers for turn, answers in watched.sent if turn.task == "round")[A].groups["personal"]
     turned = [name for name in kept if not torch.equal(kept[name], sent[name])]

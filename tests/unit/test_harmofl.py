@@ -239,10 +239,8 @@ def test_statistics_are_measured_on_images_as_the_network_will_see_them(tmp_path
 def test_the_leak_report_names_the_round_in_which_amplitudes_leave() -> None:
     for method, number in (("fedbn", 1), ("adafed", 2)):
         text = "\n".join(describe(make_plan(method, *HALVES[:1]), {"a": 100}, SiteSettings()))
-        assert (
-            f"one average amplitude spectrum per channel over the whole training set of a site, in round {number} only"
-            in text
-        )
+        said = "one average amplitude spectrum per channel over the whole training set of a site"
+        assert f"amplitude, in round {number} only: {said}" in text
 
 
 def test_a_method_whose_step_is_its_own_refuses_a_perturbed_one(monkeypatch: pytest.MonkeyPatch) -> None:

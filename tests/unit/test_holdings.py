@@ -135,7 +135,7 @@ def test_the_page_draws_it_once_for_runs_that_agree(tmp_path: Path) -> None:
         classes = {site: {"classes": {**dict.fromkeys(PARTS), "train": counts}} for site, counts in told.items()}
         runs.append(save(tmp_path, summary_of(method, method, scores, classes)))
     text = page.render(read_all(runs), "Title")
-    assert text.count("Who has what") == 1
+    assert text.count(">Who has what</h2>") == 1
     assert text.count("Training cases by class") >= 1 and text.count('id="who-') == 4  # two pictures, title and words
     assert "hospital-a, 0: 90" in text and "hospital-b: 0 not told, 1 not told." in text
     without = page.render(read_all([save(tmp_path, summary_of("local", "Local", scores))]), "Title")

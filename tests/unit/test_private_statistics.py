@@ -94,6 +94,7 @@ def test_the_noise_of_a_release_is_no_more_than_needed() -> None:
     assert 0.499 < epsilon([Charge(what="x", of=Gaussian(noise=noise, count=2))], 1e-5) <= 0.5
 
 
+@pytest.mark.slow
 def test_an_amplitude_leaves_once_with_noise_in_a_round_of_its_own(tmp_path: Path) -> None:
     plan = harmofl("training.rounds=2")
     assert [phase.name for phase in plan.course.phases][:2] == ["harmonise", "train"] and plan.rounds == 3

@@ -15,7 +15,7 @@ from benchmarks.results.page import END, command, document
 from benchmarks.results.pages import PAGES, Page, Part
 from medsilo.core.errors import DataError
 from medsilo.study.cells import Row
-from tests.conftest import wanted
+from tests.conftest import slow_but, wanted
 from tests.unit.test_nuclei import draw
 
 THREE = "participation.sites=[a,b,c]"
@@ -84,7 +84,7 @@ def test_every_page_that_compares_methods_is_in_the_table(root: Path) -> None:
     assert {path.stem for path in (root / "docs" / "results").glob("*.md")} == {*PAGES, *others}
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", slow_but(["study-synthetic"], PAGES))
 def test_every_page_is_made(name: str, places: Places) -> None:
     page = replace(PAGES[name], parts=tuple(tiny(part) for part in PAGES[name].parts))
     parts = comparisons(name, page, places)

@@ -230,12 +230,15 @@ def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Pol
 
 def _averages(plan: Plan, images: Mapping[str, int | str], settings: SiteSettings) -> list[str]:
     lines = []
-    for group in dict.fromkeys(group for _, group in averages_of(plan)):
+    least = settings.smallest_average
+    for stretch, group in averages_of(plan):
         assert group.covers is not None
-        least = settings.smallest_average
-        lines += [
-            f"{group.name}: {group.averages}. As an average without favour it covers (smallest_average here: {least}):"
-        ]
+        once = stretch.first == stretch.last
+        rounds = f"in round {stretch.first} only" if once else f"in rounds {stretch.first} to {stretch.last}"
+        lines.append(
+            f"{group.name}, {rounds}: {group.averages}. As an average without favour it covers (smallest_average here: "
+            f"{least}):"
+        )
         for site, count in images.items():
             if isinstance(count, str):
                 lines.append(f"  {site}: not known: {count}")

@@ -35,8 +35,13 @@ class Table:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        rows = [dict(zip(self.columns, map(_shortened, row), strict=True)) for row in self.rows]
         return {"title": self.title, "rows": rows, "note": self.note}
+
+
+def _shortened(cell: Cell) -> Cell:
+    """Return a number with as many digits as mean something: times differ from one look to the next."""
+    return float(f"{cell:.4g}") if isinstance(cell, float) else cell
 
 
 @dataclass(frozen=True)

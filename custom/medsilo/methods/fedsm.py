@@ -365,7 +365,7 @@ class FedSM(ModelsAndSelector):
             check=is_of_one_hospital,
             says=_says_of_sums,
             covers=lambda images, training: images,
-            averages="means of features and of their products over a site's training cases, in every round",
+            averages="means of features and of their products over a site's training cases",
         )
 
     def private(self) -> Private:

@@ -93,7 +93,7 @@ def _groups(amplitude: Amplitude) -> tuple[Group, Group]:
         sites_count_alike,
         "up",
         covers=amplitude.covers,
-        averages="one average amplitude spectrum per channel over the whole training set of a site, in one round only: "
+        averages="one average amplitude spectrum per channel over the whole training set of a site: "
         "no phase and no single image's spectrum. Late batches count for more in it",
         title="amplitude (in one round only)",
         ranges=amplitude_range,
