@@ -184,5 +184,6 @@ def test_missing_data_end_in_seconds_with_the_cause(tmp_path: Path) -> None:
     done = command("run", str(job), "--out", str(tmp_path / "runs"), "--data", str(tmp_path / "nowhere"))
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert "data folder" in last and "hospital-a" in last and "medsilo.yaml" in last
-    assert time.monotonic() - started < 90
+    assert "data folder" in last and "--data" in last and last.endswith(f"[{tmp_path / 'nowhere'}]")
+    assert time.monotonic() - started < 20  # before NVFlare starts
+    assert not (tmp_path / "runs").exists()
