@@ -34,12 +34,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_photos(tmp_path_factory.mktemp("photos"), NAMES)
 
 
-def numbers(folder: Path, patients: int = 40, plan: dict[str, Any] = NOISY, **demands: Any) -> PrivateNumbers:
+def numbers(folder: Path, patients: int = 40, plan: Plan | None = None, **demands: Any) -> PrivateNumbers:
     units = [f"p{n}" for n in range(patients)]
     own = Demands(**{"epsilon": 5.0, "delta": 1e-3, "unit": "patient", **demands})
     promise = Promise(epsilon=2.0, delta=1e-3, unit="patient")
     parts = dict.fromkeys(("train", "validation", "test"), units)
-    return PrivateNumbers(parse_plan(plan), "a", own, promise, True, folder, parts)
+    return PrivateNumbers(plan or parse_plan(NOISY), "a", own, promise, True, folder, parts)
 
 
 # ---------------------------------------------------------------------------------------------------- the noise
@@ -54,13 +54,13 @@ def test_the_noise_on_a_score_has_the_scale_of_its_account(tmp_path: Path) -> No
 
 
 def test_the_noise_on_counts_has_the_scale_of_its_account_and_is_drawn_once(tmp_path: Path) -> None:
-    found = []
+    found, plan = [], parse_plan(NOISY)
     for number in range(600):
         folder = tmp_path / str(number)
         folder.mkdir()
-        own = numbers(folder, 400)
+        own = numbers(folder, 400, plan)
         counted = own.counted
-        assert counted and numbers(folder, 400).counted == counted  # by another process, from the disk
+        assert counted and numbers(folder, 400, plan).counted == counted  # by another process, from the disk
         found += [counted[1][part] - 400 for part in ("train", "validation", "test")]
     scale = own.counting.scale
     assert scale == pytest.approx(1 / 0.4)
