@@ -781,6 +781,7 @@ FEDERATIONS = {
 def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str] | None = None) -> Plan:
     """Ten rounds in which one hospital has ten times the training cases of the others."""
     sites, sizes = sites or FEDERATIONS[task][0], FEDERATIONS[task][1]
+    few = SiteSettings(device="cpu", smallest_average=2)  # a small one has but five images in synthetic-prostate
     same = ["training.rounds=10", "training.batch_size=8", f"task.name={task}", *sizes]
     plan = make_plan("fedsm", *same, *changes, sites=sites)
     participants = {}
@@ -790,7 +791,7 @@ def unequal(task: str, large: str, folder: Path, *changes: str, sites: list[str]
             kept = torch.linspace(0, len(data.train) - 1, max(2, len(data.train) // 10)).long()
             train = Cases(data.train.inputs[kept], data.train.targets[kept], [data.train.patients[i] for i in kept])
             data = replace(data, train=train)
-        participants[site] = Participant(plan, site, sites, CPU, folder / "sites" / site, data)
+        participants[site] = Participant(plan, site, sites, few, folder / "sites" / site, data)
     listen(plan, folder, participants)
     return plan
 

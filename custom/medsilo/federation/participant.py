@@ -413,8 +413,8 @@ class Participant:
             if images < least:
                 raise Refused(
                     f"this plan averages {images} images of this site, which lets no average of fewer than {least} "
-                    "leave (smallest_average in its medsilo.yaml); set a larger training.batch_size or bring more "
-                    "images"
+                    "leave (smallest_average in its medsilo.yaml); bring more images, or take a plan without it: a "
+                    "larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam for FedSM"
                 )
 
     def _train(self, number: int, phase: Phase, stop: Stop) -> float:
