@@ -201,7 +201,7 @@ def test_a_line_that_was_cut_off_by_a_death_counts_for_nothing(tmp_path: Path, s
     assert ledger.standing().epsilon(DELTA) == cost(4) and not ledger.standing().torn
 
 
-@pytest.mark.parametrize("step", [41, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [41, pytest.param(5, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)])
 def test_a_death_at_every_line_of_the_first_answer(tmp_path: Path, step: int) -> None:
     """Step by step through all the code that writes; the answer then leaves once, and is charged once."""
     codes, once = [], cost(1)
@@ -253,11 +253,11 @@ def test_histories(tmp_path: Path) -> None:
     check_history(tmp_path / "budget", 1000, Demands(epsilon=50, delta=DELTA))
 
 
-@pytest.mark.slow
-def test_two_hundred_histories(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [pytest.param(60, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.long)])
+def test_many_histories(count: int, tmp_path: Path) -> None:
     """A seed's history changes with the code that writes, in which processes die. An answer costs up to 0.05 here."""
-    above = [check_history(tmp_path / str(seed), seed) for seed in range(3, 203)]
-    print(f"above the truth: {sum(one > 0 for one in above)} of 200, at most {max(above):.4f}")
+    above = [check_history(tmp_path / str(seed), seed) for seed in range(3, 3 + count)]
+    print(f"above the truth: {sum(one > 0 for one in above)} of {count}, at most {max(above):.4f}")
     assert max(above) <= 0.02
 
 
