@@ -50,6 +50,7 @@ def test_sampled_training_that_keeps_its_claim() -> None:
     assert found.holds and found.estimate > 0.1
 
 
+@pytest.mark.slow
 def test_whole_trainings_of_several_steps_that_keep_their_claim() -> None:
     found = audited(1, 300)
     assert found.steps == 5 and found.holds and found.estimate > 0.3

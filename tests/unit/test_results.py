@@ -126,6 +126,7 @@ def test_a_page_that_was_stopped_says_what_is_missing_and_goes_on(
     assert "| fedbn |" in document("tiny", page, parts)
 
 
+@pytest.mark.slow
 def test_later_rows_come_after_all_seeds_of_the_others(
     activity: tuple[Page, list[Comparison], Places], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +154,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
+@pytest.mark.slow
 def test_a_page_is_written_from_three_seeds_on_and_keeps_what_stands_below_it(
     folder: Path, places: Places, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
