@@ -24,7 +24,7 @@ test: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m "not slow and not long" $(PARALLEL) --durations=10
 
 test-slow: $(VENV)/.test-ready
-	$(BIN)/python -m pytest -m slow $(PARALLEL) --durations=10
+	$(BIN)/python -m pytest -m "slow and not long" $(PARALLEL) --durations=10
 
 test-long: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m long $(PARALLEL) --durations=10

@@ -1,4 +1,4 @@
-"""What the choice of gamma costs: the middle of the plateau of best scores against its edges.
+"""The regret of the chosen gamma: the middle of the plateau of best scores against its edges.
 
     python benchmarks/gamma.py
 

@@ -1,4 +1,4 @@
-"""What a comparison of six methods with three seeds finds, and how often it finds what is not there.
+"""The power of a comparison of six methods with three seeds, and its false alarms.
 
     python benchmarks/power.py
 

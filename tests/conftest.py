@@ -31,7 +31,7 @@ PERSONAL = [
 ]  # a network of the site's own beside the shared one
 FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
 METHODS = [*PLAIN, *STEPPING, "moon", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed", *FEDSM]
-TINY = {"name": "synthetic-activity"}
+TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 
 def make_plan(method: str = "fedavg", *changes: str, sites: list[str] | None = None) -> Plan:

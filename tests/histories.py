@@ -203,7 +203,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class History:
-    """What happened: the jobs, and how often a server asked for something else after a process had died."""
+    """A history: its jobs, and how often a server asked for something else after a process had died."""
 
     jobs: list[Job]
     asked_anew: int

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Places:
-    """Where cells are kept and where real data lie."""
+    """The folders of cells and of real data."""
 
     cells: Path
     data: Path

@@ -1,6 +1,7 @@
 """The pages as data: task, rows, seeds, rounds, folds, and the question that was declared before any run."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from medsilo.study.evidence import Endpoint
 
@@ -92,8 +93,8 @@ SIMILARITY = (
 PLAIN_SGD = ("training.momentum=0", "training.weight_decay=0", "tracking.select=last")
 
 
-def _har(name: str, title: str, shift: int | None) -> Part:
-    sites = ",".join(f"subject_{number:02d}" for number in range(1, 21))
+def _similar(name: str, title: str, *changes: str, **more: Any) -> Part:
+    """AdaFed's methods against FedBN, with plain SGD."""
     return Part(
         name,
         title,
@@ -101,16 +102,23 @@ def _har(name: str, title: str, shift: int | None) -> Part:
         f"fedbn{UNIFORM}",
         SIMILARITY,
         plan="jobs/adafed",
-        changes=(
-            "task.name=activity-windows",
-            f"participation.sites=[{sites}]",
-            "training.rounds=50",
-            "training.batch_size=32",
-            "training.learning_rate=0.01",
-            *PLAIN_SGD,
-        ),
-        later=("fedavg", "adafed:weights=uniform", "fedprox", "fedper", "d-adafed", "f-adafed"),
+        changes=(*changes, *PLAIN_SGD),
         beside=(ALONE,),
+        **more,
+    )
+
+
+def _har(name: str, title: str, shift: int | None) -> Part:
+    sites = ",".join(f"subject_{number:02d}" for number in range(1, 21))
+    return _similar(
+        name,
+        title,
+        "task.name=activity-windows",
+        f"participation.sites=[{sites}]",
+        "training.rounds=50",
+        "training.batch_size=32",
+        "training.learning_rate=0.01",
+        later=("fedavg", "adafed:weights=uniform", "fedprox", "fedper", "d-adafed", "f-adafed"),
         data=HAR,
         shift=shift,
         people=True,
@@ -119,25 +127,17 @@ def _har(name: str, title: str, shift: int | None) -> Part:
 
 def _activity(shift: str, title: str) -> Part:
     sites = ",".join(f"hospital-{number:02d}" for number in range(1, 9))
-    return Part(
+    return _similar(
         shift,
         title,
-        ADAFED,
-        f"fedbn{UNIFORM}",
-        SIMILARITY,
-        plan="jobs/adafed",
-        changes=(
-            "task.name=synthetic-activity",
-            f"task.shift={shift}",
-            "task.persons=8",
-            "task.windows=40",
-            f"participation.sites=[{sites}]",
-            "training.rounds=20",
-            "training.batch_size=32",
-            "training.learning_rate=0.05",
-            *PLAIN_SGD,
-        ),
-        beside=(ALONE,),
+        "task.name=synthetic-activity",
+        f"task.shift={shift}",
+        "task.persons=8",
+        "task.windows=40",
+        f"participation.sites=[{sites}]",
+        "training.rounds=20",
+        "training.batch_size=32",
+        "training.learning_rate=0.05",
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from medsilo.flare.jobs import write_job
 from medsilo.runs.record import Record
-from tests.conftest import make_plan, slow_but
+from tests.conftest import make_plan
 from tests.secure.consortium import wait_until
 
 LONG = "training.rounds=2000"
@@ -87,8 +87,16 @@ def test_the_simulator_ends_with_its_command(sign: signal.Signals, moment: str, 
         assert process.returncode == 130 and "what was finished is kept" in said and "Traceback" not in said
 
 
-@pytest.mark.parametrize("sign", slow_but([signal.SIGKILL], [signal.SIGTERM, signal.SIGKILL]))
-@pytest.mark.parametrize("engine", ["inprocess", pytest.param("simulator", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sign", "engine"),
+    [
+        (signal.SIGTERM, "inprocess"),
+        (signal.SIGKILL, "simulator"),
+        pytest.param(signal.SIGKILL, "inprocess", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "simulator", marks=pytest.mark.long),
+    ],
+)
 def test_the_runs_of_a_comparison_end_with_it(sign: signal.Signals, engine: str, tmp_path: Path) -> None:
     arguments = ["--task", "synthetic-activity", "--methods", "local,fedavg", "--seeds", "0", "--set", LONG]
     where = ["--out", str(tmp_path / "study"), "--engine", engine, "--at-once", "2"]

@@ -52,7 +52,9 @@ def accuracy(design: str, method: str, seed: int) -> float:
     return mean(scores(design, method, seed).values())
 
 
-every_seed = pytest.mark.parametrize("seed", SEEDS)
+every_seed = pytest.mark.parametrize(
+    "seed", [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.long) for seed in SEEDS[1:])]
+)
 
 
 # ---------------------------------------------------------------------------------------------------- alike

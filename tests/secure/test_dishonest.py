@@ -120,6 +120,7 @@ def test_no_answer_of_one_hospital_ends_or_fills_a_study(consortium: Consortium,
     assert memory.most[8 - 1] - memory.most[1] < 150e6, memory.most  # 400 MB, 30 MB and two million values were sent
 
 
+@pytest.mark.long
 def test_other_lies(consortium: Consortium, tmp_path: Path) -> None:
     lies = {
         "join": "cases NaN",

@@ -129,6 +129,7 @@ def test_a_hospital_whose_clock_is_wrong(pair: Consortium, tmp_path: Path) -> No
     assert_same_outcome(tmp_path / "loop", gathered(pair, "skewed", [A, B], tmp_path / "secure"))
 
 
+@pytest.mark.long
 @alone
 def test_a_line_that_is_cut_for_twenty_seconds(pair: Consortium, tmp_path: Path) -> None:
     """Between a hospital and the server, in the middle of the study: nothing is lost, all goes on by itself."""

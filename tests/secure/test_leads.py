@@ -116,6 +116,7 @@ def test_a_study_is_its_submitters(
     assert lead.fetch(new, mine, tmp_path / "runs").name == "mine"
 
 
+@pytest.mark.long
 def test_a_lead_may_let_everybody_follow(consortium: Consortium, tmp_path: Path) -> None:
     write_job(tmp_path / "open", make_plan("fedavg", "training.rounds=500", sites=[SITE]), study="open")
     job = lead.submit(tmp_path / "open", consortium.kit(LEAD), print, share=True)

@@ -59,6 +59,7 @@ def local_project(path: Path) -> None:
     path.write_text(yaml.safe_dump({**project, "participants": [server, *hospitals, *others]}))
 
 
+@pytest.mark.long
 def test_in_the_proof_of_concept(tmp_path: Path) -> None:
     plan = make_plan("fedbn", sites=PAIR)
     inprocess.run(plan, folder=tmp_path / "loop")

@@ -35,6 +35,7 @@ def status_of(kit: Path, job: str) -> str:
     return lead.status(kit, job).jobs[0].status
 
 
+@pytest.mark.long
 def test_killed_servers_and_sites_cost_no_finished_round(
     pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_study_that_was_finished_when_its_job_died_is_not_trained_again(
     assert read_summary(fetched) == read_summary(folder)
 
 
+@pytest.mark.long
 def test_resuming_says_that_no_hospital_joined(pair: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     write_job(tmp_path / "job", make_plan("fedbn", "training.rounds=500", sites=TWO), study="nobody-joins")
     kit = pair.kit(LEAD)

@@ -16,7 +16,7 @@ from tests.secure.test_mutual_tls import gathered
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 
 
-@pytest.mark.parametrize("mode", ["pairwise", "group"])
+@pytest.mark.parametrize("mode", ["pairwise", pytest.param("group", marks=pytest.mark.long)])
 def test_sealed_over_tls_equals_the_loop(consortium: Consortium, mode: str, tmp_path: Path) -> None:
     plan = make_plan("fedavg", f"transport.sealing={mode}")
     inprocess.run(plan, folder=tmp_path / "loop")

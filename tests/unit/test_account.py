@@ -268,6 +268,7 @@ def test_check_and_leak_report_name_the_price(photos: Path, tmp_path: Path) -> N
     assert bare.severity == "stops" and dict(price_list(parse_plan(STUDY), own))["tensors: model"] == "not protected"
 
 
+@pytest.mark.slow
 def test_a_run_is_audited_and_its_models_are_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = parse_plan({**PRIVATE, "task": {"name": "synthetic-histology", "patients": 12, "patches": 4}})
     inprocess.run(plan, folder=tmp_path / "run")

@@ -307,6 +307,7 @@ def test_half_precision_halves_what_travels_and_rounds_it(method: str, tmp_path:
     assert full.received[3][1].size() - sent[0][1].size() == 2 * floats
 
 
+@pytest.mark.slow
 def test_twins_average_to_what_each_would_have_alone(tmp_path: Path) -> None:
     """Three sites with the same data and the same order of batches: federation changes nothing, bit for bit."""
     ends = {}

@@ -30,7 +30,7 @@ from medsilo.runs.messages import Request
 from medsilo.runs.reading import read_summary
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
-from tests.conftest import make_plan
+from tests.conftest import make_plan, slow_but
 
 CPU = SiteSettings(device="cpu")
 SITES = ["hospital-a", "hospital-b"]
@@ -425,7 +425,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["profile"], KINDS))
 def test_the_command_writes_figures_and_their_numbers(
     kind: str, finished: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

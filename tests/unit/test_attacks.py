@@ -41,7 +41,7 @@ from medsilo.federation.accepting import check_ranges
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES, Parcel
 from medsilo.tasks.task import Cases
-from tests.conftest import METHODS, make_plan
+from tests.conftest import METHODS, make_plan, slow_but
 
 A, B, *_ = SITES
 
@@ -270,7 +270,10 @@ def assert_held(attack: str, defence: str) -> None:
 
 @pytest.mark.parametrize(
     ("attack", "defence"),
-    [("sign flip x10", "median"), ("random weights, lying counts", "norm bound"), ("statistics", "Multi-Krum")],
+    slow_but(
+        ["sign flip x10"],
+        [("sign flip x10", "median"), ("random weights, lying counts", "norm bound"), ("statistics", "Multi-Krum")],
+    ),
 )
 def test_an_attack_harms_and_a_defence_helps(attack: str, defence: str) -> None:
     assert_held(attack, defence)

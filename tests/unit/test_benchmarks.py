@@ -19,7 +19,7 @@ from medsilo.federation.inprocess import Loop
 from medsilo.registry import NETWORKS
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, make_plan, slow_but
 
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
 Bench = Callable[[str], ModuleType]
@@ -104,7 +104,7 @@ def test_what_sealing_costs(bench: Bench) -> None:
         assert not sealing.keeps_bounds(slow, sealing.Cost(400, 0, 0.1, 0), 2.0)
 
 
-@pytest.mark.parametrize("kind", ["volumes", "photographs"])
+@pytest.mark.parametrize("kind", slow_but(["photographs"], ["volumes", "photographs"]))
 def test_reading_through_a_cache(kind: str, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = bench("data")
     monkeypatch.setattr(data, "PATIENTS", 5)
@@ -144,6 +144,7 @@ def test_a_round_of_both_frameworks(bench: Bench, tmp_path: Path) -> None:
         assert outcome.round_seconds > 0 and outcome.server_mb > 0 and outcome.site_mb > 0
 
 
+@pytest.mark.slow
 @linux
 def test_what_privacy_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     privacy = bench("privacy")

@@ -132,7 +132,7 @@ def start(script: str, *arguments: object) -> subprocess.Popen:
 
 def test_studies_at_once_share_one_budget(tmp_path: Path) -> None:
     processes = [start(NOTER, tmp_path, f"study-{number}", 20) for number in range(3)]
-    told = [int(process.communicate(timeout=60)[0]) for process in processes]
+    told = [int(process.communicate(timeout=600)[0]) for process in processes]
     assert all(process.returncode == 0 for process in processes)
     assert sum(told) == 40  # of the 60 that they asked for
     assert sum(count.answered["validation"] for count in Book(tmp_path).counts().values()) == 40
@@ -156,7 +156,7 @@ inprocess.run(parse_plan(STUDY), folder=Path(sys.argv[1]), settings=settings)
 
 def test_a_process_killed_between_note_and_answer_has_counted_it(photos: Path, tmp_path: Path) -> None:
     process = start(DYING, tmp_path / "study", photos)
-    assert process.wait(timeout=60) == -signal.SIGKILL
+    assert process.wait(timeout=600) == -signal.SIGKILL
     assert answered(tmp_path) == {"train": 1, "validation": 1}
     run(tmp_path / "another", photos)  # its place and its reservation ended with it
     assert answered(tmp_path) == {"train": 2, "validation": 3, "test": 1}

@@ -13,7 +13,7 @@ from medsilo.study.compare import Study
 from tests.browser import Browser, chromium
 from tests.unit.test_report import SITES, round_line, save, summary_of
 
-pytestmark = pytest.mark.xdist_group("panels")  # one study serves them all
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("panels")]  # one study serves them all
 
 PAGES = ["run", "study"]
 PANELS = ["overlays", "harmonised", "similarity", "super-models"]

@@ -47,7 +47,8 @@ def values_of(folder: Path, name: str) -> np.ndarray:
     return SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(str(*folder.glob(f"{name}_mask.*"))))
 
 
-@pytest.mark.parametrize("kind", slow_but(["volumes in windows"], SEGMENTS))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SEGMENTS)
 def test_masks_of_volumes_are_the_same_voxel_by_voxel(kind: str, tmp_path: Path) -> None:
     make_images(tmp_path / "images")
     ours, bundle = export(tmp_path, whole(VOLUMES, SEGMENTS[kind], U_NET))

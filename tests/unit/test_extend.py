@@ -329,7 +329,8 @@ def test_another_version_or_other_files_are_refused(acme: Path, seen: Callable[[
     assert load_plan(tmp_path / "plan.yaml") == plan
     assert plan.with_changes(["seed=3"]).packages == plan.packages
     back = plan.with_changes(["task.name=synthetic-activity"])
-    assert back.packages == {} and back.hash == make_plan("fedavg", "training.rounds=2").hash
+    whole = ["task.persons=40", "task.windows=80"]
+    assert back.packages == {} and back.hash == make_plan("fedavg", "training.rounds=2", *whole).hash
     newer = {"pyproject.toml": files_of_page()["pyproject.toml"].replace('"1.0"', '"1.1"')}
     edited = {"acme_gait/task.py": files_of_page()["acme_gait/task.py"] + "\n"}
     for number, (changed, words) in enumerate([(newer, r"1\.1 \("), (edited, r"1\.0 \(")]):

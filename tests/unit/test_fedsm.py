@@ -312,7 +312,7 @@ def test_impossible_moments_are_refused(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- in closed form
 def features_of(plan: Plan, site: str) -> np.ndarray:
-    """What the untrained selector's last layer is given of a hospital's training cases."""
+    """Return the input of the untrained selector's last layer for a hospital's training cases."""
     selector = plan.build_networks()["selector"].eval()
     with torch.no_grad():
         return selector[:-1](plan.task.load(site, SITES, plan.seed, None).train.inputs).double().numpy()

@@ -115,6 +115,7 @@ def test_saving_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
     assert listed(tmp_path) == ["t.safetensors"]
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     """Killed at any moment of writing; safetensors writes to a name of its own first."""
     script = (

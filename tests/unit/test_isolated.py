@@ -206,7 +206,7 @@ def test_no_orphan_survives_its_parent(tmp_path: Path, root: Path) -> None:
     finally:
         parent.kill()
         parent.wait()
-    worker.wait(timeout=60)
+    worker.wait(timeout=600)
 
 
 def test_frames_carry_every_kind_of_tensor() -> None:

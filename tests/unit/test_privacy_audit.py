@@ -25,12 +25,15 @@ def audited(seed: int, trainings: int = 600, **given: object) -> Audit:
     return audit(network(), nn.functional.cross_entropy, cases, trainings=trainings, seed=seed, **given)
 
 
-class TakesTwice(PrivateSteps):
-    """Every batch counts twice in the sum."""
+def takes(times: int) -> type[PrivateSteps]:
+    """Every batch counts so often in the sum."""
 
-    def gradient(self, name: str, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
-        self.sample.owners = torch.arange(2 * len(inputs))
-        return super().gradient(name, model, loss, inputs.repeat(2, 1, 1, 1), targets.repeat(2))
+    class Takes(PrivateSteps):
+        def gradient(self, name: str, model: nn.Module, loss: LossFunction, inputs: Tensor, targets: Tensor) -> Tensor:
+            self.sample.owners = torch.arange(times * len(inputs))
+            return super().gradient(name, model, loss, inputs.repeat(times, 1, 1, 1), targets.repeat(times))
+
+    return Takes
 
 
 def without_noise(*given: object) -> PrivateSteps:
@@ -41,7 +44,7 @@ def without_noise(*given: object) -> PrivateSteps:
 
 def test_training_that_keeps_its_claim_is_not_accused() -> None:
     found = audited(0, 300, steps=1)
-    assert found.holds and found.estimate > 0.3 and "nothing speaks against" in found.verdict
+    assert found.holds and found.estimate > 0.1 and "nothing speaks against" in found.verdict
 
 
 @pytest.mark.slow
@@ -53,7 +56,7 @@ def test_sampled_training_that_keeps_its_claim() -> None:
 @pytest.mark.slow
 def test_whole_trainings_of_several_steps_that_keep_their_claim() -> None:
     found = audited(1, 300)
-    assert found.steps == 5 and found.holds and found.estimate > 0.3
+    assert found.steps == 5 and found.holds and found.estimate > 0.1
     assert found.claimed == pytest.approx(audited(1, 4, steps=1).claimed, abs=1e-3)  # the noise of all together is 1
 
 
@@ -86,8 +89,10 @@ def test_broken_clipping_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not audited(0, 200, steps=1).holds
 
 
-def test_a_batch_that_is_taken_twice_is_found() -> None:
-    assert not audited(0, 600, steps=1, makes=TakesTwice).holds
+@pytest.mark.parametrize(("times", "trainings"), [(6, 200), pytest.param(2, 3000, marks=pytest.mark.long)])
+def test_a_batch_that_is_taken_several_times_is_found(times: int, trainings: int) -> None:
+    """The noise is never the same, so that fewer trainings would find the second only most of the time."""
+    assert not audited(0, trainings, steps=1, makes=takes(times)).holds
 
 
 @pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.long)])

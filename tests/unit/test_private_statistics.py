@@ -1,4 +1,4 @@
-"""What leaves once before training under a promise: AdaFed's statistics and HarmoFL's amplitude, cut and with noise."""
+"""AdaFed's statistics and HarmoFL's amplitude under a promise: cut, with noise, once before training."""
 
 import math
 from pathlib import Path

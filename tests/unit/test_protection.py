@@ -297,7 +297,7 @@ def test_synthetic_hospitals_are_as_before() -> None:
 
 # ---------------------------------------------------------------------------------------------------- newcomers
 def parts_at(data: Path, study: Path) -> dict[str, str]:
-    """Who is in which part of a study at this hospital."""
+    """Return the patients of each part of a study at this hospital."""
     settings = make_settings({"device": "cpu", "data": data, "limits": {"test_answers": 1000}}, "x")
     site = Participant(parse_plan(STUDY), "a", ["a"], settings, study / "sites/a")
     return {name: part for part, names in site.evaluation.patients.items() for name in names}

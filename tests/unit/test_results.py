@@ -149,7 +149,7 @@ def test_people_are_compared_where_each_site_is_one(places: Places) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where pages are written."""
+    """Let pages be written to a folder of the test."""
     monkeypatch.setattr(command_line, "FOLDER", tmp_path)
     yield tmp_path
 

@@ -312,7 +312,9 @@ def shaken(seed: int) -> Script:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "fedadam", "f-adafed"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", *(pytest.param(name, marks=pytest.mark.long) for name in ("fedadam", "f-adafed"))]
+)
 def test_a_fast_learner_makes_as_much_of_a_last_digit_in_clear(method: str, tmp_path: Path) -> None:
     """At a learning rate of 0.05 training makes more than 1e-5 of a last digit with some methods, sealed or not."""
     plans = {how: make_plan(method, "training.rounds=4", f"transport.sealing={how}", sites=HOSPITALS) for how in HOWS}

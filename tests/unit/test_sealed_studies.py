@@ -183,6 +183,12 @@ def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:
         run("fedavg", "pairwise", "transport.sealing_bound=0.01")
 
 
+def test_sums_over_features_keep_their_digits_in_32_bits() -> None:
+    """They are sealed up to the plan's bound. Up to their own range, what is left of "present" is refused."""
+    coarse = ("transport.sealing_bits=32", "transport.sealing_bound=1000")
+    assert furthest(run("fedsm", "none"), run("fedsm", "pairwise", *coarse)) <= 1e-5
+
+
 # ------------------------------------------------------------------------------------------------ what is kept where
 @pytest.mark.parametrize("mode", ["group", "pairwise"])
 def test_record_leak_report_and_page_say_the_same_three_sentences(mode: str, tmp_path: Path) -> None:

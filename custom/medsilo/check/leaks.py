@@ -10,7 +10,7 @@ from medsilo.check.spending import price_list
 from medsilo.core.coarse import Resolution
 from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
-from medsilo.course.group import Group, views
+from medsilo.course.group import Average, views
 from medsilo.course.phase import Stretch
 from medsilo.federation.evaluation import MOST
 from medsilo.federation.protection import planned_answers
@@ -75,13 +75,13 @@ def told_besides(plan: Plan) -> list[str]:
     return list(dict.fromkeys([*lines, *plan.algorithm.outcome.says()]))
 
 
-def averages_of(plan: Plan) -> list[tuple[Stretch, Group]]:
-    """Return the groups that are an average of a site's images, and when they leave."""
+def averages_of(plan: Plan) -> list[tuple[Stretch, str, Average]]:
+    """Return the groups that are an average of a site's images, by name, and when they leave."""
     return [
-        (stretch, group)
+        (stretch, group.name, group.average)
         for stretch in plan.course.stretches()
         for group in stretch.phase.sent
-        if group.covers is not None
+        if group.average
     ]
 
 
@@ -231,19 +231,17 @@ def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Pol
 def _averages(plan: Plan, images: Mapping[str, int | str], settings: SiteSettings) -> list[str]:
     lines = []
     least = settings.smallest_average
-    for stretch, group in averages_of(plan):
-        assert group.covers is not None
+    for stretch, name, average in averages_of(plan):
         once = stretch.first == stretch.last
         rounds = f"in round {stretch.first} only" if once else f"in rounds {stretch.first} to {stretch.last}"
         lines.append(
-            f"{group.name}, {rounds}: {group.averages}. As an average without favour it covers (smallest_average here: "
-            f"{least}):"
+            f"{name}, {rounds}: {average.of}. As an average without favour it covers (smallest_average here: {least}):"
         )
         for site, count in images.items():
             if isinstance(count, str):
                 lines.append(f"  {site}: not known: {count}")
                 continue
-            covers = group.covers(count, plan.training)
+            covers = average.covers(count, plan.training)
             verdict = "" if covers >= least else "; REFUSED by this setting"
             lines.append(f"  {site}: {covers} of its {count} training images{verdict}")
     return lines

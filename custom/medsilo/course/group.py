@@ -57,6 +57,14 @@ def nothing_else(tensors: Tensors) -> Sequence[str]:
 
 
 @dataclass(frozen=True)
+class Average:
+    """An average over a site's training images, which a hospital lets out of enough images only."""
+
+    of: str  # for the leak report
+    covers: Callable[[int, Training], int]  # how many of so many images it covers
+
+
+@dataclass(frozen=True)
 class Group:
     """Tensors that travel together and are mixed alike.
 
@@ -86,9 +94,8 @@ class Group:
     found: Callable[[Mixer, Sequence[str]], Facts] = nothing_found
     # What else a hospital should know of the group, one line each, for the leak report.
     says: Callable[[Tensors], Sequence[str]] = nothing_else
-    # If tensors are an average of a site's images: how many of so many images it covers.
-    covers: Callable[[int, Training], int] | None = None
-    averages: str = ""  # of what they are an average, for the leak report
+    average: Average | None = None  # if tensors are one
+    wide: bool = False  # where sites seal: numbers may be as large as their range, not only as the plan's bound
 
     def given_only(self) -> Self:
         """Return the same group as sites get it when its networks are done."""

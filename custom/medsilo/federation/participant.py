@@ -408,8 +408,8 @@ class Participant:
         least = self.settings.smallest_average
         if not self.trains:
             return
-        for covers in (group.covers for phase in self.plan.course.phases for group in phase.sent):
-            images = covers(self._samples(), self.plan.training) if covers else least
+        for average in (group.average for phase in self.plan.course.phases for group in phase.sent):
+            images = average.covers(self._samples(), self.plan.training) if average else least
             if images < least:
                 raise Refused(
                     f"this plan averages {images} images of this site, which lets no average of fewer than {least} "

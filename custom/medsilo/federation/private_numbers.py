@@ -126,7 +126,7 @@ class PrivateNumbers:
 
     @property
     def count_charges(self) -> list[Charge]:
-        """What the study's numbers of cases cost, once."""
+        """Return the charge for the study's numbers of cases, which are drawn once."""
         return [Charge(what=WHAT["counts"], of=self.counting)] if self.how("counts") == "noisy" else []
 
     def planned(self) -> list[Charge]:

@@ -16,7 +16,7 @@ from medsilo.mixing.server import FedNova as FedNovaStep
 
 
 class Reach(nn.Module):
-    """Where a site's ‖a_i‖₁ lies."""
+    """A place for a site's ‖a_i‖₁."""
 
     value: Tensor
 

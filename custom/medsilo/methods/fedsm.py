@@ -21,7 +21,7 @@ from medsilo.core.section import added
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import Private
-from medsilo.course.group import FURTHEST, Group, Ranges, network, sample_mean
+from medsilo.course.group import FURTHEST, Average, Group, Ranges, network, sample_mean
 from medsilo.course.outcome import Outcome
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
@@ -364,8 +364,9 @@ class FedSM(ModelsAndSelector):
             ranges=_feature_ranges,
             check=is_of_one_hospital,
             says=_says_of_sums,
-            covers=lambda images, training: images,
-            averages="means of features and of their products over a site's training cases",
+            average=Average(
+                "means of features and of their products over a site's training cases", lambda images, training: images
+            ),
         )
 
     def private(self) -> Private:

@@ -20,7 +20,7 @@ from medsilo.core.section import added
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import INPUT, InputLayer, LearningStep
 from medsilo.course.declared import Private
-from medsilo.course.group import Group, Ranges, network
+from medsilo.course.group import Average, Group, Ranges, network
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Workbench
@@ -92,9 +92,12 @@ def _groups(amplitude: Amplitude) -> tuple[Group, Group]:
         used,
         sites_count_alike,
         "up",
-        covers=amplitude.covers,
-        averages="one average amplitude spectrum per channel over the whole training set of a site: "
-        "no phase and no single image's spectrum. Late batches count for more in it",
+        average=Average(
+            "one average amplitude spectrum per channel over the whole training set of a site: no phase and no single "
+            "image's spectrum. Late batches count for more in it",
+            amplitude.covers,
+        ),
+        wide=True,
         title="amplitude (in one round only)",
         ranges=amplitude_range,
     )

@@ -167,12 +167,17 @@ def _by_course(run: RunResult) -> bool:
 
 def _room(subjects: Sequence[Subject]) -> Check | None:
     """Return whether pooled data gain anything over training alone, so that a federation could."""
-    alone = next((_mean_test(one) for one in subjects if all(map(is_local, one.runs))), None)
-    pooled = next((_mean_test(one) for one in subjects if all(map(is_central, one.runs))), None)
+    alone = next((_mean_test(one) for one in subjects if _only(is_local, one)), None)
+    pooled = next((_mean_test(one) for one in subjects if _only(is_central, one)), None)
     if alone is None or pooled is None:
         return None
     little = (f"pooled data {number(pooled)}, training alone {number(alone)}",) if pooled - alone < NO_ROOM else ()
     return Check("Is there room for a gain from joining?", little, "No federation can gain much here.")
+
+
+def _only(kind: Callable[[RunResult], bool], subject: Subject) -> bool:
+    """Return whether a subject has runs, and all are of a kind."""
+    return bool(subject.runs) and all(map(kind, subject.runs))
 
 
 def _mean_test(subject: Subject) -> float | None:

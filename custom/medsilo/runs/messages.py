@@ -32,7 +32,7 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 @dataclass
 class Parcel:
-    """A message on the wire between the server and one site: named groups of tensors, and the facts beside them."""
+    """A message between the server and one site: named groups of tensors, and facts."""
 
     groups: Groups = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)

@@ -43,7 +43,7 @@ AT_ONCE = 2
 
 @dataclass(frozen=True)
 class SameNumbers:
-    """How the run under NVFlare compares with the one in this process."""
+    """The run under NVFlare held against the one in this process."""
 
     folder: Path
     tensors: int  # of all sites' models
@@ -52,7 +52,7 @@ class SameNumbers:
 
 @dataclass(frozen=True)
 class Demo:
-    """What a demo left: the comparison's folder, what failed, and the study under NVFlare."""
+    """A demo that ended: the comparison's folder, the failures, and the study under NVFlare."""
 
     folder: Path
     failures: tuple[str, ...]

@@ -196,8 +196,8 @@ class Blocks:
         return len(self.terms.sites) * (self.heaviest if weighted else 1)
 
     def _bound(self, group: Group, layout: Modules) -> float:
-        """Return the plan's bound, or the range of an average over images where that is wider."""
-        ranges = group.ranges(layout, self.plan.task) if group.covers else {}
+        """Return the plan's bound, or the range of a wide group where that is more."""
+        ranges = group.ranges(layout, self.plan.task) if group.wide else {}
         widest = max((max(abs(low), abs(high)) for low, high in ranges.values()), default=0.0)
         return max(self.plan.transport.bound, widest, 1.0 if self.plan.transport.sealing_counts else 0.0)
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -253,13 +254,13 @@ class FolderTask(Task):
         )
 
     @property
+    @abstractmethod
     def _channel_names(self) -> tuple[str, ...]:
         """Return the names of the channels that lie in files of their own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _on_the_grid(self) -> list[dict[str, Any]]:
         """Return the turns and resampling of `_inputs` in a MONAI bundle's words."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------ from files
     def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
