@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from docs.links import ROOT
 from medsilo.core.files import load_yaml
 
 pytestmark = pytest.mark.slow
@@ -32,14 +33,14 @@ def is_elsewhere(address: str) -> bool:
 
 
 def built(root: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(out)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     return subprocess.run(command, cwd=root, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
-def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
-    done = built(root, out)
+    done = built(ROOT, out)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -88,8 +89,8 @@ def test_source_files_and_folders_are_pages(site: Path) -> None:
     assert "config_fed_server.json" in (site / "repository/jobs/fedbn.html").read_text("utf-8")
 
 
-def test_a_lost_anchor_fails_the_build(root: Path, tmp_path: Path) -> None:
-    settings = load_yaml((root / "mkdocs.yml").read_text("utf-8"))
+def test_a_lost_anchor_fails_the_build(tmp_path: Path) -> None:
+    settings = load_yaml((ROOT / "mkdocs.yml").read_text("utf-8"))
     own = {key: value for key, value in settings.items() if key not in ("hooks", "nav", "not_in_nav", "exclude_docs")}
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(own))
     (tmp_path / "docs").mkdir()
