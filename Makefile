@@ -8,7 +8,7 @@ test test-slow test-long: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
 test test-slow test-long: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo jobs test test-slow test-long bench screenshots docs-tables clean
+.PHONY: demo jobs test test-slow test-long bench docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -40,10 +40,16 @@ bench: $(VENV)/.test-ready
 	-$(BIN)/python benchmarks/fedsm.py
 	-$(BIN)/python benchmarks/data.py
 
+# The documentation as a site, in site/: open site/index.html.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/.docs-ready
+	$(BIN)/python -m mkdocs build
+
+# Pictures of the README and the pages, from synthetic hospitals, by a Chromium of this machine.
 screenshots: $(VENV)/.demo-ready
 	$(BIN)/python docs/screenshots.py
 
-# Tables of docs/plan.md and docs/run-tree.md, from the models.
+# Tables of docs/plan.md, docs/run-tree.md, docs/limits.md and docs/commands.md, from the package.
 docs-tables: $(VENV)/.demo-ready
 	$(BIN)/python -m docs.tables
 
@@ -55,9 +61,13 @@ $(VENV)/.demo-ready: requirements.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
-$(VENV)/.test-ready: $(VENV)/.demo-ready requirements-dev.txt
+$(VENV)/.docs-ready: $(VENV)/.demo-ready requirements-docs.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	touch $@
+
+$(VENV)/.test-ready: $(VENV)/.demo-ready requirements-dev.txt requirements-docs.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) dist build site

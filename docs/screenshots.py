@@ -1,4 +1,4 @@
-"""Draws the README's pictures: a run's page and a study's, made anew from synthetic data, in a headless Chromium.
+"""Draws the pages' pictures anew: of the demo, a comparison and a run, from synthetic data, in a headless Chromium.
 
 python docs/screenshots.py            # or: make screenshots
 """
@@ -9,35 +9,50 @@ import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
+
 HERE = Path(__file__).resolve().parent / "pictures"
-WIDTH, HEIGHT = 1000, 1250
+COLOURS = 256  # of the palette
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 STUDY = ["compare", "--task", "synthetic-prostate", "--set", "training.rounds=8", "--set", "task.patients=12"]
 STUDY += ["--methods", "local,fedavg,fedbn,adafed", "--seeds", "0,1,2", "--engine", "inprocess", "--device", "cpu"]
 STUDY += ["--title", "Four methods on synthetic prostates"]
+# What the README's picture leaves out of the demo's page, as it says.
+LEFT_OUT = "header > :not(h1, .context, .answer), #norm, #same, #yours"
 
 
 def main() -> None:
-    """Run a small study and take the pictures."""
+    """Run the demo and a small study, and take the pictures."""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         sys.exit(f"no browser: install one of {', '.join(BROWSERS)}")
     HERE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "study"
-        subprocess.run([sys.executable, "-m", "medsilo.cli", *STUDY, "--out", str(folder)], check=True)
-        page = folder / "fedbn-0/report.html"
-        subprocess.run(
-            [sys.executable, "-m", "medsilo.cli", "report", str(folder / "fedbn-0"), "-o", str(page)], check=True
-        )
-        take(browser, folder / "report.html", HERE / "study.png")
-        take(browser, page, HERE / "run.png")
+        demo, study = Path(place) / "demo", Path(place) / "study"
+        medsilo("demo", "--out", str(demo))
+        medsilo(*STUDY, "--out", str(study))
+        medsilo("report", str(study / "fedbn-0"), "-o", str(study / "run.html"))
+        page = next(demo.glob("*/report.html"))
+        style = f"<style>{LEFT_OUT} {{ display: none }}</style></head>"
+        page.write_text(page.read_text("utf-8").replace("</head>", style, 1), "utf-8")
+        take(browser, page, HERE / "demo.png", 880, 1345)
+        take(browser, study / "report.html", HERE / "study.png", 1000, 1130)
+        take(browser, study / "run.html", HERE / "run.png", 1000, 1240)
 
 
-def take(browser: str, page: Path, picture: Path) -> None:
-    """Take a picture of the first screen of a page."""
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={WIDTH},{HEIGHT}"]
-    subprocess.run([browser, *options, f"--screenshot={picture}", page.resolve().as_uri()], check=True, timeout=120)
+def medsilo(*arguments: str) -> None:
+    """Run a command of the package that this Python has."""
+    subprocess.run([sys.executable, "-m", "medsilo.cli", *arguments], check=True)
+
+
+def take(browser: str, page: Path, picture: Path, width: int, height: int) -> None:
+    """Take a picture of the first screen of a page, with a palette."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"]
+    command = [browser, *options, f"--screenshot={picture}", page.resolve().as_uri()]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    with Image.open(picture) as taken:
+        small = taken.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    small.save(picture, optimize=True)
     print(picture)
 
 

@@ -1,21 +1,27 @@
-"""The tables of docs/run-tree.md, docs/plan.md and docs/limits.md, made from the package's models.
+"""The tables of docs/run-tree.md, docs/plan.md, docs/limits.md and docs/commands.md, made from the package.
 
     python -m docs.tables        # write them anew
 
 A table stands between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
 """
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
+from unittest.mock import patch
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from medsilo.cli import COMMANDS
+from medsilo.cli import main as medsilo
 from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
 from medsilo.learning.training import Training
@@ -28,7 +34,7 @@ from medsilo.runs.paths import RUN_TREE, STUDY_TREE
 from medsilo.site.settings import Limits, SiteSettings
 
 HERE = Path(__file__).parent
-PAGES = ("plan.md", "run-tree.md", "limits.md")
+PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md")
 PROTECTION = ("public_data", "smallest_metric", "score_cases", "score_digits", "records", "studies", "memory_limit")
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ROBUST = {
@@ -206,6 +212,26 @@ def tree(entries: Mapping[str, str]) -> str:
     return table(("file", "content"), [(f"`{name}`", content) for name, content in entries.items()])
 
 
+# ---------------------------------------------------------------------------------------------------- the commands
+def commands() -> str:
+    """Return the help of every command, in the groups of `medsilo --help`."""
+    parts = []
+    for title, group in COMMANDS.items():
+        parts.append(f"## {title}\n")
+        for does, _ in group:
+            name = does.__name__.replace("_", "-")
+            parts.append(f"### medsilo {name}\n\n```text\n{help_of(name)}\n```\n")
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def help_of(command: str) -> str:
+    """Return what `medsilo COMMAND --help` prints on a terminal of 80 columns."""
+    text = StringIO()
+    with patch.dict(os.environ, COLUMNS="80"), redirect_stdout(text):
+        medsilo([command, "--help"])
+    return text.getvalue().strip()
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "plan-algorithm": lambda: one_of(METHODS, "algorithm", "method"),
     "plan-task": lambda: one_of(TASKS, "task", "task"),
@@ -240,6 +266,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "level": lambda: fields(schema.Level),
     "difference": lambda: fields(schema.PairedDifference),
     "cell": lambda: fields(schema.CellResult),
+    "commands": commands,
 }
 
 

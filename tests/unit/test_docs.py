@@ -5,10 +5,12 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from docs.links import anchors, for_the_site, is_outward, links, target_of
 from docs.tables import PAGES, TABLES, renewed
 from medsilo import __version__
 from medsilo.check.leaks import leaks, leaving
@@ -21,7 +23,7 @@ from tests.conftest import make_plan
 def test_every_test_that_a_page_names_exists(root: Path) -> None:
     named = [
         (page.name, *match)
-        for page in (*root.glob("docs/*.md"), *root.glob("**/README.md"))
+        for page in (*root.glob("docs/**/*.md"), *root.glob("**/README.md"))
         for match in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text())
     ]
     assert len(named) > 10
@@ -62,7 +64,8 @@ def commands(page: Path) -> Iterator[str]:
 
 def test_every_command_of_a_page_is_one(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = [(page, line) for page in (root / "README.md", *root.glob("docs/*.md")) for line in commands(page)]
+    told = (root / "README.md", *root.glob("docs/*.md"), *root.glob("docs/guides/*.md"))
+    found = [(page, line) for page in told for line in commands(page)]
     for page, line in found:
         words = shlex.split(line, comments=True)
         assert parsed(words)[0] == words[0], f"{page.name}: medsilo {line}"
@@ -145,12 +148,62 @@ def test_the_glossary_is_sorted_and_has_the_plan_s_words(root: Path) -> None:
     assert spelled == sorted(spelled) and len(words) > 30
 
 
-def test_every_link_of_a_page_leads_somewhere(root: Path) -> None:
-    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("provisioning/*.md")]
-    found = 0
-    for page in pages:
-        for link in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
-            if "://" not in link:
-                found += 1
-                assert (page.parent / link).exists(), f"{page.name}: {link}"
-    assert found > 100
+# ---------------------------------------------------------------------------------------------------- links
+def pages_of(root: Path) -> list[Path]:
+    """All pages that people read in the repository or on the site."""
+    folders = ("docs", "jobs", "provisioning", "site_configs")
+    return [*root.glob("*.md"), *(page for folder in folders for page in root.glob(f"{folder}/**/*.md"))]
+
+
+def lost(root: Path, page: str, text: str) -> list[str]:
+    """The links of a page that lead nowhere."""
+    gone = []
+    for link in links(text):
+        path, anchor = target_of(page, link)
+        if is_outward(link):
+            continue
+        known = anchors((root / path).read_text("utf-8")) if anchor and path.endswith(".md") else {""}
+        if not (root / path).exists() or anchor not in known:
+            gone.append(link)
+    return gone
+
+
+def test_every_link_and_anchor_of_a_page_leads_somewhere(root: Path) -> None:
+    pages = {page.relative_to(root).as_posix(): page.read_text("utf-8") for page in pages_of(root)}
+    assert {name: gone for name, text in pages.items() if (gone := lost(root, name, text))} == {}
+    assert sum(len(links(text)) for text in pages.values()) > 200
+    wrong = "[a](your-data.md#no-such) [b](none.md) `[c](code.md)` [d](#nor-this)\n```\n[e](fenced.md)\n```\n"
+    assert lost(root, "docs/plan.md", wrong) == ["your-data.md#no-such", "none.md", "#nor-this"]
+
+
+def test_links_hold_on_the_site_as_well(root: Path) -> None:
+    text = "[a](docs/plan.md#training) [b](jobs/fedbn) [c](provisioning) [d](#here) [e](https://example.org/x)"
+    assert links(for_the_site(text, "README.md")) == [
+        "plan.md#training",
+        "repository/jobs/fedbn.md",
+        "repository/provisioning/README.md",
+        "index.md#here",
+        "https://example.org/x",
+    ]
+    assert links(for_the_site("[a](../../README.md) [b](../plan.md)", "docs/results/baselines.md")) == [
+        "../index.md",
+        "../plan.md",
+    ]
+
+
+def test_every_page_is_in_the_site_s_navigation(root: Path) -> None:
+    written = (root / "mkdocs.yml").read_text("utf-8")
+    named = set(re.findall(r"[\w/.-]+\.md$", written, re.M)) - {"index.md"}
+    outside = {name for name in named if name.startswith("repository/")}
+    pages = {page.relative_to(root / "docs").as_posix() for page in root.glob("docs/**/*.md")}
+    assert named - outside == pages - {"start.md"}  # which docs/hooks.py puts there
+    assert all((root / name.removeprefix("repository/")).is_file() for name in outside)
+
+
+def test_lists_begin_after_an_empty_line(root: Path) -> None:
+    """Repositories' web pages take a list without it, the site does not."""
+    for page in pages_of(root):
+        text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+        for before, line in pairwise(text.splitlines()):
+            if re.match(r"(-|\*|1\.) ", line):
+                assert not before or re.match(r" *(-|\*|\d+\.) |  ", before), f"{page.name}: {line}"
