@@ -56,7 +56,7 @@ def init(
     from medsilo.report.start_page import Started, write_start_page
     from medsilo.start.advice import advice, found_lines, rows, shown_lines
     from medsilo.start.choices import choose
-    from medsilo.start.layout import layout_of_folder
+    from medsilo.start.folder_layout import layout_of_folder
     from medsilo.start.looks import look_at
     from medsilo.start.trial import machine_of
     from medsilo.start.writing import JOB, PAGE, TRIAL, refuse_to_overwrite, write_start

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from medsilo.plan import Plan
 from medsilo.site.settings import FILE_NAME
-from medsilo.start.choices import Choices, ranges
+from medsilo.start.choices import Draft, ranges
 from medsilo.start.looks import Looks
 from medsilo.start.writing import JOB, in_yaml
 
@@ -30,13 +30,13 @@ def found_lines(looks: Looks) -> list[str]:
 SHOWN = ("task.size", "task.target_spacing", "task.intensity", "network.name", "training.batch_size", "data.patient")
 
 
-def shown_lines(choices: Choices) -> list[str]:
+def shown_lines(choices: Draft) -> list[str]:
     """Return the choices that people ask about first, one line each."""
     own = [choice for choice in (*choices.plan, *choices.settings) if choice.key in SHOWN]
     return [f"{choice.key}: {in_yaml(choice.value)}  ({choice.why})" for choice in own]
 
 
-def rows(choices: Choices) -> list[tuple[str, str, str, str]]:
+def rows(choices: Draft) -> list[tuple[str, str, str, str]]:
     """Return the choices as file, key, value and reason."""
     files = ((f"{JOB}/app/config/plan.yaml", choices.plan), (FILE_NAME, choices.settings))
     return [(file, choice.key, in_yaml(choice.value), choice.why) for file, own in files for choice in own]

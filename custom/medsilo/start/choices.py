@@ -34,7 +34,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Choices:
+class Draft:
     """All choices for one folder."""
 
     plan: tuple[Choice, ...]
@@ -60,7 +60,7 @@ def nested(choices: Sequence[Choice]) -> dict[str, Any]:
     return values
 
 
-def choose(looks: Looks, sites: Sequence[str], machine: Machine) -> Choices:
+def choose(looks: Looks, sites: Sequence[str], machine: Machine) -> Draft:
     """Return the choices for a folder of these hospitals, on this machine."""
     labels, label_map = labels_of(looks)
     shares, dimensions = shares_of(looks), dimensions_of(looks)
@@ -93,7 +93,7 @@ def choose(looks: Looks, sites: Sequence[str], machine: Machine) -> Choices:
     method = Choice("algorithm.name", "fedavg", "the plainest; 'medsilo compare' holds others against it")
     learning = [*network_of(fit, looks), *training_of(fit, looks, shares.value, axes, machine)]
     plan = (method, *task, *size_of(looks, fit.step, spacing), *learning, *course)
-    return Choices(plan, tuple(settings_of(looks, label_map, shares)))
+    return Draft(plan, tuple(settings_of(looks, label_map, shares)))
 
 
 # ---------------------------------------------------------------------------------------------------- the task

@@ -10,7 +10,7 @@ from medsilo.tasks.synthetic.hospitals import numbers_for
 from medsilo.tasks.synthetic.prostate import SITES, SyntheticProstate, tilted
 from medsilo.tasks.volumes import Volume, write_volume
 
-PATIENTS = {"hospital-a": 20, "hospital-b": 28, "hospital-c": 24}
+PATIENTS = {"hospital-a": 16, "hospital-b": 20, "hospital-c": 18}
 GREYS, MIDDLE = 200.0, 600.0  # of a unit of the drawn images, and of their zero
 ABOUT = """Drawn volumes of three hospitals that do not exist, written by 'medsilo init --example': no patients.
 images/: a bright and a dark ellipsoid before stripes, under noise; labels/: 1 in the bright one, which is to be found.

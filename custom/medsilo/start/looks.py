@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.start.layout import Layout
+from medsilo.start.folder_layout import FolderLayout
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.scans import Scan, read_scan, refuse_palette
 from medsilo.tasks.sources import DataSource
@@ -40,7 +40,7 @@ class Look:
 class Looks:
     """The facts of a folder: its cases by hospital, and what some of them look like."""
 
-    layout: Layout
+    layout: FolderLayout
     source: DataSource
     patients: dict[str, int]  # by hospital
     cases: dict[str, int]
@@ -63,7 +63,7 @@ class Looks:
         return float(np.median([look.spacing[axis] for look in self.looked]))
 
 
-def look_at(folder: Path, layout: Layout) -> Looks:
+def look_at(folder: Path, layout: FolderLayout) -> Looks:
     """Open cases of a folder that is laid out so; a DataError says what makes them unusable."""
     source = DataSource.model_validate(
         {"folder": folder, "images": layout.images or None, "labels": layout.labels if layout.images else None}
@@ -96,7 +96,7 @@ def look_at(folder: Path, layout: Layout) -> Looks:
     return looks
 
 
-def _names_files(source: DataSource, folder: Path, layout: Layout) -> bool:
+def _names_files(source: DataSource, folder: Path, layout: FolderLayout) -> bool:
     """Return whether the labels of a table are files."""
     place = folder / layout.hospitals[0] if layout.hospitals else folder
     entries = find(source, place, masks=False).entries

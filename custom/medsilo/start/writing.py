@@ -12,7 +12,7 @@ from medsilo.core.files import load_yaml, write_text
 from medsilo.flare.jobs import PLAN, write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import FILE_NAME, SiteSettings, make_settings
-from medsilo.start.choices import Choice, Choices
+from medsilo.start.choices import Choice, Draft
 
 JOB, TRIAL, CHECKS, PAGE = "job", "trial", "check", "start.html"
 WIDTH = 118
@@ -38,7 +38,7 @@ def refuse_to_overwrite(out: Path, folder: Path) -> None:
         raise MedsiloError(f"--out {out} lies in the data folder, where nothing is written; choose a folder elsewhere")
 
 
-def write_start(out: Path, choices: Choices) -> tuple[Plan, SiteSettings]:
+def write_start(out: Path, choices: Draft) -> tuple[Plan, SiteSettings]:
     """Write medsilo.yaml and the job; return what they say. They are checked before anything is written."""
     texts = plan_text(choices), settings_text(choices)
     plan = parse_plan(load_yaml(texts[0]))
@@ -49,12 +49,12 @@ def write_start(out: Path, choices: Choices) -> tuple[Plan, SiteSettings]:
     return plan, settings
 
 
-def plan_text(choices: Choices) -> str:
+def plan_text(choices: Draft) -> str:
     """Return plan.yaml with its reasons."""
     return _text(OF_PLAN, choices.plan)
 
 
-def settings_text(choices: Choices) -> str:
+def settings_text(choices: Draft) -> str:
     """Return medsilo.yaml with its reasons."""
     return _text(OF_SETTINGS, choices.settings)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from medsilo.core.errors import DataError
 from medsilo.core.files import is_safe_name
-from medsilo.tasks.dicom import is_dicom
+from medsilo.tasks.dicom import check_dicom, is_dicom
 from medsilo.tasks.listing import SUFFIXES, TABLE, files_below
 
 DICOM = ".dcm"
@@ -31,7 +31,7 @@ HOW = (
 
 
 @dataclass(frozen=True)
-class Layout:
+class FolderLayout:
     """The places of images and labels below a folder, or below each hospital's folder in it, as patterns of names."""
 
     kind: str  # in words
@@ -48,7 +48,7 @@ class Layout:
         return not self.images
 
 
-def layout_of_folder(folder: Path) -> Layout:
+def layout_of_folder(folder: Path) -> FolderLayout:
     """Return what lies in a folder; a DataError says what is missing there and what to do."""
     if not folder.is_dir():
         raise DataError("the folder does not exist; give the one that holds the images", private=str(folder))
@@ -66,11 +66,18 @@ def items_of(names: Mapping[str, Path]) -> list[str]:
     items = [name for name in names if name == TABLE or name.endswith(f"/{TABLE}") or suffix_of(name) in SUFFIXES]
     slices: defaultdict[str, list[str]] = defaultdict(list)
     for name, path in names.items():
-        if (name.lower().endswith(DICOM) or "." not in path.name) and is_dicom(path):
+        if (name.lower().endswith(DICOM) or "." not in path.name) and _says_dicom(path):
             slices[name.rpartition("/")[0]].append(name)
     for place, several in slices.items():
         items += _series_in(place, several, names[several[0]].parent)
     return sorted(items)
+
+
+def _says_dicom(path: Path) -> bool:
+    try:
+        return path.is_file() and is_dicom(path)
+    except OSError:  # nobody may read it
+        return False
 
 
 def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
@@ -78,11 +85,16 @@ def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
     import SimpleITK
 
     SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)
-    series = len(SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder)))
-    if series == 1 and place:
-        return [f"{place}/"]
-    if series == len(files):
+    try:
+        for file in files:
+            check_dicom(folder / file.rpartition("/")[2])
+        series = len(SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder)))
+    except DataError:  # this image is told of, and left out, when it is opened
+        series = 1
+    if series == len(files) or not place:
         return files
+    if series == 1:
+        return [f"{place}/"]
     what = f"a folder has {len(files)} DICOM files of {series} series; give every series a folder of its own"
     raise DataError(what, private=str(folder))
 
@@ -92,7 +104,7 @@ def suffix_of(name: str) -> str:
     return next((suffix for suffix in (*SUFFIXES, DICOM) if name.lower().endswith(suffix)), "")
 
 
-def layout_of(items: Sequence[str]) -> Layout:
+def layout_of(items: Sequence[str]) -> FolderLayout:
     """Return what items are, those of one hospital or of several in folders of their own."""
     whole = _of_one(items)
     if whole:
@@ -109,7 +121,7 @@ def layout_of(items: Sequence[str]) -> Layout:
     return _together(known)
 
 
-def _together(known: Mapping[str, Layout]) -> Layout:
+def _together(known: Mapping[str, FolderLayout]) -> FolderLayout:
     """Return the one layout of several hospitals, which must agree in all but their classes."""
     first = next(iter(known.values()))
     odd = [
@@ -130,17 +142,17 @@ def _together(known: Mapping[str, Layout]) -> Layout:
 
 
 # ---------------------------------------------------------------------------------------------------- kinds of folders
-def _of_one(items: Sequence[str]) -> Layout | None:
+def _of_one(items: Sequence[str]) -> FolderLayout | None:
     """Return the layout of one hospital's items; None where no kind fits."""
     return next((found for kind in KINDS if (found := kind(items))), None)
 
 
-def a_table(items: Sequence[str]) -> Layout | None:
+def a_table(items: Sequence[str]) -> FolderLayout | None:
     """Return the layout of a table of cases that lies in the folder."""
-    return Layout(f"a table of cases, {TABLE}") if TABLE in items else None
+    return FolderLayout(f"a table of cases, {TABLE}") if TABLE in items else None
 
 
-def images_and_labels(items: Sequence[str]) -> Layout | None:
+def images_and_labels(items: Sequence[str]) -> FolderLayout | None:
     """Return the layout of a folder of images and one of masks; nnU-Net's numbers of channels are understood."""
     below = _below(items)
     images = [top for top in below if top.lower() in IMAGE_WORDS]
@@ -150,7 +162,7 @@ def images_and_labels(items: Sequence[str]) -> Layout | None:
     [place], [masks] = images, labels
     unused = tuple(top for top in below if top not in (place, masks))
     patterns, channels = _by_channel(place, below[place], below[masks])
-    return Layout("images, and masks of them", patterns, _pattern(masks, below[masks]), channels, unused=unused)
+    return FolderLayout("images, and masks of them", patterns, _pattern(masks, below[masks]), channels, unused=unused)
 
 
 def _by_channel(place: str, names: Sequence[str], labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -164,7 +176,7 @@ def _by_channel(place: str, names: Sequence[str], labels: Sequence[str]) -> tupl
     return tuple(f"{place}/*{ending}" for ending in endings), channels
 
 
-def folder_per_case(items: Sequence[str]) -> Layout | None:
+def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
     """Return the layout of folders of single cases, in which the files of all have the same names."""
     below = _below(items)
     if len(below) < 2 or any("/" in name for inner in below.values() for name in inner):
@@ -178,7 +190,7 @@ def folder_per_case(items: Sequence[str]) -> Layout | None:
     channels = tuple(_word(ending) or f"channel-{place}" for place, ending in enumerate(images))
     distinct = channels if len(set(channels)) == len(channels) else tuple(f"channel-{n}" for n in range(len(images)))
     patterns = tuple(f"*/{ending}" for ending in images)
-    return Layout("a folder for each case", patterns, f"*/{labels[0]}", distinct)
+    return FolderLayout("a folder for each case", patterns, f"*/{labels[0]}", distinct)
 
 
 def _ending(name: str, folder: str) -> str:
@@ -196,7 +208,7 @@ def _stem(name: str) -> str:
     return name[: len(name) - len(suffix_of(name))]
 
 
-def folders_of_classes(items: Sequence[str]) -> Layout | None:
+def folders_of_classes(items: Sequence[str]) -> FolderLayout | None:
     """Return the layout of images in folders that are named after their classes."""
     below = _below(items)
     names = [name for inner in below.values() for name in inner]
@@ -209,10 +221,10 @@ def folders_of_classes(items: Sequence[str]) -> Layout | None:
     if all(word.startswith(HOSPITAL_WORDS) for word in words):
         raise DataError(f"folders {_shown(below)} look like hospitals, and their images have no labels; {HOW}")
     pattern = _pattern("*", names)
-    return Layout("images in folders named after their classes", (pattern,), classes=tuple(below))
+    return FolderLayout("images in folders named after their classes", (pattern,), classes=tuple(below))
 
 
-KINDS: tuple[Callable[[Sequence[str]], Layout | None], ...] = (
+KINDS: tuple[Callable[[Sequence[str]], FolderLayout | None], ...] = (
     a_table,
     images_and_labels,
     folder_per_case,
