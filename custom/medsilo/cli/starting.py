@@ -53,12 +53,14 @@ def init(
     if example:
         return _write_example(screen, example)
     assert folder is not None
+    from dataclasses import replace
+
     from medsilo.report.start_page import Started, write_start_page
     from medsilo.start.advice import advice, found_lines, rows, shown_lines
     from medsilo.start.choices import choose
     from medsilo.start.folder_layout import layout_of_folder
     from medsilo.start.looks import look_at
-    from medsilo.start.trial import machine_of
+    from medsilo.start.trial import machine_of, seconds_of
     from medsilo.start.writing import JOB, PAGE, TRIAL, refuse_to_overwrite, write_start
 
     refuse_to_overwrite(out, folder)
@@ -66,7 +68,7 @@ def init(
     with screen.busy("opening images"):
         looks = look_at(folder.resolve(), layout_of_folder(folder.resolve()))
         mine = settings_of(device, None)
-        choices = choose(looks, looks.layout.hospitals or (site,), machine_of(mine))
+        choices = choose(looks, looks.layout.hospitals or (site,), machine_of(mine), device)
     plan, _ = write_start(out, choices)
     found, told = found_lines(looks), rows(choices)
     for line in [
@@ -78,12 +80,14 @@ def init(
         screen.say(line)
     checked = _checked(screen, plan, out)
     go = all(report.go for report in checked.values())
-    steps, trial, cases = advice(plan, looks, out, go), None, {}
-    if go and not no_train:
-        trial, settings = out / TRIAL, settings_of(device, None, out, **ALL_MINE)
-        cases = _tried(screen, plan, settings, trial)
+    steps, trial = advice(plan, looks, out, go), out / TRIAL if go and not no_train else None
     verdicts = {name: (report.verdict, _findings(report)) for name, report in checked.items()}
-    page = write_start_page(Started(found, told, verdicts, steps, trial, cases), out / PAGE)
+    started = Started(found, told, verdicts, steps)
+    page = write_start_page(started, out / PAGE)
+    if trial:
+        screen.say(f"\ntwo rounds, every hospital alone and one after the other: about {seconds_of(checked.values())}")
+        cases = _tried(screen, plan, settings_of(device, None, out, **ALL_MINE), trial)
+        write_start_page(replace(started, trial=trial, cases=cases), page)
     screen.say("")
     for what, command in steps:
         screen.say(f"{what}\n    {command}" if command else what)
@@ -154,7 +158,6 @@ def _tried(screen: Screen, plan: "Plan", settings: "SiteSettings", folder: Path)
 
     trial = alone(plan)
     sites = trial.participation.sites
-    screen.say(f"\ntwo rounds, every hospital alone: {len(sites)} of them, one after the other")
     with screen.rounds(StudyProgress(sites, trial.rounds, trial.task.metric)) as on_round:
         try_alone(trial, settings, folder, on_round)
     write([folder], folder / paths.REPORT, folder.name)

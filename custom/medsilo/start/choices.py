@@ -60,8 +60,8 @@ def nested(choices: Sequence[Choice]) -> dict[str, Any]:
     return values
 
 
-def choose(looks: Looks, sites: Sequence[str], machine: Machine) -> Draft:
-    """Return the choices for a folder of these hospitals, on this machine."""
+def choose(looks: Looks, sites: Sequence[str], machine: Machine, device: str | None = None) -> Draft:
+    """Return the choices for a folder of these hospitals, on this machine. device: one that was asked for."""
     labels, label_map = labels_of(looks)
     shares, dimensions = shares_of(looks), dimensions_of(looks)
     axes = dimensions.value if dimensions else 2
@@ -93,7 +93,8 @@ def choose(looks: Looks, sites: Sequence[str], machine: Machine) -> Draft:
     method = Choice("algorithm.name", "fedavg", "the plainest; 'medsilo compare' holds others against it")
     learning = [*network_of(fit, looks), *training_of(fit, looks, shares.value, axes, machine)]
     plan = (method, *task, *size_of(looks, fit.step, spacing), *learning, *course)
-    return Draft(plan, tuple(settings_of(looks, label_map, shares)))
+    asked = [Choice("device", device, "as --device asked for")] if device else []
+    return Draft(plan, (*settings_of(looks, label_map, shares), *asked))
 
 
 # ---------------------------------------------------------------------------------------------------- the task
@@ -239,7 +240,10 @@ def network_of(fit: Fit, looks: Looks) -> list[Choice]:
     if not looks.segments:
         norm = "batch" if step.network == "densenet121" else "group"
         why = "running statistics; with fewer cases than 500 try batch-statistics" if norm == "batch" else _OWN_NORM
-        found = [Choice("network.name", step.network, fit.why), Choice("network.dimensions", dimensions, "")]
+        found = [
+            Choice("network.name", step.network, fit.why),
+            Choice("network.dimensions", dimensions, "those of the images"),
+        ]
         return [*found, Choice("network.norm", norm, why)]
     sizes = [looks.middle(axis) for axis in range(dimensions)]
     features = list(step.levels(sizes))

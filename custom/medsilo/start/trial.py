@@ -1,13 +1,14 @@
 """Try a plan on this machine: every hospital trains alone for two rounds, and what it then finds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from medsilo.check.forecast import free_memory
+from medsilo.check.forecast import COLUMNS, free_memory
+from medsilo.check.result import Report, duration
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
@@ -31,6 +32,13 @@ def machine_of(settings: SiteSettings) -> Machine:
 def alone(plan: Plan) -> Plan:
     """Return the plan of the trial."""
     return plan.with_changes(["algorithm.name=local", f"training.rounds={ROUNDS}"])
+
+
+def seconds_of(checked: Iterable[Report]) -> str:
+    """Return about how long the trial takes, by what the checks of all hospitals measured."""
+    column, tables = COLUMNS.index("s a round"), [table for report in checked for table in report.tables]
+    rounds = [float(row[column]) for table in tables if table.columns == COLUMNS for row in table.rows]
+    return duration(ROUNDS * sum(rounds))
 
 
 def try_alone(plan: Plan, settings: SiteSettings, folder: Path, on_round: Callable[[Round], None]) -> None:
