@@ -17,7 +17,7 @@ import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import DataError
 from medsilo.core.files import load_yaml
-from medsilo.plan import load_plan
+from medsilo.plan import load_plan, parse_plan
 from medsilo.registry import TASKS
 from medsilo.site.settings import read_settings
 from medsilo.start.choices import Draft, choose
@@ -27,6 +27,7 @@ from medsilo.start.looks import Looks, look_at, patient_in
 from medsilo.start.writing import in_yaml, plan_text, settings_text
 from medsilo.tasks.listing import find
 from medsilo.tasks.sources import DataSource
+from tests.conftest import make_plan
 from tests.hospital import ball, photograph, write_balls, write_pixels, write_table
 from tests.unit.test_docs import commands
 
@@ -76,6 +77,7 @@ def test_a_layout_is_told_from_names(items: list[str], images: tuple[str, ...], 
     [
         (names("images/{}.png"), "there are 4 images (images) and no labels; put images into images/"),
         (names("masks/{}.png"), "there are labels (masks) and no folder of images beside them"),
+        (names("only/{}.png"), "all images lie in one folder, only; put images"),
         (names("{}.png"), "4 images lie there in no order that medsilo knows"),
         (names("train/a/{}.png", "test/a/{}.png"), "folders test, train are parts and neither hospitals nor classes"),
         (names("train/{}.png", "test/{}.png"), "folders test, train are parts"),
@@ -210,8 +212,9 @@ def test_a_folder_without_images_says_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no case can be used: an image can't be read"):
         looks_of(tmp_path)
     write_pixels(tmp_path / "images/b.png", photograph(1)[0])
-    with pytest.raises(DataError, match="no case can be used"):
-        looks_of(tmp_path)  # b has no label
+    (tmp_path / "masks/a.png").rename(tmp_path / "masks/c.png")
+    with pytest.raises(DataError, match="no image has a label of its name; give each image"):
+        looks_of(tmp_path)
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
@@ -230,7 +233,7 @@ def test_a_draft_of_photographs(tmp_path: Path) -> None:
         ["structure"],
         "rgb",
     )
-    assert task["size"] == [40, 24] and task["intensity"] == {"kind": "bytes"}
+    assert task["size"] == [40, 28] and task["intensity"] == {"kind": "bytes"}
     assert task["shares"] == [0.44, 0.28, 0.28]  # five of eighteen patients are tested
     assert draft.settings_values["data"]["label_map"] == {255: "structure"}
     assert all(choice.why for choice in (*draft.plan, *draft.settings))
@@ -257,33 +260,23 @@ def test_a_table_is_read_as_it_is(tmp_path: Path) -> None:
 
 
 def test_volumes_get_a_spacing_and_what_fits_the_memory(tmp_path: Path) -> None:
-    write_balls(tmp_path, PATIENTS, shape=(20, 48, 40))
-    draft = drafted(tmp_path)
-    task = draft.plan_values["task"]
+    looks = looks_of(write_balls(tmp_path / "thick", PATIENTS[:9], shape=(20, 48, 40)))
+    drafts = {free: choose(looks, ["a"], Machine(free, gpu=False)).plan_values for free in (1 << 24, 1 << 26, 1 << 34)}
+    needs = [bytes_in_training(parse_plan(own)) for own in drafts.values()]
+    task = drafts[1 << 34]["task"]
     assert (task["dimensions"], task["target_spacing"], task["intensity"]) == (3, [1.5, 1.5, 2.5], {"kind": "z-score"})
-    assert all(size % 2 ** (len(draft.plan_values["network"]["features"]) - 1) == 0 for size in task["size"])
-    sizes = []
-    for free in (1 << 24, 1 << 26, 1 << 34):
-        own = drafted(tmp_path, Machine(free, gpu=False)).plan_values
-        plan = medsilo_plan(own)
-        sizes.append(bytes_in_training(plan))
-        assert sizes[-1] <= free / 2 or own["task"]["size"] == [32, 32, 16]
-    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
-    write_balls(tmp_path / "thin", PATIENTS, shape=(6, 48, 40))
-    assert drafted(tmp_path / "thin").plan_values["task"]["dimensions"] == 2
-
-
-def medsilo_plan(values: dict):
-    from medsilo.plan import parse_plan
-
-    return parse_plan(values)
+    assert task["size"] == [40, 48, 20] and drafts[1 << 24]["task"]["size"] == [32, 32, 16]
+    assert all(needed <= free / 2 for needed, free in zip(needs[1:], list(drafts)[1:], strict=True))
+    assert needs == sorted(needs) and needs[0] < needs[-1]
+    assert (
+        drafted(write_balls(tmp_path / "thin", PATIENTS[:9], shape=(6, 48, 40))).plan_values["task"]["dimensions"] == 2
+    )
 
 
 def test_what_a_network_takes_is_about_what_it_takes() -> None:
-    """Weights by hand; a larger batch costs what its layers give out."""
-    values = {"algorithm": {"name": "local"}, "participation": {"sites": ["a"]}, "network": {"name": "small-cnn"}}
-    one, two, four = (bytes_in_training(medsilo_plan(values | {"training": {"batch_size": n}})) for n in (1, 2, 4))
-    plan = medsilo_plan(values)
+    """Weights four times, and what layers give out, which grows with the batch."""
+    plan = make_plan("local", "task.name=synthetic-histology", "network.name=small-cnn", "network.norm=none")
+    one, two, four = (bytes_in_training(plan.with_changes([f"training.batch_size={n}"])) for n in (1, 2, 4))
     assert one - (two - one) == 16 * plan.parameters and four - two == 2 * (two - one)
 
 

@@ -45,7 +45,9 @@ class Step:
 
     def multiple(self, sizes: Sequence[float]) -> int:
         """Return the number of which sizes have to be multiples."""
-        return 2 ** (len(self.levels(sizes)) - 1) if self.features else 16
+        if self.features:
+            return 2 ** (len(self.levels(sizes)) - 1)
+        return 32 if self.network == "densenet121" else 16
 
 
 @dataclass(frozen=True)

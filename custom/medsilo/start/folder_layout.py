@@ -51,7 +51,8 @@ class FolderLayout:
 def layout_of_folder(folder: Path) -> FolderLayout:
     """Return what lies in a folder; a DataError says what is missing there and what to do."""
     if not folder.is_dir():
-        raise DataError("the folder does not exist; give the one that holds the images", private=str(folder))
+        what = "is a file" if folder.exists() else "does not exist"
+        raise DataError(f"the folder {what}; give the one that holds the images", private=str(folder))
     names, _ = files_below(folder)
     items = items_of(names)
     if not items:
@@ -273,6 +274,8 @@ def _why_not(items: Sequence[str]) -> str:
         return f"there are {count} images ({_shown(images)}) and no labels; {HOW}"
     if len(images) > 1 or len(labels) > 1:
         return f"folders {_shown([*images, *labels])} are too many to tell images from labels; keep one of each"
+    if len(below) == 1 and not any("/" not in item for item in items):
+        return f"all images lie in one folder, {_shown(below)}; {HOW}"
     return f"{len(items)} images lie there in no order that medsilo knows; {HOW}"
 
 

@@ -190,8 +190,11 @@ def _refuse_what_stops(listings: Mapping[str, Listing]) -> None:
         if stops:
             raise DataError("; ".join(f"{p.what} ({p.count})" for p in stops), private=", ".join(stops[0].private[:6]))
         if not own.entries:
-            left = "; ".join(f"{problem.what} ({problem.count})" for problem in own.problems)
-            raise DataError(f"no image has a label; {left}", private=", ".join(own.problems[0].private[:6]))
+            left = own.problems[0]
+            told = "no image has a label of its name; give each image and its label the same name"
+            raise DataError(
+                told if "no label" in left.what else f"no case can be used: {left.what}", ", ".join(left.private[:6])
+            )
 
 
 def _refuse_mixtures(looked: Sequence[tuple[Look, str]]) -> None:
