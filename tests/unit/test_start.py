@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -112,11 +113,16 @@ def test_odd_names_are_refused_in_one_line(items: list[str], words: str) -> None
     ],
 )
 def test_patients_are_guessed_from_names(own: list[str], patients: int | None) -> None:
-    import re
-
     expression = patient_in({"": own})
     found = {re.search(expression, name)[1] for name in own} if expression else None  # type: ignore[index]
     assert (found and len(found)) == patients
+
+
+def test_a_class_is_no_patient() -> None:
+    of_classes = [f"{letter}/{name}" for letter in "abcdefgh" for name in names("p{}", count=8)]
+    assert patient_in({"": of_classes}, classes=True) is None
+    expression = patient_in({"": [f"{name}_{image}" for name in of_classes for image in (0, 1)]}, classes=True)
+    assert expression and re.search(expression, "a/p1_0")[1] == re.search(expression, "b/p1_1")[1] == "p1"  # type: ignore[index]
 
 
 # ---------------------------------------------------------------------------------------------------- folders
@@ -244,7 +250,7 @@ def test_a_draft_of_classes(tmp_path: Path) -> None:
     assert draft.plan_values["task"]["labels"] == ["naevus", "skin cancer"]
     data = draft.settings_values["data"]
     assert data["label_map"] == {"skin cancer!": "skin cancer"} and data["images"] == "*/*.png"
-    assert DataSource.model_validate(data).patient == r"^(.*?[^_/])(?:_\d+)+$"
+    assert DataSource.model_validate(data).patient == r"^[^/]+/(.*?[^_/])(?:_\d+)+$"
     assert drafted(tmp_path, Machine(64 << 30, gpu=True)).plan_values["network"]["name"] == "densenet121"
 
 

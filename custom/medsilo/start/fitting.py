@@ -47,7 +47,7 @@ class Step:
         """Return the number of which sizes have to be multiples."""
         if self.features:
             return 2 ** (len(self.levels(sizes)) - 1)
-        return 32 if self.network == "densenet121" else 16
+        return 32 if self.network == "densenet121" else 8
 
 
 @dataclass(frozen=True)

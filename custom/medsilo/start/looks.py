@@ -18,7 +18,8 @@ MOST = 60  # cases that are opened, from all hospitals in turn
 TAIL = (0.5, 99.5)  # percentiles of intensities that are told
 MOST_VALUES = 50  # of masks: more are instances, or no masks
 LEAST_PATIENTS = 6  # of a hospital, so that what is said of names is believed
-SUFFIXED = (r"^(.*?[^_/])(?:_\d+)+$", r"^(.*[^_/])_\d+$", r"^([^/]+)/[^/]+$")  # names that may tell the patient
+TELLING = (r"(.*?[^_/])(?:_\d+)+$", r"(.*[^_/])_\d+$", r"([^/]+)/[^/]+$")  # how names may tell the patient
+CLASS = r"[^/]+/"  # before them, where folders are classes: a patient may have images of several
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,8 @@ def look_at(folder: Path, layout: FolderLayout) -> Looks:
     places = {site: folder / site for site in layout.hospitals} or {"": folder}
     listings = {site: find(source, place, segments) for site, place in places.items()}
     _refuse_what_stops(listings)
-    if layout.images and (
-        patient := patient_in({site: [e.name for e in own.entries] for site, own in listings.items()})
-    ):
+    names = {site: [entry.name for entry in own.entries] for site, own in listings.items()}
+    if layout.images and (patient := patient_in(names, bool(layout.classes))):
         source = source.model_copy(update={"patient": patient})
         listings = {site: find(source, place, segments) for site, place in places.items()}
     left_out = Counter({p.what: p.count for own in listings.values() for p in own.problems if p.severity == "left out"})
@@ -103,13 +103,14 @@ def _names_files(source: DataSource, folder: Path, layout: FolderLayout) -> bool
     return bool(entries) and all((place / str(entry.label)).is_file() for entry in entries)
 
 
-def patient_in(names: Mapping[str, Sequence[str]]) -> str | None:
+def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str | None:
     """Return the expression by which names of cases tell their patients; None where each may be one of its own.
 
-    names: those of each hospital. Of several expressions the one with the fewest patients: to take two patients for one
-    costs little, and to take one for two lets scores look too good.
+    names: those of each hospital; classes: whether they begin with a class. Of several expressions the one with the
+    fewest patients: to take two patients for one costs little, and to take one for two lets scores look too good.
     """
-    for expression in SUFFIXED:
+    for telling in TELLING:
+        expression = f"^{CLASS if classes else ''}{telling}"
         fits = {site: [re.search(expression, name) for name in own] for site, own in names.items()}
         if not all(match for own in fits.values() for match in own):
             continue
