@@ -171,6 +171,12 @@ def write_series(folder: Path, values: np.ndarray, number: int) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs of two classes; they are read and never changed."""
+    return write_classes(tmp_path_factory.mktemp("it's #1") / "data")
+
+
 def looks_of(folder: Path) -> Looks:
     return look_at(folder, layout_of_folder(folder))
 
@@ -245,13 +251,15 @@ def test_a_draft_of_photographs(tmp_path: Path) -> None:
     assert all(choice.why for choice in (*draft.plan, *draft.settings))
 
 
-def test_a_draft_of_classes(tmp_path: Path) -> None:
-    draft = drafted(write_classes(tmp_path))
+def test_a_draft_of_classes(classes: Path) -> None:
+    looks = looks_of(classes)
+    draft = choose(looks, ["hospital-a"], SMALL)
     assert draft.plan_values["task"]["labels"] == ["naevus", "skin cancer"]
     data = draft.settings_values["data"]
     assert data["label_map"] == {"skin cancer!": "skin cancer"} and data["images"] == "*/*.png"
     assert DataSource.model_validate(data).patient == r"^[^/]+/(.*?[^_/])(?:_\d+)+$"
-    assert drafted(tmp_path, Machine(64 << 30, gpu=True)).plan_values["network"]["name"] == "densenet121"
+    large = choose(looks, ["hospital-a"], Machine(64 << 30, gpu=True)).plan_values
+    assert large["network"]["name"] == "densenet121" and draft.plan_values["network"]["name"] == "small-cnn"
 
 
 def test_a_table_is_read_as_it_is(tmp_path: Path) -> None:
@@ -341,8 +349,8 @@ def test_two_series_in_a_folder_are_refused(scanner: Path, tmp_path: Path) -> No
 
 
 # ---------------------------------------------------------------------------------------------------- files
-def test_what_is_written_says_what_was_chosen(tmp_path: Path) -> None:
-    draft = drafted(write_classes(tmp_path / "it's #1: data"))
+def test_what_is_written_says_what_was_chosen(classes: Path) -> None:
+    draft = drafted(classes)
     for text, values, choices in (
         (plan_text(draft), draft.plan_values, draft.plan),
         (settings_text(draft), draft.settings_values, draft.settings),
@@ -363,27 +371,28 @@ def test_texts_are_read_back_as_they_are(value: str) -> None:
     assert load_yaml(f"key: {in_yaml([value, {value: 1.5}])}") == {"key": [value, {value: 1.5}]}
 
 
-def test_init_writes_checks_and_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    write_classes(tmp_path / "data")
+def test_init_writes_checks_and_overwrites_nothing(
+    classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     out = tmp_path / "study"
-    command = ["init", str(tmp_path / "data"), "-o", str(out), "--no-train", "--device", "cpu", "--json"]
-    before = sorted((tmp_path / "data").rglob("*"))
+    command = ["init", str(classes), "-o", str(out), "--no-train", "--device", "cpu", "--json"]
+    before = sorted(classes.rglob("*"))
     assert main(command) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["check"]["hospital-a"]["go"] and told["trial"] is None and all(row["why"] for row in told["choices"])
     plan = load_plan(out / "job/app/config/plan.yaml")
     assert plan.task.label_names == ("naevus", "skin cancer") and plan.participation.sites == ("hospital-a",)
     settings = read_settings(out)
-    assert settings.data and settings.data.folder == (tmp_path / "data").resolve()
+    assert settings.data and settings.data.folder == classes.resolve()
     page = (out / "start.html").read_text("utf-8")
-    assert "Data, plan and machine fit together; nothing has been trained yet." in page and str(tmp_path) in page
+    assert "Data, plan and machine fit together; nothing has been trained yet." in page and "data.patient" in page
     written = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert main(command) == 1
     assert "exists and stays as it is" in json.loads(capsys.readouterr().out)["error"]
     assert written == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    assert main(["init", str(tmp_path / "data"), "-o", str(tmp_path / "data/study")]) == 1
+    assert main(["init", str(classes), "-o", str(classes / "study")]) == 1
     assert "lies in the data folder" in capsys.readouterr().err
-    assert sorted((tmp_path / "data").rglob("*")) == before
+    assert sorted(classes.rglob("*")) == before
 
 
 def test_init_needs_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
