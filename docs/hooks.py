@@ -9,15 +9,12 @@ from mkdocs.structure.pages import Page
 from docs.links import HOME, ROOT, for_the_site, is_outward, links, place, slug, target_of
 
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash"}
-TUTORIAL = "docs/start.md"
 _written_in: dict[str, str] = {}  # a page's place on the site: its path in the repository
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Make anchors as repositories' web pages do, and put the tutorial where readers start."""
+    """Make anchors as repositories' web pages do."""
     config.mdx_configs["toc"]["slugify"] = slug
-    if (ROOT / TUTORIAL).is_file():
-        config.nav[0]["Start"].insert(1, {"In ten minutes": place(TUTORIAL)})
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:

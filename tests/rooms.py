@@ -79,6 +79,10 @@ ROOMS = {
         "the papers' figures from finished runs", "core course federation learning plan privacy runs site tasks"
     ),
     "report": room("tables, and runs and studies as one HTML page", "core runs study"),
+    "start": room(
+        "`medsilo init`: what lies in a folder, and the settings and the plan that suit it, with reasons",
+        "check core deploy federation flare plan report runs site tasks",
+    ),
 }
 BENEATH = {"learning", "mixing", "models", "sealing"}  # mathematics, which others put to use
 ROOMS["api"] = Room("what `import medsilo` gives; nothing uses it", frozenset(ROOMS) - BENEATH)

@@ -11,6 +11,7 @@ from medsilo.learning.loop import Compute, steps_in
 from medsilo.plan import Plan
 
 TIGHT = 0.8  # of the free memory
+COLUMNS = ("phase", "s, first batch", "s a batch", "batches a round", "s a validation case", "s a round", "MB")
 REMEDY = "end other programs, use a larger device, or ask the lead for a smaller training.batch_size"
 
 
@@ -85,7 +86,6 @@ def rehearsal_findings(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, 
 
 def rehearsal_table(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, int]) -> Table:
     """Return what was measured."""
-    columns = ("phase", "s, first batch", "s a batch", "batches a round", "s a validation case", "s a round", "MB")
     batches = plan.training.local_epochs * steps_in(cases["train"], plan.training.batch_size)
     rows = [
         (
@@ -99,4 +99,4 @@ def rehearsal_table(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, int
         )
         for one in tried
     ]
-    return Table("A few batches, forward and backward", columns, rows)
+    return Table("A few batches, forward and backward", COLUMNS, rows)

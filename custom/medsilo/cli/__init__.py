@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from medsilo import __version__
-from medsilo.cli import hospital, leading, lists, results, running
+from medsilo.cli import hospital, leading, lists, results, running, starting
 from medsilo.cli.show import command
 from medsilo.cli.usage import Commands, one_line
 from medsilo.core.text import plain
@@ -22,6 +22,7 @@ LINE_BY_LINE = (running.run, running.resume, leading.watch)  # with --json: a li
 COMMANDS: dict[str, tuple[Example, ...]] = {
     "With all data on one machine": (
         (running.demo, "--seeds 0,1,2"),
+        (starting.init, "/data/kidney -o study"),
         (running.run, "jobs/fedbn --set training.rounds=3 --set seed=1"),
         (running.compare, "--methods local,fedavg,harmofl --seeds 0,1,2 --set training.rounds=10"),
         (running.resume, "runs/fedavg-synthetic-histology-20261120-120000"),

@@ -56,7 +56,7 @@ class Screen:
 
     def event(self, kind: str, facts: Mapping[str, Any]) -> None:
         """Print one JSON line, where they are asked for."""
-        if self.as_json:
+        if self.as_json and self.in_lines:
             print(json.dumps({"event": kind, **facts}, allow_nan=False, default=str), flush=True)
 
     def answer(self, **facts: Any) -> None:

@@ -148,7 +148,7 @@ def _read(folder: Path, name: str) -> RunResult:
     folder = Path(folder)
     summary, provenance = read_summary(folder), read_provenance(folder)
     plan, rounds = read_text(folder, paths.PLAN), _rounds(folder, summary)
-    amplitude = _picture(folder / paths.FIGURES / paths.AMPLITUDE)
+    amplitude = picture_of(folder / paths.FIGURES / paths.AMPLITUDE)
     pictures, cross = _pictures(folder), read_cross(folder)
     intervals, ranks = _cases(folder, summary)
     overlays = _overlays(folder, ranks)
@@ -226,7 +226,7 @@ def _overlays(folder: Path, ranks: dict[str, dict[str, float]]) -> dict[str, lis
     found: dict[str, list[Overlay]] = {}
     for site in sorted(path.parent.name for path in folder.glob(f"{paths.SITES}/*/{paths.PICTURES}")):
         for which in OVERLAYS:
-            image = _picture(paths.site_folder(folder, site) / paths.PICTURES / f"test-{which}.png")
+            image = picture_of(paths.site_folder(folder, site) / paths.PICTURES / f"test-{which}.png")
             if image:
                 found.setdefault(site, []).append(Overlay(which, ranks.get(site, {}).get(which), image))
     return found
@@ -236,13 +236,13 @@ def _pictures(folder: Path) -> dict[str, list[tuple[str, str]]]:
     """The pictures that sites allowed to be kept in this run tree."""
     found: dict[str, list[tuple[str, str]]] = {}
     for before in sorted(folder.glob(f"{paths.SITES}/*/{paths.PICTURES}/before-*.png")):
-        pair = _picture(before), _picture(before.with_name(before.name.replace("before", "after")))
+        pair = picture_of(before), picture_of(before.with_name(before.name.replace("before", "after")))
         if pair[0] and pair[1]:
             found.setdefault(before.parents[1].name, []).append((pair[0], pair[1]))
     return found
 
 
-def _picture(path: Path) -> str | None:
+def picture_of(path: Path) -> str | None:
     """Return a PNG file as a data URI, so that the page stays one file; None for anything else."""
     try:
         content = path.read_bytes() if path.stat().st_size <= LARGEST_PICTURE else b""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from os import walk
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from medsilo.core.errors import DataError
 from medsilo.tasks.sources import DataSource
@@ -82,6 +82,11 @@ def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
     return dict(sorted(found.items())), links
 
 
+def files_of(image: Path) -> list[Path]:
+    """Return the files of an image: the file itself, or those of a folder that holds one DICOM series."""
+    return sorted(image.iterdir()) if image.is_dir() else [image]
+
+
 def links_out(folder: Path) -> list[str]:
     """The files and folders below a folder that are links out of it, by their path from there; no hidden ones."""
     inside, found = folder.resolve(), []
@@ -129,8 +134,13 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> List
 
 
 def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[str, Path]:
-    """The files that fit a pattern, by what its stars stand for: so an image and its label find each other."""
+    """The files that fit a pattern, by what its stars stand for: so an image and its label find each other.
+
+    One that ends with a slash fits folders, each with one DICOM series.
+    """
     expression = re.compile(_expression(_plain(pattern)))
+    if pattern.endswith("/"):
+        names = {f"{PurePosixPath(name).parent}/": path.parent for name, path in names.items()}
     found: dict[str, Path] = {}
     doubled = []
     for name, path in names.items():
@@ -265,7 +275,7 @@ def _refuse_links(listing: Listing, root: Path) -> None:
 
     def leads_out(entry: Entry) -> bool:
         files = (*entry.images, *([entry.label] if isinstance(entry.label, Path) else []))
-        return not all(file.resolve().is_relative_to(inside) for file in files)
+        return not all(file.resolve().is_relative_to(inside) for image in files for file in (image, *files_of(image)))
 
     what = "files are not in the data folder but lead out of it; copy them there, or make 'folder' the one they are in"
     listing.drop(what, [entry for entry in listing.entries if leads_out(entry)])

@@ -22,7 +22,7 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.core.package import package_facts
 from medsilo.learning.loop import Case
-from medsilo.tasks.listing import Entry
+from medsilo.tasks.listing import Entry, files_of
 from medsilo.tasks.sources import DataSource
 
 NAMES = ("inputs", "targets")  # of the tensors in a file
@@ -107,8 +107,9 @@ class Cache:
 
     def _key(self, entry: Entry) -> str:
         """Changes with the files, with what is made of them, and with the code that makes it."""
-        files = [*entry.images, *([entry.label] if isinstance(entry.label, Path) else [])]
+        images = [*entry.images, *([entry.label] if isinstance(entry.label, Path) else [])]
         try:
+            files = [file for image in images for file in files_of(image)]
             known = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
         except OSError as error:
             raise DataError("a file can't be read; is it a link to nowhere?", str(error)) from error

@@ -14,7 +14,7 @@ from medsilo.tasks.ready import Facts
 
 
 class NiftiFolder(FolderTask):
-    """Volumes (NIfTI, MHA, NRRD) and their masks or classes, from a folder that the site describes itself.
+    """Volumes (NIfTI, MHA, NRRD, DICOM) and their masks or classes, from a folder that the site describes itself.
 
     Every volume is turned to LPS. With `target_spacing` it is resampled to that, and a segmentation learns from pieces
     of `size`; without, it is resized to `size`. With `dimensions: 2` slices are the cases: numbers are x and y then,

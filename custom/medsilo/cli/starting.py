@@ -1,0 +1,165 @@
+"""The command for whoever has a folder of images and nothing else yet: init."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.given_settings import settings_of
+from medsilo.cli.show import Screen
+from medsilo.core.errors import MedsiloError
+from medsilo.site.owner import ALL_MINE
+from medsilo.study.progress import StudyProgress
+
+if TYPE_CHECKING:
+    from medsilo.check.result import Report
+    from medsilo.plan import Plan
+    from medsilo.report.start_page import ShownCase
+    from medsilo.site.settings import SiteSettings
+
+
+def init(
+    screen: Screen,
+    folder: Annotated[
+        Path | None, typer.Argument(help="the images and labels, of one hospital or with a folder for each")
+    ] = None,
+    *,
+    out: Annotated[
+        Path,
+        typer.Option(*options.OUT, metavar="FOLDER", parser=options.output_folder, help="where the files are written"),
+    ] = Path("study"),
+    site: Annotated[
+        str, typer.Option(metavar="SITE", help="this hospital's name, where the folder is one hospital's")
+    ] = "hospital-a",
+    no_train: Annotated[bool, typer.Option("--no-train", help="leave out the two rounds alone")] = False,
+    example: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            parser=options.output_folder,
+            help="write a folder of three drawn hospitals there, to try medsilo with, and end",
+        ),
+    ] = None,
+    device: options.Device = None,
+) -> int:
+    """Look at a folder of images, and write medsilo.yaml and a job for it, with the reason for each choice.
+
+    Checks them, trains two rounds alone, and shows on a page what was found. Overwrites nothing (docs/start.md).
+    """
+    if (folder is None) == (example is None):
+        return screen.fail(MedsiloError("give the folder of your images, or --example FOLDER without one"), 2)
+    screen.note("loading PyTorch")
+    if example:
+        return _write_example(screen, example)
+    assert folder is not None
+    from dataclasses import replace
+
+    from medsilo.report.start_page import Started, write_start_page
+    from medsilo.start.advice import advice, found_lines, rows, shown_lines
+    from medsilo.start.choices import choose
+    from medsilo.start.folder_layout import layout_of_folder
+    from medsilo.start.looks import look_at
+    from medsilo.start.trial import machine_of, seconds_of
+    from medsilo.start.writing import JOB, PAGE, TRIAL, refuse_to_overwrite, write_start
+
+    refuse_to_overwrite(out, folder)
+    screen.say(f"looking at {folder}")
+    with screen.busy("opening images"):
+        looks = look_at(folder.resolve(), layout_of_folder(folder.resolve()))
+        mine = settings_of(device, None)
+        choices = choose(looks, looks.layout.hospitals or (site,), machine_of(mine), device)
+    plan, _ = write_start(out, choices)
+    found, told = found_lines(looks), rows(choices)
+    for line in [
+        *found,
+        "",
+        *shown_lines(choices),
+        f"with their reasons, all choices: {out / 'medsilo.yaml'}, {out / JOB}",
+    ]:
+        screen.say(line)
+    checked = _checked(screen, plan, out)
+    go = all(report.go for report in checked.values())
+    steps, trial = advice(plan, looks, out, go), out / TRIAL if go and not no_train else None
+    verdicts = {name: (report.verdict, _findings(report)) for name, report in checked.items()}
+    started = Started(found, told, verdicts, steps)
+    page = write_start_page(started, out / PAGE)
+    if trial:
+        screen.say(f"\ntwo rounds, every hospital alone and one after the other: about {seconds_of(checked.values())}")
+        cases = _tried(screen, plan, settings_of(device, None, out, **ALL_MINE), trial)
+        write_start_page(replace(started, trial=trial, cases=cases), page)
+    screen.say("")
+    for what, command in steps:
+        screen.say(f"{what}\n    {command}" if command else what)
+    screen.say(f"\nreport: {page}")
+    screen.answer(
+        found=found,
+        choices=[{"file": file, "key": key, "value": value, "why": why} for file, key, value, why in told],
+        check={name: report.as_json() for name, report in checked.items()},
+        settings=out / "medsilo.yaml",
+        job=out / JOB,
+        trial=trial,
+        report=page,
+        next=[command for _, command in steps if command],
+    )
+    return 0 if go else 1
+
+
+def _write_example(screen: Screen, folder: Path) -> int:
+    from medsilo.start.example import write_example
+
+    with screen.busy("drawing hospitals"):
+        patients = write_example(folder)
+    screen.say(f"three drawn hospitals with {patients} patients: {folder}\nnow: medsilo init {folder}")
+    screen.answer(example=folder, patients=patients)
+    return 0
+
+
+def _checked(screen: Screen, plan: "Plan", out: Path) -> dict[str, "Report"]:
+    """Return what 'medsilo check' says of each hospital; pages for them lie beside."""
+    import sys
+    from functools import partial
+
+    from medsilo.check.rehearsal import rehearse
+    from medsilo.check.visit import Visit, check
+    from medsilo.core.files import write_text
+    from medsilo.start.writing import CHECKS
+
+    def note(site: str, line: str) -> None:
+        print(f"{site}: {line} ...", file=sys.stderr, flush=True)
+
+    reports = {}
+    for site in plan.participation.sites:
+        report = check(Visit(site, plan, local=out), rehearse, partial(note, site))
+        reports[site] = report
+        write_text(out / CHECKS / f"{site}.html", report.as_html())
+        report.write_private(out / CHECKS / f"{site}-private.txt")
+        screen.say(f"\ncheck of {site}: {report.verdict}")
+        for finding in (one for one in report.findings if one.severity != "ok"):
+            stops = finding.severity == "stops"
+            screen.say(f"  {'STOPS ' if stops else ''}{finding.where}: {finding.what}")
+            if stops and finding.remedy:
+                screen.say(f"    → {finding.remedy}")
+    return reports
+
+
+def _findings(report: "Report") -> list[tuple[str, str, str]]:
+    """Return what is not in order."""
+    return [(one.where, one.what, one.remedy) for one in report.findings if one.severity != "ok"]
+
+
+def _tried(screen: Screen, plan: "Plan", settings: "SiteSettings", folder: Path) -> dict[str, list["ShownCase"]]:
+    """Run the two rounds and return the cases of a classification, by hospital."""
+    from medsilo.report.page import write
+    from medsilo.report.read import read_all
+    from medsilo.report.table import text_table
+    from medsilo.runs import paths
+    from medsilo.start.trial import alone, found_cases, try_alone
+
+    trial = alone(plan)
+    sites = trial.participation.sites
+    with screen.rounds(StudyProgress(sites, trial.rounds, trial.task.metric)) as on_round:
+        try_alone(trial, settings, folder, on_round)
+    write([folder], folder / paths.REPORT, folder.name)
+    screen.say("\n" + text_table(read_all([folder])))
+    return {site: cases for site in sites if (cases := found_cases(trial, site, settings, folder))}

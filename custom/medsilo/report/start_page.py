@@ -1,0 +1,89 @@
+"""The page of `medsilo init`: what lies in a folder, what was chosen and why, and what two rounds alone found."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from medsilo.report import panels
+from medsilo.report.findings import Answer
+from medsilo.report.formats import between, cell, shown
+from medsilo.report.read import RunResult, picture_of, read
+from medsilo.report.table import number
+from medsilo.report.template import fill, save
+
+LIMITS = (
+    "Two rounds show that data, plan and machine work together. They do not show how well the method does.",
+    "Choices are those of one folder: hospitals with other scanners may need another spacing, size or intensity.",
+    "Who is a patient, and what labels mean, is guessed from names: only the hospital knows.",
+)
+
+
+@dataclass(frozen=True)
+class ShownCase:
+    """A test case of a classification: what it is, what was found, with which probability it was what it is."""
+
+    right: str
+    found: str
+    probability: float
+    picture: Path
+
+
+@dataclass(frozen=True)
+class Started:
+    """All that the page shows."""
+
+    found: Sequence[str]  # lines
+    choices: Sequence[tuple[str, str, str, str]]  # file, key, value, why; those of a file follow each other
+    checked: Mapping[str, tuple[str, Sequence[tuple[str, str, str]]]]  # site -> verdict; where, what, what to do
+    advice: Sequence[tuple[str, str]]  # what for, and the command
+    trial: Path | None = None  # the run of two rounds
+    cases: Mapping[str, Sequence[ShownCase]] = field(default_factory=dict)
+
+
+def write_start_page(started: Started, destination: Path) -> Path:
+    """Write the page and return where it is."""
+    run = read(started.trial) if started.trial else None
+    page = fill(
+        "start.html",
+        "First look at your data",
+        context=started.found[0],
+        answer=Answer(_headline(started, run), tuple(started.found[1:])),
+        notices=[],
+        checks=[],
+        limits=LIMITS,
+        choices=started.choices,
+        checked=started.checked,
+        advice=started.advice,
+        tried=_scores(run) if run else None,
+        overlays=panels.overlays_of_runs([run] if run else []),
+        cases={site: [(case, picture_of(case.picture)) for case in own] for site, own in started.cases.items()},
+    )
+    return save(page, destination)
+
+
+def _headline(started: Started, run: RunResult | None) -> str:
+    stopped = [site for site, (verdict, _) in started.checked.items() if verdict.startswith("NO-GO")]
+    if stopped:
+        return f"Something must be settled before training begins: {', '.join(stopped)}."
+    if run is None:
+        return "Data, plan and machine fit together; nothing has been trained yet."
+    told = [f"{site} {number(run.score(site))}" for site in run.sites if run.score(site) is not None]
+    if not told:
+        return "Data, plan and machine fit together. No hospital has enough test cases for a score."
+    return f"Data, plan and machine fit together. After two rounds alone: test {run.summary.metric} {', '.join(told)}."
+
+
+def _scores(run: RunResult) -> dict[str, object]:
+    """Return each hospital's score after the trial, with its interval and its cases."""
+    rows = [
+        (
+            site,
+            [
+                cell(run.test_cases(site), shown(run.test_cases(site))),
+                cell(run.score(site)),
+                cell(None, between(run.intervals.get(site)) or None),
+            ],
+        )
+        for site in run.sites
+    ]
+    return {"heads": ["test cases", f"test {run.summary.metric}", "95 % interval"], "rows": rows}

@@ -1,0 +1,61 @@
+"""Say in a few lines what lies in a folder, what was chosen, and what to do next."""
+
+from pathlib import Path
+
+from medsilo.plan import Plan
+from medsilo.site.settings import FILE_NAME
+from medsilo.start.choices import Draft, ranges
+from medsilo.start.looks import Looks
+from medsilo.start.writing import JOB, in_yaml
+
+
+def found_lines(looks: Looks) -> list[str]:
+    """Return what was found, one sentence a line."""
+    kind, unit = ("flat images", "pixels") if looks.flat else ("volumes", "voxels")
+    task = "segmentation" if looks.segments else "classification"
+    cases, patients = sum(looks.cases.values()), sum(looks.patients.values())
+    lines = [f"{task} of {kind}: {cases} cases of {patients} patients ({looks.layout.kind})"]
+    if looks.layout.hospitals:
+        told = ", ".join(f"{site} {count}" for site, count in looks.cases.items())
+        lines.append(f"{len(looks.layout.hospitals)} hospitals, each a folder: {told}")
+    sizes = ranges([look.size for look in looks.looked])
+    spacing = "" if looks.flat else f", {ranges([look.spacing for look in looks.looked])} mm apart"
+    lines.append(f"{len(looks.looked)} cases were opened: {sizes} {unit}{spacing}")
+    lines += [f"left out: {what} ({count})" for what, count in looks.left_out.items()]
+    if looks.layout.unused:
+        lines.append(f"not looked at: {', '.join(looks.layout.unused)}")
+    return lines
+
+
+SHOWN = ("task.size", "task.target_spacing", "task.intensity", "network.name", "training.batch_size", "data.patient")
+
+
+def shown_lines(choices: Draft) -> list[str]:
+    """Return the choices that people ask about first, one line each."""
+    own = [choice for choice in (*choices.plan, *choices.settings) if choice.key in SHOWN]
+    return [f"{choice.key}: {in_yaml(choice.value)}  ({choice.why})" for choice in own]
+
+
+def rows(choices: Draft) -> list[tuple[str, str, str, str]]:
+    """Return the choices as file, key, value and reason."""
+    files = ((f"{JOB}/app/config/plan.yaml", choices.plan), (FILE_NAME, choices.settings))
+    return [(file, choice.key, in_yaml(choice.value), choice.why) for file, own in files for choice in own]
+
+
+def advice(plan: Plan, looks: Looks, out: Path, go: bool) -> list[tuple[str, str]]:
+    """Return what to do next: what for, and the command, if there is one."""
+    job = out / JOB
+    given = f"--site-config {out}"
+    first = plan.participation.sites[0]
+    steps = [(f"read the reasons in {out / FILE_NAME} and {job}/app/config/plan.yaml, and correct what is wrong", "")]
+    if not go:
+        command = f"medsilo check --job {job} {given} --site {first}"
+        return [("settle what the check found, then check again:", command), *steps]
+    if looks.layout.hospitals:
+        command = f"medsilo compare --plan {job} --methods local,fedavg --seeds 0,1 {given} --engine inprocess"
+        return [*steps, ("does joining pay for these hospitals?", command)]
+    return [
+        *steps,
+        ("train on this machine alone:", f"medsilo run {job} --set algorithm.name=local {given} --engine inprocess"),
+        (f"with others: send {job} to the consortium's lead, and put {out / FILE_NAME} into your kit's local/", ""),
+    ]

@@ -1,0 +1,284 @@
+"""Tell from the names in a folder what lies there: which files are images, which are labels, and whose they are.
+
+No image is opened here. One more kind of folder is one more function in `KINDS`.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from medsilo.core.errors import DataError
+from medsilo.core.files import is_safe_name
+from medsilo.tasks.dicom import check_dicom, is_dicom
+from medsilo.tasks.listing import SUFFIXES, TABLE, files_below
+
+DICOM = ".dcm"
+IMAGE_WORDS = {"image", "images", "imagestr", "img", "imgs", "scan", "scans", "volume", "volumes"}
+LABEL_WORDS = {"label", "labels", "labelstr", "mask", "masks", "seg", "segs", "segmentation", "segmentations", "gt"}
+PART_WORDS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+HOSPITAL_WORDS = ("hospital", "site", "center", "centre", "clinic")
+REGULAR = 0.8  # share of the cases' folders that have a file, so that it counts as one of each case's
+LEAST_OF_CLASS = 3  # images of a class, on average: else folders are patients rather than classes
+MOST_CLASSES = 254
+SHOWN = 6  # names that an error shows
+READ = "NIfTI, MHA, NRRD, DICOM, PNG, JPEG, TIFF and BMP"
+HOW = (
+    "put images into images/ and masks of the same names into labels/, or images into folders named after their "
+    f"classes, or write {TABLE} (docs/your-data.md)"
+)
+
+
+@dataclass(frozen=True)
+class FolderLayout:
+    """The places of images and labels below a folder, or below each hospital's folder in it, as patterns of names."""
+
+    kind: str  # in words
+    images: tuple[str, ...] = ()  # a pattern for each channel; none where a table names the files
+    labels: str | None = None  # a pattern of masks; None where classes are names of folders
+    channels: tuple[str, ...] = ("image",)
+    classes: tuple[str, ...] = ()
+    hospitals: tuple[str, ...] = ()  # their folders; none: the folder is one hospital's
+    unused: tuple[str, ...] = ()  # folders that are not looked at
+
+    @property
+    def by_table(self) -> bool:
+        """Return whether a table names the files."""
+        return not self.images
+
+
+def layout_of_folder(folder: Path) -> FolderLayout:
+    """Return what lies in a folder; a DataError says what is missing there and what to do."""
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise DataError(f"the folder {what}; give the one that holds the images", private=str(folder))
+    names, _ = files_below(folder)
+    items = items_of(names)
+    if not items:
+        there = Counter(Path(name).suffix.lower() or "no suffix" for name in names)
+        found = ", ".join(f"{count} {suffix}" for suffix, count in there.most_common(SHOWN)) or "nothing"
+        raise DataError(f"no image lies in the folder, which has {found}; medsilo reads {READ}", private=str(folder))
+    return layout_of(items)
+
+
+def items_of(names: Mapping[str, Path]) -> list[str]:
+    """Return the images, labels and tables among files by name; a folder of one DICOM series ends in a slash."""
+    items = [name for name in names if name == TABLE or name.endswith(f"/{TABLE}") or suffix_of(name) in SUFFIXES]
+    slices: defaultdict[str, list[str]] = defaultdict(list)
+    for name, path in names.items():
+        if (name.lower().endswith(DICOM) or "." not in path.name) and _says_dicom(path):
+            slices[name.rpartition("/")[0]].append(name)
+    for place, several in slices.items():
+        items += _series_in(place, several, names[several[0]].parent)
+    return sorted(items)
+
+
+def _says_dicom(path: Path) -> bool:
+    try:
+        return path.is_file() and is_dicom(path)
+    except OSError:  # nobody may read it
+        return False
+
+
+def _series_in(place: str, files: list[str], folder: Path) -> list[str]:
+    """Return a folder's one DICOM series as that folder; or its files, where each is an image by itself."""
+    import SimpleITK
+
+    SimpleITK.ProcessObject.SetGlobalWarningDisplay(False)
+    try:
+        for file in files:
+            check_dicom(folder / file.rpartition("/")[2])
+        series = len(SimpleITK.ImageSeriesReader.GetGDCMSeriesIDs(str(folder)))
+    except DataError:  # this image is told of, and left out, when it is opened
+        series = 1
+    if series == len(files) or not place:
+        return files
+    if series == 1:
+        return [f"{place}/"]
+    what = f"a folder has {len(files)} DICOM files of {series} series; give every series a folder of its own"
+    raise DataError(what, private=str(folder))
+
+
+def suffix_of(name: str) -> str:
+    """Return the ending of an image's name that says its format, in small letters; empty where none is known."""
+    return next((suffix for suffix in (*SUFFIXES, DICOM) if name.lower().endswith(suffix)), "")
+
+
+def layout_of(items: Sequence[str]) -> FolderLayout:
+    """Return what items are, those of one hospital or of several in folders of their own."""
+    whole = _of_one(items)
+    if whole:
+        return whole
+    below = _below(items)
+    _refuse_parts(below)
+    found = {top: _of_one(inner) for top, inner in below.items()}
+    known = {top: own for top, own in found.items() if own}
+    if not known:
+        raise DataError(_why_not(items))
+    if lacking := [top for top in below if not found[top]]:
+        told = f"folders {_shown(known)} look like hospitals and {_shown(lacking)} does not"
+        raise DataError(f"{told}: {_why_not(below[lacking[0]])}")
+    return _together(known)
+
+
+def _together(known: Mapping[str, FolderLayout]) -> FolderLayout:
+    """Return the one layout of several hospitals, which must agree in all but their classes."""
+    first = next(iter(known.values()))
+    odd = [
+        top
+        for top, own in known.items()
+        if replace(own, classes=(), unused=()) != replace(first, classes=(), unused=())
+    ]
+    if odd:
+        told = f"hospitals' folders are built in different ways: {next(iter(known))} and {odd[0]}"
+        raise DataError(f"{told}; give all the same names of folders and the same endings")
+    if wrong := [top for top in known if not is_safe_name(top)]:
+        raise DataError(
+            f"{wrong[0]!r} can't be a hospital's name; use letters, digits, '.', '_' and '-' for its folder"
+        )
+    classes = tuple(sorted({name for own in known.values() for name in own.classes}))
+    unused = tuple(f"{top}/{name}" for top, own in known.items() for name in own.unused)
+    return replace(first, classes=classes, unused=unused, hospitals=tuple(sorted(known)))
+
+
+# ---------------------------------------------------------------------------------------------------- kinds of folders
+def _of_one(items: Sequence[str]) -> FolderLayout | None:
+    """Return the layout of one hospital's items; None where no kind fits."""
+    return next((found for kind in KINDS if (found := kind(items))), None)
+
+
+def a_table(items: Sequence[str]) -> FolderLayout | None:
+    """Return the layout of a table of cases that lies in the folder."""
+    return FolderLayout(f"a table of cases, {TABLE}") if TABLE in items else None
+
+
+def images_and_labels(items: Sequence[str]) -> FolderLayout | None:
+    """Return the layout of a folder of images and one of masks; nnU-Net's numbers of channels are understood."""
+    below = _below(items)
+    images = [top for top in below if top.lower() in IMAGE_WORDS]
+    labels = [top for top in below if top.lower() in LABEL_WORDS]
+    if len(images) != 1 or len(labels) != 1:
+        return None
+    [place], [masks] = images, labels
+    unused = tuple(top for top in below if top not in (place, masks))
+    patterns, channels = _by_channel(place, below[place], below[masks])
+    return FolderLayout("images, and masks of them", patterns, _pattern(masks, below[masks]), channels, unused=unused)
+
+
+def _by_channel(place: str, names: Sequence[str], labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the patterns and names of the channels: case_0000 and case_0001 are one case's if its mask is case."""
+    masks = {_stem(name) for name in labels}
+    parts = [re.fullmatch(r"(.+)_(\d{4})", _stem(name)) for name in names]
+    if masks & {_stem(name) for name in names} or not all(part and part[1] in masks for part in parts):
+        return (_pattern(place, names),), ("image",)
+    endings = sorted({name[len(part[1]) :] for name, part in zip(names, parts, strict=True) if part})
+    channels = tuple(f"channel-{number}" for number in range(len(endings))) if len(endings) > 1 else ("image",)
+    return tuple(f"{place}/*{ending}" for ending in endings), channels
+
+
+def folder_per_case(items: Sequence[str]) -> FolderLayout | None:
+    """Return the layout of folders of single cases, in which the files of all have the same names."""
+    below = _below(items)
+    if len(below) < 2 or any("/" in name for inner in below.values() for name in inner):
+        return None
+    endings = Counter(_ending(name, top) for top, inner in below.items() for name in inner)
+    regular = [ending for ending, count in endings.items() if count >= REGULAR * len(below)]
+    labels = [ending for ending in regular if _word(ending) in LABEL_WORDS]
+    images = sorted(ending for ending in regular if ending not in labels)
+    if len(labels) != 1 or not images:
+        return None
+    channels = tuple(_word(ending) or f"channel-{place}" for place, ending in enumerate(images))
+    distinct = channels if len(set(channels)) == len(channels) else tuple(f"channel-{n}" for n in range(len(images)))
+    patterns = tuple(f"*/{ending}" for ending in images)
+    return FolderLayout("a folder for each case", patterns, f"*/{labels[0]}", distinct)
+
+
+def _ending(name: str, folder: str) -> str:
+    """Return a file's name with a star for the name of its folder."""
+    return f"*{name.removeprefix(folder)}" if name.startswith(folder) else name
+
+
+def _word(ending: str) -> str:
+    """Return the last word of a file's name: t1 of *_t1.nii.gz."""
+    return re.split(r"[^A-Za-z0-9]+", _stem(ending))[-1].lower()
+
+
+def _stem(name: str) -> str:
+    """Return a name without its ending."""
+    return name[: len(name) - len(suffix_of(name))]
+
+
+def folders_of_classes(items: Sequence[str]) -> FolderLayout | None:
+    """Return the layout of images in folders that are named after their classes."""
+    below = _below(items)
+    names = [name for inner in below.values() for name in inner]
+    flat = all("/" not in name.rstrip("/") for name in names) and len(names) == len(items)
+    many = 2 <= len(below) <= MOST_CLASSES and len(names) >= LEAST_OF_CLASS * len(below)
+    words = {top.lower() for top in below}
+    if not flat or not many or words & (IMAGE_WORDS | LABEL_WORDS):
+        return None
+    _refuse_parts(below)
+    if all(word.startswith(HOSPITAL_WORDS) for word in words):
+        raise DataError(f"folders {_shown(below)} look like hospitals, and their images have no labels; {HOW}")
+    pattern = _pattern("*", names)
+    return FolderLayout("images in folders named after their classes", (pattern,), classes=tuple(below))
+
+
+KINDS: tuple[Callable[[Sequence[str]], FolderLayout | None], ...] = (
+    a_table,
+    images_and_labels,
+    folder_per_case,
+    folders_of_classes,
+)
+
+
+# ---------------------------------------------------------------------------------------------------- names
+def _below(items: Iterable[str]) -> dict[str, list[str]]:
+    """Return the items of each folder at the top, by their names from there."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for item in items:
+        top, slash, rest = item.partition("/")
+        if slash and rest:
+            found[top].append(rest)
+    return dict(found)
+
+
+def _pattern(place: str, names: Sequence[str]) -> str:
+    """Return the pattern of items in a folder; the ending is part of it where all have the same."""
+    deep = "**/" if any("/" in name.rstrip("/") for name in names) else ""
+    if all(name.endswith("/") for name in names):
+        return f"{place}/{deep}*/"
+    endings = {name[len(name) - len(suffix_of(name)) :] for name in names}
+    return f"{place}/{deep}*{endings.pop() if len(endings) == 1 else ''}"
+
+
+def _refuse_parts(tops: Iterable[str]) -> None:
+    parts = sorted(top for top in tops if top.lower() in PART_WORDS)
+    if parts:
+        raise DataError(
+            f"folders {_shown(parts)} are parts and neither hospitals nor classes; write {TABLE} with a column 'part', "
+            "or put all cases together and let medsilo draw the parts by patient (docs/your-data.md)"
+        )
+
+
+def _why_not(items: Sequence[str]) -> str:
+    """Return why items are no layout, and what to do."""
+    below = _below(items)
+    images = [top for top in below if top.lower() in IMAGE_WORDS]
+    labels = [top for top in below if top.lower() in LABEL_WORDS]
+    if labels and not images:
+        return f"there are labels ({_shown(labels)}) and no folder of images beside them; {HOW}"
+    if images and not labels:
+        count = sum(len(below[top]) for top in images)
+        return f"there are {count} images ({_shown(images)}) and no labels; {HOW}"
+    if len(images) > 1 or len(labels) > 1:
+        return f"folders {_shown([*images, *labels])} are too many to tell images from labels; keep one of each"
+    if len(below) == 1 and not any("/" not in item for item in items):
+        return f"all images lie in one folder, {_shown(below)}; {HOW}"
+    return f"{len(items)} images lie there in no order that medsilo knows; {HOW}"
+
+
+def _shown(names: Iterable[str]) -> str:
+    known = list(names)
+    return ", ".join(known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")

@@ -1,0 +1,226 @@
+"""Open some of a folder's images: sizes, spacings, intensities, channels, and the values of masks."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.start.folder_layout import FolderLayout
+from medsilo.tasks.listing import Entry, Listing, find
+from medsilo.tasks.scans import Scan, read_scan, refuse_palette
+from medsilo.tasks.sources import DataSource
+
+MOST = 60  # cases that are opened, from all hospitals in turn
+TAIL = (0.5, 99.5)  # percentiles of intensities that are told
+MOST_VALUES = 50  # of masks: more are instances, or no masks
+LEAST_PATIENTS = 6  # of a hospital, so that what is said of names is believed
+TELLING = (r"(.*?[^_/])(?:_\d+)+$", r"(.*[^_/])_\d+$", r"([^/]+)/[^/]+$")  # how names may tell the patient
+CLASS = r"[^/]+/"  # before them, where folders are classes: a patient may have images of several
+
+
+@dataclass(frozen=True)
+class Look:
+    """The facts of one case's image and label."""
+
+    hospital: str
+    size: tuple[int, ...]  # along x, y (and z)
+    spacing: tuple[float, ...]
+    channels: int
+    kind: str  # of the values, as numpy calls it
+    low: float
+    high: float
+    tail: tuple[float, float]  # percentiles of the values, within the structures where there are any
+    values: tuple[int, ...] = ()  # of the mask
+
+
+@dataclass(frozen=True)
+class Looks:
+    """The facts of a folder: its cases by hospital, and what some of them look like."""
+
+    layout: FolderLayout
+    source: DataSource
+    patients: dict[str, int]  # by hospital
+    cases: dict[str, int]
+    classes: dict[str, int]  # of a classification -> cases
+    looked: tuple[Look, ...]
+    left_out: dict[str, int]  # why -> cases
+    segments: bool
+
+    @property
+    def flat(self) -> bool:
+        """Return whether images have two axes."""
+        return len(self.looked[0].size) == 2
+
+    def middle(self, axis: int) -> float:
+        """Return the median size along an axis."""
+        return float(np.median([look.size[axis] for look in self.looked]))
+
+    def spaced(self, axis: int) -> float:
+        """Return the median spacing along an axis, in millimetres."""
+        return float(np.median([look.spacing[axis] for look in self.looked]))
+
+
+def look_at(folder: Path, layout: FolderLayout) -> Looks:
+    """Open cases of a folder that is laid out so; a DataError says what makes them unusable."""
+    source = DataSource.model_validate(
+        {"folder": folder, "images": layout.images or None, "labels": layout.labels if layout.images else None}
+    )
+    segments = layout.labels is not None or (layout.by_table and _names_files(source, folder, layout))
+    places = {site: folder / site for site in layout.hospitals} or {"": folder}
+    listings = {site: find(source, place, segments) for site, place in places.items()}
+    _refuse_what_stops(listings)
+    names = {site: [entry.name for entry in own.entries] for site, own in listings.items()}
+    if layout.images and (patient := patient_in(names, bool(layout.classes))):
+        source = source.model_copy(update={"patient": patient})
+        listings = {site: find(source, place, segments) for site, place in places.items()}
+    left_out = Counter({p.what: p.count for own in listings.values() for p in own.problems if p.severity == "left out"})
+    looked, wrong = _open(listings)
+    left_out.update(wrong)
+    _refuse_mixtures(looked)
+    labels = Counter(entry.label for own in listings.values() for entry in own.entries if isinstance(entry.label, str))
+    looks = Looks(
+        layout,
+        source,
+        {site: len({entry.patient for entry in own.entries}) for site, own in listings.items()},
+        {site: len(own.entries) for site, own in listings.items()},
+        dict(sorted(labels.items())),
+        tuple(look for look, _ in looked),
+        dict(left_out),
+        segments,
+    )
+    _refuse_labels(looks)
+    return looks
+
+
+def _names_files(source: DataSource, folder: Path, layout: FolderLayout) -> bool:
+    """Return whether the labels of a table are files."""
+    place = folder / layout.hospitals[0] if layout.hospitals else folder
+    entries = find(source, place, masks=False).entries
+    return bool(entries) and all((place / str(entry.label)).is_file() for entry in entries)
+
+
+def patient_in(names: Mapping[str, Sequence[str]], classes: bool = False) -> str | None:
+    """Return the expression by which names of cases tell their patients; None where each may be one of its own.
+
+    names: those of each hospital; classes: whether they begin with a class. Of several expressions the one with the
+    fewest patients: to take two patients for one costs little, and to take one for two lets scores look too good.
+    """
+    for telling in TELLING:
+        expression = f"^{CLASS if classes else ''}{telling}"
+        fits = {site: [re.search(expression, name) for name in own] for site, own in names.items()}
+        if not all(match for own in fits.values() for match in own):
+            continue
+        patients = {site: len({match[1] for match in own if match}) for site, own in fits.items()}
+        several = sum(map(len, names.values())) > sum(patients.values())
+        if several and min(patients.values(), default=0) >= LEAST_PATIENTS:
+            return expression
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------- opening
+def _open(listings: Mapping[str, Listing]) -> tuple[list[tuple[Look, str]], Counter[str]]:
+    """Return what cases look like, each with its name, and why others can't be read."""
+    total = sum(len(own.entries) for own in listings.values())
+    looked, wrong, names = [], Counter[str](), list[str]()
+    for site, own in listings.items():
+        share = max(1, MOST * len(own.entries) // total) if total else 0
+        places = np.unique(np.linspace(0, len(own.entries) - 1, min(share, len(own.entries))).astype(int))
+        for entry in (own.entries[place] for place in places):
+            try:
+                looked.append((_look(site, entry), entry.name))
+            except MedsiloError as error:
+                wrong[str(error)] += 1
+                names.append(f"{site}/{entry.name}".lstrip("/"))
+    if not looked:
+        why = "; ".join(f"{what} ({count})" for what, count in wrong.items())
+        told = why or "; ".join(problem.what for own in listings.values() for problem in own.problems)
+        raise DataError(f"no case can be used: {told or 'there is none'}", private=", ".join(names[:6]))
+    return looked, wrong
+
+
+def _look(site: str, entry: Entry) -> Look:
+    scan = _read(entry.images[0])
+    values = scan.values
+    if not np.isfinite(values).all():
+        raise DataError("images have values that are NaN or infinite")
+    shown, inside = (), values[0]
+    if isinstance(entry.label, Path):
+        mask = _mask(scan, entry.label)
+        shown = tuple(np.unique(mask).tolist())
+        inside = values[0][mask > 0] if mask.any() else inside
+    low, high = np.percentile(inside, TAIL)
+    channels = len(values) if len(entry.images) == 1 else len(entry.images)
+    kind, size = values.dtype.name, tuple(values.shape[:0:-1])
+    return Look(
+        site,
+        size,
+        tuple(float(length) for length in scan.spacing),
+        channels,
+        kind,
+        float(values.min()),
+        float(values.max()),
+        (float(low), float(high)),
+        shown,
+    )
+
+
+def _read(path: Path) -> Scan:
+    refuse_palette(path)
+    return read_scan(path)
+
+
+def _mask(scan: Scan, path: Path) -> np.ndarray:
+    mask = _read(path).values
+    if len(mask) != 1:
+        raise DataError("masks have several channels; save them with one number per place, not as colours")
+    if mask.shape[1:] != scan.values.shape[1:]:
+        raise DataError("an image and its mask have different sizes; export both on one grid")
+    if mask.min() < 0 or not np.allclose(mask, np.rint(mask), atol=1e-3):
+        raise DataError("masks have values below 0 or between whole numbers; save the labels and not probabilities")
+    return np.rint(mask[0]).astype(np.int64)
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+def _refuse_what_stops(listings: Mapping[str, Listing]) -> None:
+    for own in listings.values():
+        stops = [problem for problem in own.problems if problem.severity == "stops"]
+        if stops:
+            raise DataError("; ".join(f"{p.what} ({p.count})" for p in stops), private=", ".join(stops[0].private[:6]))
+        if not own.entries:
+            left = own.problems[0]
+            told = "no image has a label of its name; give each image and its label the same name"
+            raise DataError(
+                told if "no label" in left.what else f"no case can be used: {left.what}", ", ".join(left.private[:6])
+            )
+
+
+def _refuse_mixtures(looked: Sequence[tuple[Look, str]]) -> None:
+    """All images have as many axes, and as many channels."""
+    for what, of, remedy in (
+        ("axes", lambda look: len(look.size), "keep flat images and volumes in folders of their own"),
+        ("channels", lambda look: look.channels, "save all images in grey, or all in colours without transparency"),
+    ):
+        counts = Counter(of(look) for look, _ in looked)
+        if len(counts) > 1:
+            told = " and ".join(f"{number} {what} ({count})" for number, count in sorted(counts.items()))
+            rarest = min(counts, key=lambda number: (counts[number], number))
+            names = [name for look, name in looked if of(look) == rarest]
+            raise DataError(f"images have {told}; {remedy}", private=", ".join(names[:6]))
+
+
+def _refuse_labels(looks: Looks) -> None:
+    """There is something to learn, and masks are masks."""
+    values = {value for look in looks.looked for value in look.values}
+    if not looks.segments:
+        if len(looks.classes) < 2:
+            raise DataError(f"all images are of one class, {next(iter(looks.classes), 'none')}; add the others")
+        return
+    if not values - {0}:
+        raise DataError(f"the masks of all {len(looks.looked)} cases that were opened are empty; export them again")
+    if len(values) > MOST_VALUES:
+        told = f"masks have {len(values)} different values, so that they count single objects or are pictures"
+        raise DataError(f"{told}; save one number for each kind of structure, in PNG or NIfTI and not in JPEG")

@@ -1,0 +1,67 @@
+"""Try a plan on this machine: every hospital trains alone for two rounds, and what it then finds."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from medsilo.check.forecast import COLUMNS, free_memory
+from medsilo.check.result import Report, duration
+from medsilo.deploy.source import open_source
+from medsilo.federation import inprocess
+from medsilo.plan import Plan
+from medsilo.report.start_page import ShownCase
+from medsilo.runs import paths
+from medsilo.runs.schema import Round
+from medsilo.site.settings import SiteSettings
+from medsilo.start.fitting import Machine
+from medsilo.tasks.overlays import pixels_of, write_png
+
+ROUNDS = 2
+CASES = 6  # that are shown of each hospital
+
+
+def machine_of(settings: SiteSettings) -> Machine:
+    """Return what is free on the device that the settings name."""
+    compute = settings.compute()
+    return Machine(free_memory(compute), compute.device.type == "cuda")
+
+
+def alone(plan: Plan) -> Plan:
+    """Return the plan of the trial."""
+    return plan.with_changes(["algorithm.name=local", f"training.rounds={ROUNDS}"])
+
+
+def seconds_of(checked: Iterable[Report]) -> str:
+    """Return about how long the trial takes, by what the checks of all hospitals measured."""
+    column, tables = COLUMNS.index("s a round"), [table for report in checked for table in report.tables]
+    rounds = [float(row[column]) for table in tables if table.columns == COLUMNS for row in table.rows]
+    return duration(ROUNDS * sum(rounds))
+
+
+def try_alone(plan: Plan, settings: SiteSettings, folder: Path, on_round: Callable[[Round], None]) -> None:
+    """Run the trial in this process, into a run folder."""
+    inprocess.run(plan, folder=folder, settings=settings, on_round=on_round)
+
+
+@torch.inference_mode()
+def found_cases(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> list[ShownCase]:
+    """Return test cases of a hospital's classification, from the surest to the least sure; none of other tasks."""
+    if not plan.task.classifies or plan.task.shape is None:
+        return []
+    test = plan.task.site_data(site, plan.participation.sites, plan.seed, settings.data).test
+    model, names = open_source(folder, site).network, plan.task.label_names
+    batches = [(inputs, targets, model(inputs).double().softmax(1)) for inputs, targets in DataLoader(test, 16)]
+    inputs, targets, probabilities = (torch.cat(several) for several in zip(*batches, strict=True))
+    own = probabilities.gather(1, targets[:, None])[:, 0]
+    order = own.argsort(descending=True, stable=True).tolist()
+    chosen = [order[place] for place in np.unique(np.linspace(0, len(order) - 1, CASES).round().astype(int))]
+    cases = []
+    for number, case in enumerate(chosen, 1):
+        path = paths.site_folder(folder, site) / paths.PICTURES / f"case-{number}.png"
+        write_png(path, pixels_of(inputs[case], float(inputs[case].min()), float(inputs[case].max())))
+        right, found = names[int(targets[case])], names[int(probabilities[case].argmax())]
+        cases.append(ShownCase(right, found, float(own[case]), path))
+    return cases

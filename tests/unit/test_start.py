@@ -1,0 +1,427 @@
+"""medsilo init: what it sees in a folder, what it chooses and why, what it writes, and what it refuses."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import SimpleITK
+import torch
+
+from medsilo.cli import main
+from medsilo.core.errors import DataError
+from medsilo.core.files import load_yaml
+from medsilo.plan import load_plan, parse_plan
+from medsilo.registry import TASKS
+from medsilo.site.settings import read_settings
+from medsilo.start.choices import Draft, choose
+from medsilo.start.fitting import Machine, bytes_in_training
+from medsilo.start.folder_layout import layout_of, layout_of_folder
+from medsilo.start.looks import Looks, look_at, patient_in
+from medsilo.start.writing import in_yaml, plan_text, settings_text
+from medsilo.tasks.listing import find
+from medsilo.tasks.sources import DataSource
+from tests.conftest import make_plan
+from tests.hospital import ball, photograph, write_balls, write_pixels, write_table
+from tests.unit.test_docs import commands
+
+SMALL = Machine(1 << 30, gpu=False)
+PATIENTS = [f"p{number:02}" for number in range(18)]
+
+
+def names(*patterns: str, count: int = 4) -> list[str]:
+    return [pattern.format(number) for pattern in patterns for number in range(count)]
+
+
+# ---------------------------------------------------------------------------------------------------- names
+@pytest.mark.parametrize(
+    ("items", "images", "labels"),
+    [
+        (names("images/{}.nii.gz", "labels/{}.nii.gz"), ("images/*.nii.gz",), "labels/*.nii.gz"),
+        (names("Images/p/{}.jpg", "masks/p/{}.png"), ("Images/**/*.jpg",), "masks/**/*.png"),
+        (names("images/a{}.png", "images/b{}.tif", "seg/a{}.png"), ("images/*",), "seg/*.png"),
+        (names("images/{}/", "labels/{}.nrrd"), ("images/*/",), "labels/*.nrrd"),
+        (
+            names("imagesTr/c{}_0000.nii.gz", "imagesTr/c{}_0001.nii.gz", "labelsTr/c{}.nii.gz"),
+            ("imagesTr/*_0000.nii.gz", "imagesTr/*_0001.nii.gz"),
+            "labelsTr/*.nii.gz",
+        ),
+        (names("images/c_000{}.png", "labels/c_000{}.png"), ("images/*.png",), "labels/*.png"),
+        (names("p{}/t1.nii.gz", "p{}/t2.nii.gz", "p{}/seg.nii.gz"), ("*/t1.nii.gz", "*/t2.nii.gz"), "*/seg.nii.gz"),
+        (
+            [f"p{n}/p{n}_{kind}.nii" for n in range(4) for kind in ("flair", "seg")],
+            ("*/*_flair.nii",),
+            "*/*_seg.nii",
+        ),
+        (names("benign/{}.png", "malignant/{}.png"), ("*/*.png",), None),
+        (names("benign/{}/", "malignant/x{}/"), ("*/*/",), None),
+    ],
+)
+def test_a_layout_is_told_from_names(items: list[str], images: tuple[str, ...], labels: str | None) -> None:
+    found = layout_of(items)
+    assert (found.images, found.labels, found.hospitals) == (images, labels, ())
+    below = layout_of([f"{site}/{item}" for site in ("st-anna", "west") for item in items])
+    assert (below.images, below.labels, below.hospitals) == (images, labels, ("st-anna", "west"))
+    assert below.classes == found.classes and len(found.classes) == (0 if labels else 2)
+    assert len(found.channels) == len(images)
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (names("images/{}.png"), "there are 4 images (images) and no labels; put images into images/"),
+        (names("masks/{}.png"), "there are labels (masks) and no folder of images beside them"),
+        (names("only/{}.png"), "all images lie in one folder, only; put images"),
+        (names("{}.png"), "4 images lie there in no order that medsilo knows"),
+        (names("train/a/{}.png", "test/a/{}.png"), "folders test, train are parts and neither hospitals nor classes"),
+        (names("train/{}.png", "test/{}.png"), "folders test, train are parts"),
+        (names("hospital-a/{}.png", "hospital-b/{}.png"), "look like hospitals, and their images have no labels"),
+        (
+            names("a/images/{}.png", "a/masks/{}.png", "b/images/{}.png"),
+            "folders a look like hospitals and b does not: there are 4 images",
+        ),
+        (
+            names("a/images/{}.png", "a/masks/{}.png", "b/img/{}.png", "b/masks/{}.png"),
+            "hospitals' folders are built in different ways: a and b",
+        ),
+        (names("st anna/images/{}.png", "st anna/masks/{}.png"), "'st anna' can't be a hospital's name"),
+        (names("images/{}.png", "scans/{}.png", "masks/{}.png"), "images, scans, masks are too many"),
+    ],
+)
+def test_odd_names_are_refused_in_one_line(items: list[str], words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        layout_of(sorted(items))
+    assert words in str(caught.value) and ";" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "patients"),
+    [
+        (names("{}_0", "{}_1", count=8), 8),
+        (names("s{}_3_0", "s{}_4_1", count=8), 8),  # the coarsest that leaves enough patients
+        (names("case_{}", count=30), None),  # a number of the case
+        (names("p{}/a", "p{}/b", count=8), 8),
+        (names("p{}", count=8), None),
+        (names("{}_0", "{}_1", count=4), None),  # too few to believe it
+    ],
+)
+def test_patients_are_guessed_from_names(own: list[str], patients: int | None) -> None:
+    expression = patient_in({"": own})
+    found = {re.search(expression, name)[1] for name in own} if expression else None  # type: ignore[index]
+    assert (found and len(found)) == patients
+
+
+def test_a_class_is_no_patient() -> None:
+    of_classes = [f"{letter}/{name}" for letter in "abcdefgh" for name in names("p{}", count=8)]
+    assert patient_in({"": of_classes}, classes=True) is None
+    expression = patient_in({"": [f"{name}_{image}" for name in of_classes for image in (0, 1)]}, classes=True)
+    assert expression and re.search(expression, "a/p1_0")[1] == re.search(expression, "b/p1_1")[1] == "p1"  # type: ignore[index]
+
+
+# ---------------------------------------------------------------------------------------------------- folders
+def write_seg(
+    folder: Path, count: int = 18, change: Callable[[int, np.ndarray, np.ndarray], tuple] | None = None
+) -> Path:
+    for number in range(count):
+        pixels, mask = photograph(number)
+        pixels, mask = change(number, pixels, mask) if change else (pixels, mask)
+        write_pixels(folder / f"images/{number}.png", pixels)
+        write_pixels(folder / f"masks/{number}.png", mask)
+    return folder
+
+
+def write_classes(folder: Path) -> Path:
+    for number in range(18):
+        for place, name in enumerate(("naevus", "skin cancer!")):
+            for image in range(2):
+                pixels = photograph(1000 * place + 10 * number + image)[0] // 2 + np.uint8(90 * place)
+                write_pixels(folder / name / f"p{number:02}_{image}.png", pixels)
+    return folder
+
+
+def write_series(folder: Path, values: np.ndarray, number: int) -> Path:
+    """A folder of DICOM slices 2.5 mm apart, with Hounsfield-like values."""
+    folder.mkdir(parents=True)
+    writer, uid = SimpleITK.ImageFileWriter(), f"1.2.826.0.1.3680043.2.1125.{number}"
+    writer.KeepOriginalImageUIDOn()
+    writer.SetImageIO("GDCMImageIO")
+    for place, pixels in enumerate(values.astype(np.int16)):
+        image = SimpleITK.GetImageFromArray(pixels)
+        image.SetSpacing((1.5, 1.5))
+        facts = {
+            "0008|0060": "CT",
+            "0008|0018": f"{uid}.2.{place}",
+            "0020|000d": f"{uid}.1",
+            "0020|000e": uid,
+            "0020|0013": str(place),
+            "0020|0032": f"0\\0\\{2.5 * place}",
+            "0020|0037": "1\\0\\0\\0\\1\\0",
+        }
+        for key, value in facts.items():
+            image.SetMetaData(key, value)
+        writer.SetFileName(str(folder / f"{place:02}.dcm"))
+        writer.Execute(image)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs of two classes; they are read and never changed."""
+    return write_classes(tmp_path_factory.mktemp("it's #1") / "data")
+
+
+def looks_of(folder: Path) -> Looks:
+    return look_at(folder, layout_of_folder(folder))
+
+
+def drafted(folder: Path, machine: Machine = SMALL) -> Draft:
+    looks = looks_of(folder)
+    return choose(looks, looks.layout.hospitals or ("hospital-a",), machine)
+
+
+def small_masks(number: int, pixels: np.ndarray, mask: np.ndarray) -> tuple:
+    return pixels, mask if number else mask[:10, :10].copy()
+
+
+REFUSED: dict[str, tuple[Callable[[int, np.ndarray, np.ndarray], tuple], str]] = {
+    "grey among colours": (
+        lambda n, p, m: (p if n else p[..., 0].copy(), m),
+        "images have 1 channels (1) and 3 channels",
+    ),
+    "empty masks": (lambda n, p, m: (p, 0 * m), "the masks of all 18 cases that were opened are empty"),
+    "coloured masks": (lambda n, p, m: (p, p), "no case can be used: masks have several channels"),
+    "other sizes": (lambda n, p, m: (p, m[:5, :5].copy()), "an image and its mask have different sizes"),
+    "instances": (
+        lambda n, p, m: (p, np.arange(1200, dtype=np.uint16).reshape(30, 40)),
+        "masks have 1200 different values",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_odd_images_are_refused(kind: str, tmp_path: Path) -> None:
+    change, words = REFUSED[kind]
+    with pytest.raises(DataError) as caught:
+        looks_of(write_seg(tmp_path, change=change))
+    assert words in str(caught.value)
+
+
+def test_a_folder_without_images_says_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    for folder, words in ((tmp_path, "which has 1 .txt; medsilo reads NIfTI"), (tmp_path / "no", "does not exist")):
+        with pytest.raises(DataError, match=words):
+            layout_of_folder(folder)
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/a.png").write_bytes(b"no image")
+    write_pixels(tmp_path / "masks/a.png", photograph(1)[1])
+    with pytest.raises(DataError, match="no case can be used: an image can't be read"):
+        looks_of(tmp_path)
+    write_pixels(tmp_path / "images/b.png", photograph(1)[0])
+    (tmp_path / "masks/a.png").rename(tmp_path / "masks/c.png")
+    with pytest.raises(DataError, match="no image has a label of its name; give each image"):
+        looks_of(tmp_path)
+
+
+def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    looks = looks_of(write_seg(tmp_path, change=small_masks))
+    assert looks.left_out == {"an image and its mask have different sizes; export both on one grid": 1}
+    assert len(looks.looked) == 17 and looks.cases == {"": 18}
+
+
+# ---------------------------------------------------------------------------------------------------- choices
+def test_a_draft_of_photographs(tmp_path: Path) -> None:
+    draft = drafted(write_seg(tmp_path))
+    task = draft.plan_values["task"]
+    assert (task["name"], task["kind"], task["labels"], task["colours"]) == (
+        "image-folder",
+        "segmentation",
+        ["structure"],
+        "rgb",
+    )
+    assert task["size"] == [40, 28] and task["intensity"] == {"kind": "bytes"}
+    assert task["shares"] == [0.44, 0.28, 0.28]  # five of eighteen patients are tested
+    assert draft.settings_values["data"]["label_map"] == {255: "structure"}
+    assert all(choice.why for choice in (*draft.plan, *draft.settings))
+
+
+def test_a_draft_of_classes(classes: Path) -> None:
+    looks = looks_of(classes)
+    draft = choose(looks, ["hospital-a"], SMALL)
+    assert draft.plan_values["task"]["labels"] == ["naevus", "skin cancer"]
+    data = draft.settings_values["data"]
+    assert data["label_map"] == {"skin cancer!": "skin cancer"} and data["images"] == "*/*.png"
+    assert DataSource.model_validate(data).patient == r"^[^/]+/(.*?[^_/])(?:_\d+)+$"
+    large = choose(looks, ["hospital-a"], Machine(64 << 30, gpu=True)).plan_values
+    assert large["network"]["name"] == "densenet121" and draft.plan_values["network"]["name"] == "small-cnn"
+
+
+def test_a_table_is_read_as_it_is(tmp_path: Path) -> None:
+    write_seg(tmp_path / "files", 18)
+    rows = [{"image": f"files/images/{n}.png", "label": f"files/masks/{n}.png", "patient": n // 2} for n in range(18)]
+    write_table(tmp_path / "cases.csv", rows)
+    looks = looks_of(tmp_path)
+    assert looks.segments and looks.patients == {"": 9} and looks.layout.by_table
+    write_table(tmp_path / "cases.csv", [{**row, "label": f"c{n % 2}"} for n, row in enumerate(rows)])
+    draft = drafted(tmp_path)
+    assert draft.plan_values["task"]["labels"] == ["c0", "c1"] and "images" not in draft.settings_values["data"]
+
+
+def test_volumes_get_a_spacing_and_what_fits_the_memory(tmp_path: Path) -> None:
+    looks = looks_of(write_balls(tmp_path / "thick", PATIENTS[:9], shape=(20, 48, 40)))
+    drafts = {free: choose(looks, ["a"], Machine(free, gpu=False)).plan_values for free in (1 << 24, 1 << 26, 1 << 34)}
+    needs = [bytes_in_training(parse_plan(own)) for own in drafts.values()]
+    task = drafts[1 << 34]["task"]
+    assert (task["dimensions"], task["target_spacing"], task["intensity"]) == (3, [1.5, 1.5, 2.5], {"kind": "z-score"})
+    assert task["size"] == [40, 48, 20] and drafts[1 << 24]["task"]["size"] == [32, 32, 16]
+    assert all(needed <= free / 2 for needed, free in zip(needs[1:], list(drafts)[1:], strict=True))
+    assert needs == sorted(needs) and needs[0] < needs[-1]
+    assert (
+        drafted(write_balls(tmp_path / "thin", PATIENTS[:9], shape=(6, 48, 40))).plan_values["task"]["dimensions"] == 2
+    )
+
+
+def test_what_a_network_takes_is_about_what_it_takes() -> None:
+    """Weights four times, and what layers give out, which grows with the batch."""
+    plan = make_plan("local", "task.name=synthetic-histology", "network.name=small-cnn", "network.norm=none")
+    one, two, four = (bytes_in_training(plan.with_changes([f"training.batch_size={n}"])) for n in (1, 2, 4))
+    assert one - (two - one) == 16 * plan.parameters and four - two == 2 * (two - one)
+
+
+# ---------------------------------------------------------------------------------------------------- DICOM
+@pytest.fixture(scope="module")
+def scanner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CT of every patient as a series, and the masks as NIfTI."""
+    folder = tmp_path_factory.mktemp("ct")
+    for number, patient in enumerate(PATIENTS[:9]):
+        values, mask = ball((8, 24, 20), (1.5, 1.5, 2.5), number)
+        write_series(folder / "images" / patient, 40 * values - 1000 * (values < -0.3), number + 1)
+        image = SimpleITK.GetImageFromArray(mask)
+        image.SetSpacing((1.5, 1.5, 2.5))
+        (folder / "labels").mkdir(exist_ok=True)
+        SimpleITK.WriteImage(image, str(folder / f"labels/{patient}.nii.gz"))
+    return folder
+
+
+def test_series_are_images_and_are_seen_as_a_ct(scanner: Path, tmp_path: Path) -> None:
+    draft = drafted(scanner)
+    assert draft.settings_values["data"]["images"] == "images/*/"
+    window = draft.plan_values["task"]["intensity"]
+    assert window["kind"] == "window" and -200 < window["low"] < window["high"] < 200
+    source = DataSource.model_validate({**draft.settings_values["data"], "cache": "disk", "cache_folder": tmp_path})
+    task = TASKS["nifti-folder"].model_validate(draft.plan_values["task"])
+    data = task.read("hospital-a", ["hospital-a"], 0, source)
+    places = sorted({*data.train.patients, *data.validation.patients, *data.test.patients})  # type: ignore[attr-defined]
+    assert places == PATIENTS[:9]
+    kept = len(list(tmp_path.iterdir()))
+    touched = scanner / "images/p00/03.dcm"
+    os.utime(touched, ns=(0, 0))
+    task.read("hospital-a", ["hospital-a"], 0, source)
+    assert len(list(tmp_path.iterdir())) == kept + 1  # a slice that changed makes its volume anew
+    inputs, target = data.train[0]
+    assert inputs.shape[1:] == target.shape and torch.isfinite(inputs).all() and target.any()
+
+
+def test_a_series_with_a_link_in_it_is_left_out(scanner: Path, tmp_path: Path) -> None:
+    own = tmp_path / "data/images/p"
+    own.mkdir(parents=True)
+    for path in (scanner / "images/p00").iterdir():
+        (own / path.name).symlink_to(path)
+    (tmp_path / "data/labels").mkdir()
+    (tmp_path / "data/labels/p.nii.gz").write_bytes((scanner / "labels/p00.nii.gz").read_bytes())
+    listing = find(DataSource(folder=tmp_path / "data", images="images/*/"), tmp_path / "data", masks=True)
+    assert not listing.entries and any("lead out of it" in problem.what for problem in listing.problems)
+
+
+def test_two_series_in_a_folder_are_refused(scanner: Path, tmp_path: Path) -> None:
+    for number, patient in enumerate(PATIENTS[:2]):
+        for path in (scanner / "images" / patient).iterdir():
+            (tmp_path / "images/p").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "images/p" / f"{number}{path.name}").write_bytes(path.read_bytes())
+    with pytest.raises(DataError, match="16 DICOM files of 2 series; give every series a folder of its own"):
+        layout_of_folder(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------- files
+def test_what_is_written_says_what_was_chosen(classes: Path) -> None:
+    draft = drafted(classes)
+    for text, values, choices in (
+        (plan_text(draft), draft.plan_values, draft.plan),
+        (settings_text(draft), draft.settings_values, draft.settings),
+    ):
+        assert load_yaml(text) == json.loads(json.dumps(values)) | (
+            {} if "data" not in values else {"data": values["data"]}
+        )
+        assert all(len(line) <= 120 for line in text.splitlines() if "folder:" not in line)
+        joined = " ".join(text.replace("#", " ").split())
+        assert all(" ".join(choice.why.replace("#", " ").split()) in joined for choice in choices)
+
+
+@pytest.mark.parametrize(
+    "value", ["1e-4", "yes", "a: b", "it's", " x", "#1", "null", "2026-11-21", "*/*.png", "C:\\x", "ä"]
+)
+def test_texts_are_read_back_as_they_are(value: str) -> None:
+    assert load_yaml(f"key: {in_yaml(value)}  # why") == {"key": value}
+    assert load_yaml(f"key: {in_yaml([value, {value: 1.5}])}") == {"key": [value, {value: 1.5}]}
+
+
+def test_init_writes_checks_and_overwrites_nothing(
+    classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "study"
+    command = ["init", str(classes), "-o", str(out), "--no-train", "--device", "cpu", "--json"]
+    before = sorted(classes.rglob("*"))
+    assert main(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["check"]["hospital-a"]["go"] and told["trial"] is None and all(row["why"] for row in told["choices"])
+    plan = load_plan(out / "job/app/config/plan.yaml")
+    assert plan.task.label_names == ("naevus", "skin cancer") and plan.participation.sites == ("hospital-a",)
+    settings = read_settings(out)
+    assert settings.data and settings.data.folder == classes.resolve()
+    page = (out / "start.html").read_text("utf-8")
+    assert "Data, plan and machine fit together; nothing has been trained yet." in page and "data.patient" in page
+    written = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert main(command) == 1
+    assert "exists and stays as it is" in json.loads(capsys.readouterr().out)["error"]
+    assert written == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert main(["init", str(classes), "-o", str(classes / "study")]) == 1
+    assert "lies in the data folder" in capsys.readouterr().err
+    assert sorted(classes.rglob("*")) == before
+
+
+def test_init_needs_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["init"]) == 2 and main(["init", str(tmp_path), "--example", str(tmp_path / "x")]) == 2
+    (tmp_path / "x").write_text("")
+    assert main(["init", "--example", str(tmp_path)]) == 1
+    assert "is not empty" in capsys.readouterr().err
+    assert main(["init", str(tmp_path), "-o", str(tmp_path / "study")]) == 1
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.slow
+def test_a_classification_shows_its_cases(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    command = ["init", str(write_classes(tmp_path / "data")), "-o", str(tmp_path / "study"), "--device", "cpu"]
+    assert main(command) == 0
+    page = (tmp_path / "study/start.html").read_text("utf-8")
+    assert page.count('alt="test case') == 6 and "found so" in page
+    assert (tmp_path / "study/trial/report.html").is_file()
+    assert "does joining pay" not in capsys.readouterr().out  # one hospital
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_as_it_stands(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of docs/start.md that calls medsilo, in turn, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    lines = list(commands(root / "docs/start.md"))
+    assert [line.split()[0] for line in lines] == ["init", "init", "compare", "predict", "export"]
+    for line in lines:
+        assert main(shlex.split(line)) == 0, line
+    page = (tmp_path / "study/start.html").read_text("utf-8")
+    assert page.count('class="overlay"') == 9 and "After two rounds alone: test dice hospital-a 0." in page
+    assert (tmp_path / "runs/first/report.html").is_file() and (tmp_path / "bundle/configs/metadata.json").is_file()
+    assert (tmp_path / "predictions/overview.png").is_file()
+    masks = [SimpleITK.ReadImage(str(path)) for path in (tmp_path / "predictions").glob("*.nii.gz")]
+    assert len(masks) == len(list((tmp_path / "data/hospital-a/images").iterdir()))
