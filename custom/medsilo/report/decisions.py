@@ -71,12 +71,12 @@ def _sum_of(places: Sequence[Place]) -> Place:
 
 # ---------------------------------------------------------------------------------------------------- the section
 def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
-    """Return what the page shows of these runs; nothing where no site tells classes apart."""
+    """Return what the page shows of these runs; nothing where no site tells classes, or they differ."""
     several = len(runs) > 1
     by_run = [(run, of_run(run, run.label if several else "")) for run in runs]
     rows = [row for _, own in by_run for row in own]
     last = [(run.label, style, own[-1]) for style, (run, own) in zip(looks, by_run, strict=True) if own]
-    return shown(rows, last, runs) if rows else {}
+    return shown(rows, last, runs) if len({len(row.told.confusion) for row in rows}) == 1 else {}
 
 
 def of_site(run: RunResult, site: str, told: SiteResult) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import is_safe_name
 from medsilo.report import decisions, panels
 from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
@@ -36,11 +36,9 @@ def write_hospitals(folder: Path, leaving: Leaving) -> list[Path]:
     run = read(folder)
     if odd := [site for site in run.sites if not is_safe_name(site)]:
         raise MedsiloError("the run names a site that can't be a file's name; correct its summary.json", odd[0])
-    return [
-        save(render(run, site, leaving), folder / paths.HOSPITALS / f"{site}.html")
-        for site in run.sites
-        if run.site(site).contributed is not None
-    ]
+    with reading(f"what run '{run.folder}' tells, in summary.json or rounds.jsonl,"):
+        pages = {site: render(run, site, leaving) for site in run.sites if run.site(site).contributed is not None}
+    return [save(page, folder / paths.HOSPITALS / f"{site}.html") for site, page in pages.items()]
 
 
 def render(run: RunResult, site: str, leaving: Leaving) -> str:
