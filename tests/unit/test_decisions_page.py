@@ -55,10 +55,10 @@ def file_of(text: str, name: str) -> list[list[str]]:
 
 def test_a_runs_page_shows_decisions_confusion_and_reliability(tmp_path: Path) -> None:
     text, parsed = rendered([save(tmp_path, summary())])
-    assert parsed.row(A, "decisions")[1:] == ["0.350", "0.900 18 of 20", "0.750 15 of 20", "0.050"]
+    assert parsed.row(A, "decisions")[1:] == ["0.350", "0.90018 of 20", "0.75015 of 20", "0.050"]
     assert parsed.row(C, "decisions")[1:] == ["–"] * 4
     everyone = parsed.row("all sites' cases", "decisions")
-    assert everyone[1:] == ["each its own", "0.850 34 of 40", "0.875 35 of 40", "0.062"]
+    assert everyone[1:] == ["each its own", "0.85034 of 40", "0.87535 of 40", "0.062"]
     assert "(Youden's)" in text and parsed.row("all sites' cases class 1", "decisions")[1:] == ["15", "45"]
     assert parsed.row("all sites' cases 0.8 to 0.9")[1:] == ["40", "0.850", "0.850"]
     data = file_of(text, "decisions-at-the-threshold")
@@ -80,7 +80,7 @@ def test_several_classes_have_no_threshold(tmp_path: Path) -> None:
     run = summary_of("fedavg", "FedAvg", {A: 0.7, B: 0.8}, {A: {"decisions": table}})
     text, parsed = rendered([save(tmp_path, run)])
     rows = [parsed.row(f"FedAvg class {label}", "decisions")[1:] for label in range(3)]
-    assert rows[1] == ["0.900 9 of 10", "0.650 13 of 20"] and rows[2] == ["0.500 5 of 10", "1.000 20 of 20"]
+    assert rows[1] == ["0.9009 of 10", "0.65013 of 20"] and rows[2] == ["0.5005 of 10", "1.00020 of 20"]
     assert "there is no one threshold" in text and "Youden" not in text
 
 
@@ -105,7 +105,7 @@ def test_a_hospitals_page_names_no_other_hospital(tmp_path: Path) -> None:
         "–",
         "–",
     ]  # two tell theirs: the mean tells the other's
-    assert parsed.row(A, "decisions")[2] == "0.900 18 of 20" and "16 of 20" not in text
+    assert parsed.row(A, "decisions")[2] == "0.90018 of 20" and "16 of 20" not in text
     assert parsed.row("model", "left")[1:] == ["1 to 2", "5.0 kB"] and "the mean of something" in text
     assert "A threshold that follows from its validation cases: 0.35." in text and len(text) < 60_000
     assert file_of(text, "test-results")[1] == ["accuracy", "0.7", "0.71", "0.777"]
