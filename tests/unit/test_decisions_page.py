@@ -69,10 +69,12 @@ def test_a_runs_page_shows_decisions_confusion_and_reliability(tmp_path: Path) -
     assert "FedAvg: 0.100 after 0.15 of probability, 0.850 after 0.85." in curve
 
 
-def test_the_page_says_which_sensitivity_was_wanted(tmp_path: Path) -> None:
+def test_the_page_says_which_sensitivity_was_wanted_and_names_the_classes(tmp_path: Path) -> None:
     folder = save(tmp_path, summary())
-    (folder / paths.PLAN).write_text("tracking: {sensitivity: 0.9}\n")
-    assert "the greatest that reaches a sensitivity of 0.9" in rendered([folder])[0]
+    (folder / paths.PLAN).write_text("tracking: {sensitivity: 0.9}\ntask: {labels: [well, <ill>]}\n")
+    text = rendered([folder])[0]
+    assert "the greatest that reaches a sensitivity of 0.9" in text
+    assert "the probability of class 1 (&lt;ill&gt;) is at least" in text and "class 0 (well)" in text
 
 
 def test_several_classes_have_no_threshold(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from medsilo.core.errors import YamlError
 from medsilo.core.files import load_yaml
+from medsilo.core.text import plain
 from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
 from medsilo.report.formats import cell
 from medsilo.report.read import RunResult
@@ -91,16 +92,17 @@ def shown(
     rows: Sequence[Judged], drawn: Sequence[tuple[str, int, Judged]], runs: Sequence[RunResult]
 ) -> dict[str, Any]:
     """Return tables and chart."""
-    classes = len(rows[0].told.confusion)
+    classes = _classes(runs, len(rows[0].told.confusion))
     return {
-        "two": classes == 2,
+        "two": len(classes) == 2,
+        "second": classes[-1],
         "rule": _rule(runs),
-        "at_threshold": [_at_threshold(row) for row in rows] if classes == 2 else [],
-        "heads": [f"class {label}" for label in range(classes)],
-        "confusions": [line for row in rows for line in _confusion(row)],
-        "one_against_rest": [line for _, _, row in drawn for line in _against_rest(row)] if classes > 2 else [],
-        "calibration": [_calibration(row) for row in rows] if classes > 2 else [],
-        **_curve(drawn, rows, classes),
+        "at_threshold": [_at_threshold(row) for row in rows] if len(classes) == 2 else [],
+        "heads": classes,
+        "confusions": [line for row in rows for line in _confusion(row, classes)],
+        "one_against_rest": [line for _, _, row in drawn for line in _against_rest(row, classes)],
+        "calibration": [_calibration(row) for row in rows],
+        **_curve(drawn, rows, classes[-1] if len(classes) == 2 else "each class"),
     }
 
 
@@ -116,13 +118,27 @@ def _rule(runs: Sequence[RunResult]) -> str:
 
 
 def _wanted(run: RunResult) -> float | None:
+    wanted = _planned(run, "tracking").get("sensitivity")
+    return float(wanted) if isinstance(wanted, int | float) else None
+
+
+def _classes(runs: Sequence[RunResult], count: int) -> list[str]:
+    """Return the classes' numbers, with the names that the plan gives them."""
+    numbers = [f"class {label}" for label in range(count)]
+    labels = _planned(runs[0], "task").get("labels")
+    if not isinstance(labels, list) or len(labels) != count:
+        return numbers
+    return [f"{number} ({plain(str(label), 40)})" for number, label in zip(numbers, labels, strict=True)]
+
+
+def _planned(run: RunResult, key: str) -> Mapping[str, Any]:
+    """Return a section of a run's plan; nothing where it can't be read."""
     try:
         plan = load_yaml(run.plan)
     except YamlError:
-        return None
-    tracking = plan.get("tracking") if isinstance(plan, dict) else None
-    wanted = tracking.get("sensitivity") if isinstance(tracking, dict) else None
-    return float(wanted) if isinstance(wanted, int | float) else None
+        return {}
+    found = plan.get(key) if isinstance(plan, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _at_threshold(row: Judged) -> Row:
@@ -140,13 +156,13 @@ def _calibration(row: Judged) -> Row:
     return row.name, [cell(row.figures.get("calibration_error"))]
 
 
-def _confusion(row: Judged) -> list[Row]:
+def _confusion(row: Judged, classes: Sequence[str]) -> list[Row]:
     """Return a line for each class that occurs or was found."""
     name = row.name if isinstance(row.name, str) else ", ".join(row.name)
     table = row.told.confusion
     return [
         (
-            (name, f"class {label}"),
+            (name, classes[label]),
             [cell(count, str(count), look="own" if label == found else "") for found, count in enumerate(counts)],
         )
         for label, counts in enumerate(table)
@@ -154,7 +170,7 @@ def _confusion(row: Judged) -> list[Row]:
     ]
 
 
-def _against_rest(row: Judged) -> list[Row]:
+def _against_rest(row: Judged, classes: Sequence[str]) -> list[Row]:
     """Return sensitivity and specificity of each class, where the most probable class is what was found."""
     table = row.told.confusion
     name = row.name if isinstance(row.name, str) else ", ".join(row.name)
@@ -170,18 +186,17 @@ def _against_rest(row: Judged) -> list[Row]:
             cell(counts[label] / own, aside=f"{counts[label]} of {own}"),
             cell(specificity, aside=f"{others - false} of {others}"),
         ]
-        rows.append(((name, f"class {label}"), cells))
+        rows.append(((name, classes[label]), cells))
     return rows
 
 
 # ---------------------------------------------------------------------------------------------------- the curve
-def _curve(drawn: Sequence[Drawn], rows: Sequence[Judged], classes: int) -> dict[str, Any]:
+def _curve(drawn: Sequence[Drawn], rows: Sequence[Judged], of: str) -> dict[str, Any]:
     """Return the reliability curve: in each place of the probability the share of cases that are of the class."""
     series = [_line(name, style, row) for name, style, row in drawn if row.told.reliability]
     if not series:
         return {"chart": None, "legend": [], "places": []}
     ideal = Series("As good as it says", (0.0, 1.0), -2, places=(0.0, 1.0))
-    of = "class 1" if classes == 2 else "each class"
     return {
         "chart": _drawn([ideal, *series], of),
         "legend": [{"name": one.name, "swatch": swatch(one.style)} for one in (ideal, *series)],
