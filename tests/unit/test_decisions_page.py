@@ -59,14 +59,15 @@ def test_a_runs_page_shows_decisions_confusion_and_reliability(tmp_path: Path) -
     assert parsed.row(C, "decisions")[1:] == ["–"] * 4
     everyone = parsed.row("all sites' cases", "decisions")
     assert everyone[1:] == ["each its own", "0.85034 of 40", "0.87535 of 40", "0.062"]
-    assert "(Youden's)" in text and parsed.row("all sites' cases class 1", "decisions")[1:] == ["15", "45"]
+    assert "(Youden" in text and parsed.row("all sites' cases class 1", "decisions")[1:] == ["15", "45"]
     assert parsed.row("all sites' cases 0.8 to 0.9")[1:] == ["40", "0.850", "0.850"]
     data = file_of(text, "decisions-at-the-threshold")
     assert data[1] == [A, "0.35", "0.9", "18 of 20", "0.75", "15 of 20", "0.05"]
     assert file_of(text, "confusion-matrix")[2] == ["hospital-a class 1", "5", "15"]
     assert len(file_of(text, "reliability")) == 1 + 3 * 2  # of those that tell, and of both together
     (curve,) = re.findall(r'<svg[^>]*aria-labelledby="reliability-title".*?</svg>', text, re.DOTALL)
-    assert "FedAvg: 0.100 after 0.15 of probability, 0.850 after 0.85." in curve
+    assert "hospital-a: 0.100 after 0.15 of probability, 0.850 after 0.85." in curve and "hospital-c" not in curve
+    assert parsed.row("Method", "figures") == ["Method and whose test cases", "accuracy"]
 
 
 def test_the_page_says_which_sensitivity_was_wanted_and_names_the_classes(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_several_classes_have_no_threshold(tmp_path: Path) -> None:
     table = Decisions(confusion=[[8, 2, 0], [1, 9, 0], [0, 5, 5]])
     run = summary_of("fedavg", "FedAvg", {A: 0.7, B: 0.8}, {A: {"decisions": table}})
     text, parsed = rendered([save(tmp_path, run)])
-    rows = [parsed.row(f"FedAvg class {label}", "decisions")[1:] for label in range(3)]
+    rows = [parsed.row(f"{A} class {label}", "decisions")[1:] for label in range(3)]
     assert rows[1] == ["0.9009 of 10", "0.65013 of 20"] and rows[2] == ["0.5005 of 10", "1.00020 of 20"]
     assert "there is no one threshold" in text and "Youden" not in text
 

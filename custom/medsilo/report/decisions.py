@@ -76,8 +76,11 @@ def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     several = len(runs) > 1
     by_run = [(run, of_run(run, run.label if several else "")) for run in runs]
     rows = [row for _, own in by_run for row in own]
+    if len({len(row.told.confusion) for row in rows}) != 1:
+        return {}
     last = [(run.label, style, own[-1]) for style, (run, own) in zip(looks, by_run, strict=True) if own]
-    return shown(rows, last, runs) if len({len(row.told.confusion) for row in rows}) == 1 else {}
+    sites = [(row.name, style, row) for style, row in enumerate(row for row in rows if not row.several)]
+    return shown(rows, last if several else sites, [row for _, _, row in last], runs)
 
 
 def of_site(run: RunResult, site: str, told: SiteResult) -> dict[str, Any]:
@@ -85,13 +88,13 @@ def of_site(run: RunResult, site: str, told: SiteResult) -> dict[str, Any]:
     if told.decisions is None:
         return {}
     row = Judged(site, told.decisions, told.figures)
-    return shown([row], [(site, 0, row)], [run])
+    return shown([row], [(site, 0, row)], [row], [run])
 
 
 def shown(
-    rows: Sequence[Judged], drawn: Sequence[tuple[str, int, Judged]], runs: Sequence[RunResult]
+    rows: Sequence[Judged], drawn: Sequence[Drawn], whole: Sequence[Judged], runs: Sequence[RunResult]
 ) -> dict[str, Any]:
-    """Return tables and chart."""
+    """Return tables and chart. whole: of each run, that of all its sites."""
     classes = _classes(runs, len(rows[0].told.confusion))
     return {
         "two": len(classes) == 2,
@@ -100,7 +103,7 @@ def shown(
         "at_threshold": [_at_threshold(row) for row in rows] if len(classes) == 2 else [],
         "heads": classes,
         "confusions": [line for row in rows for line in _confusion(row, classes)],
-        "one_against_rest": [line for _, _, row in drawn for line in _against_rest(row, classes)],
+        "one_against_rest": [line for row in whole for line in _against_rest(row, classes)],
         "calibration": [_calibration(row) for row in rows],
         **_curve(drawn, rows, classes[-1] if len(classes) == 2 else "each class"),
     }
