@@ -71,7 +71,7 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
             **tested_as(
                 plan.task,
                 *(tested[site][key] for key in ("test", "test_loss", "test_cases", "counts")),
-                pool.thresholds.get(site),
+                threshold=pool.thresholds.get(site),
             ),
         )
     return summary.changed(

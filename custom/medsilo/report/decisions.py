@@ -7,7 +7,6 @@ from typing import Any
 from markupsafe import Markup
 
 from medsilo.core.errors import YamlError
-from medsilo.core.files import load_yaml
 from medsilo.core.text import plain
 from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
 from medsilo.report.formats import cell
@@ -136,6 +135,8 @@ def _classes(runs: Sequence[RunResult], count: int) -> list[str]:
 
 def _planned(run: RunResult, key: str) -> Mapping[str, Any]:
     """Return a section of a run's plan; nothing where it can't be read."""
+    from medsilo.core.files import load_yaml  # brings torch, which a page without classes doesn't need
+
     try:
         plan = load_yaml(run.plan)
     except YamlError:
@@ -146,13 +147,14 @@ def _planned(run: RunResult, key: str) -> Mapping[str, Any]:
 
 def _at_threshold(row: Judged) -> Row:
     sensitivity, specificity, error = (row.figures.get(name) for name in FIGURES)
-    right, beside = (None, None), ("", "")
-    if row.told.decided:
-        no, false, missed, yes = row.told.decided
-        beside = (f"{yes} of {missed + yes}", f"{no} of {no + false}")
-        right = (sensitivity, specificity)
-    threshold = cell(row.told.threshold, "each its own" if row.several and row.told.decided else None)
-    return row.name, [threshold, *(cell(one, aside=of) for one, of in zip(right, beside, strict=True)), cell(error)]
+    if not row.told.decided:
+        return row.name, [cell(None), cell(None), cell(None), cell(error)]
+    no, false, missed, yes = row.told.decided
+    rates = [
+        cell(sensitivity, aside=f"{yes} of {missed + yes}"),
+        cell(specificity, aside=f"{no} of {no + false}"),
+    ]
+    return row.name, [cell(row.told.threshold, "each its own" if row.several else None), *rates, cell(error)]
 
 
 def _calibration(row: Judged) -> Row:
