@@ -35,7 +35,16 @@ from medsilo.site.settings import Limits, SiteSettings
 
 HERE = Path(__file__).parent
 PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md")
-PROTECTION = ("public_data", "smallest_metric", "score_cases", "score_digits", "records", "studies", "memory_limit")
+PROTECTION = (
+    "public_data",
+    "smallest_metric",
+    "score_cases",
+    "calibration",
+    "score_digits",
+    "records",
+    "studies",
+    "memory_limit",
+)
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ROBUST = {
     rule.model_fields["name"].default: rule
@@ -252,6 +261,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "agreed": lambda: fields(schema.Agreement, "agreed."),
     "selected": lambda: fields(schema.Selection, "selected."),
     "site": lambda: fields(schema.SiteResult, "sites.<site>."),
+    "decisions": lambda: fields(schema.Decisions, "sites.<site>.decisions."),
     "details": lambda: fields(schema.Details, "details."),
     "similarity": lambda: fields(schema.Similarity, "details.similarity."),
     "super-model": lambda: fields(schema.SuperModelFacts, "details.super_model."),

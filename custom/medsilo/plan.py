@@ -303,6 +303,13 @@ class Tracking(Section):
         description="the round whose model is tested and kept as `best`: the best on validation data (a later round "
         "has to be strictly better), or the last",
     )
+    sensitivity: float | None = added(
+        None,
+        gt=0,
+        le=1,
+        description="with two classes: the sensitivity that each hospital's threshold has to reach on its validation "
+        "cases. `null`: the threshold with the greatest sensitivity + specificity there (Youden's)",
+    )
     mlflow: bool = Field(
         False, description="write `mlflow.db` beside TensorBoard's files; needs the package `mlflow` at the server"
     )
@@ -382,6 +389,11 @@ class Plan(Section):
             raise PlanError(f"network: has {parameters} parameters with all of the method's; {MOST_PARAMETERS} may be")
         self.algorithm.check(networks)
         self.algorithm.suits(self.training)
+        if self.tracking.sensitivity and not self.has_threshold:
+            raise PlanError(
+                "tracking.sensitivity: a threshold is chosen in classifications into two classes, without a promise of "
+                "privacy; remove it"
+            )
         self._has_data_for_its_sites()
         self._network_reads_task(networks["model"])
         if self.participation.unseen:
@@ -395,6 +407,11 @@ class Plan(Section):
             self._keeps_its_promise(networks)
         self._keeps_its_protocol()
         return self
+
+    @property
+    def has_threshold(self) -> bool:
+        """Return whether hospitals choose a threshold on validation cases: not where each number has its price."""
+        return self.task.decides and self.privacy is None
 
     def _network_reads_task(self, model: nn.Module) -> None:
         """One case of the task's shape goes through the network, without values."""

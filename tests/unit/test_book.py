@@ -61,11 +61,11 @@ def test_a_run_is_counted_part_by_part(photos: Path, tmp_path: Path) -> None:
 
 
 def test_a_study_over_the_budget_is_refused_before_data_are_read(photos: Path, tmp_path: Path) -> None:
-    limits, place = {"validation_answers": 5}, tmp_path / "photos"
+    limits, place = {"validation_answers": 6}, tmp_path / "photos"
     write_photos(place, NAMES[:40])
     run(tmp_path / "first", place, "training.rounds=2", limits=limits)
     place.rename(tmp_path / "away")  # who looks at the data fails in another way
-    with pytest.raises(Refused, match="needs 4 answers with scores over validation .* has 2 left for this lead"):
+    with pytest.raises(Refused, match="needs 5 answers with scores over validation .* has 3 left for this lead"):
         run(tmp_path / "second", place, "training.rounds=3", limits=limits)
     (tmp_path / "away").rename(place)
     run(tmp_path / "third", place, "training.rounds=1", limits=limits)

@@ -702,9 +702,9 @@ def test_the_hospitals_limits_are_told_and_what_is_left(tmp_path: Path) -> None:
     inprocess.run(plan, folder=kit / "medsilo/study", settings=settings)
     after = looked()
     (note,) = found(after, "limits", "note")
-    assert "asks for 10 answers with scores, one lead may have 12; a lead who had 10 already would" in note.what
+    assert "asks for 11 answers with scores, one lead may have 12; a lead who had 10 already would" in note.what
     rows = {table.title: table for table in after.tables}["Answers with scores that left this site"].rows
-    assert rows == [["train", 9, 2000, 9, 9], ["validation", 10, 12, 10, 10], ["test", 1, 100, 1, 1]]
+    assert rows == [["train", 9, 2000, 9, 9], ["validation", 11, 12, 10, 10], ["test", 1, 100, 1, 1]]
     data = Participant(plan, "a", ["a"], settings, kit / "medsilo/study/sites/a").cases
     (cases,) = [table for table in after.tables if table.title == "Cases"]
     assert {row[0]: row[1] for row in cases.rows} == data  # the split that it looked at is the study's

@@ -137,7 +137,12 @@ def test_it_says_how_coarsely_numbers_of_patients_leave() -> None:
     text = "\n".join(describe(plan, {}, SiteSettings()))
     assert "2 patients together can move at most (0.2 with 10, 0.05 with 50, 0.01 with 200 patients" in text
     assert "multiples of 5" in text and "task.shares is not used" in text
-    assert "4 of 2000 over train cases, 5 of 2000 over validation cases, 1 of 100 over test cases" in text
+    assert "4 of 2000 over train cases, 6 of 2000 over validation cases, 1 of 100 over test cases" in text
+    assert "reliability: sums of probabilities, by tenths of them: 10 numbers" in text
+    assert "the threshold that does best on the validation cases, one of 9 numbers" in text
+    assert "medsilo.yaml: calibration (here true)" in text
+    text = "\n".join(describe(plan, {}, SiteSettings(calibration=False)))
+    assert "No threshold of validation cases is told: declined" in text and "reliability: sums" not in text
     assert "together" not in "\n".join(describe(plan, {}, SiteSettings(public_data=True)))
     assert "together" not in "\n".join(describe(make_plan("fedavg", *SMALL), {}, SiteSettings()))
     assert "exactly (score_cases is 0)" in "\n".join(describe(plan, {}, SiteSettings(score_cases=0)))

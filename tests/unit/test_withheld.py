@@ -79,8 +79,9 @@ def test_pooled_figures_are_of_those_that_tell(tmp_path: Path) -> None:
     assert [int(data_of(plan, site, {}).test.targets.bincount().sub(1).eq(0).sum()) for site in (B, C)] == [1, 0]
     summary = run(tmp_path / "run", plan, {A: {"test": 1}}, SiteSettings(device="cpu", smallest_metric=2))
     withheld = {site: summary.sites[site].withheld for site in SITES}
-    assert withheld == {A: sorted(plan.task.layout), B: ["chances", "confusion"], C: []}
+    assert withheld == {A: sorted(plan.task.layout), B: ["chances", "confusion", "reliability"], C: []}
     assert summary.sites[B].figures.keys() == {"accuracy", "accuracy_by_patient"}
+    assert summary.sites[B].decisions is None
     of_b, of_c = (read_measures(tmp_path / "run/sites" / site)[0] for site in (B, C))
     hits = torch.cat([of_b["accuracy"], of_c["accuracy"]])
     assert summary.pooled["accuracy"] == pytest.approx(float(hits.mean()))

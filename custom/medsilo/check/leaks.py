@@ -20,7 +20,8 @@ from medsilo.plan import Plan
 from medsilo.site.book import PARTS
 from medsilo.site.policy import Policy
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.metrics import BY_PATIENT, CHANCES, CONFUSION
+from medsilo.tasks.decisions import RELIABILITY
+from medsilo.tasks.metrics import BINS, BROAD, BY_PATIENT, CHANCES, CONFUSION
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Leak:
     @property
     def rounds(self) -> int:
         return self.last - self.first + 1
+
+    @property
+    def when(self) -> str:
+        """Return its rounds in words."""
+        return str(self.first) if self.rounds == 1 else f"{self.first} to {self.last}"
 
 
 def leaks(plan: Plan) -> list[Leak]:
@@ -102,7 +108,7 @@ def describe(
     least = settings.least(plan.task.synthetic)
     if found:
         lines += ["", *_sealing(plan)]
-    lines += ["", *_numbers(plan, least)]
+    lines += ["", *_numbers(plan, settings)]
     if settings.protects(plan.task.synthetic):
         lines += ["", *_coarse(plan, settings)]
     if plan.privacy or settings.privacy:
@@ -117,6 +123,22 @@ def describe(
     return [*lines, "", *_filters(given)] if given else lines
 
 
+def left_in_short(plan: Plan) -> tuple[list[tuple[str, str, int]], list[str]]:
+    """Return the groups that left each site with their rounds and bytes a round, and further lines, naming no site."""
+    groups = [(leak.group, leak.when, leak.bytes) for leak in leaks(plan)]
+    lines = [*_sealing(plan), *told_besides(plan)]
+    if plan.privacy:
+        lines.append(
+            f"The study promised differential privacy: ε = {plan.privacy.epsilon:g} at δ = {plan.privacy.delta:g} for "
+            f"each {plan.privacy.unit}."
+        )
+    lines.append(
+        "Numbers: cases of each part, losses, scores and counts over validation and test cases, as far as the hospital "
+        "tells them; seconds and memory."
+    )
+    return groups, lines
+
+
 def _sealing(plan: Plan) -> list[str]:
     """Against whom the tensors are sealed, and what of them is not."""
     transport = plan.transport
@@ -129,10 +151,9 @@ def _sealing(plan: Plan) -> list[str]:
 def _groups(found: list[Leak], policy: Policy) -> list[str]:
     rows = [("rounds", "group", "tensors", "bytes a round", "bytes in all", "here")]
     for leak in found:
-        rounds = str(leak.first) if leak.rounds == 1 else f"{leak.first} to {leak.last}"
         verdict = "leaves" if policy.lets_out(leak.group) else "REFUSED by privacy.json"
         count = str(len(leak.tensors))
-        rows.append((rounds, leak.group, count, f"{leak.bytes:,}", f"{leak.bytes * leak.rounds:,}", verdict))
+        rows.append((leak.when, leak.group, count, f"{leak.bytes:,}", f"{leak.bytes * leak.rounds:,}", verdict))
     return _aligned(rows)
 
 
@@ -141,8 +162,9 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _numbers(plan: Plan, least: int) -> list[str]:
+def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
     """Return what is told beside tensors, in the order in which it is."""
+    least = settings.least(plan.task.synthetic)
     few = f", unless they are fewer than {least}" if least > 1 else ""
     classes = "; the cases of each class" + (f", where each that occurs has {least}" if least > 1 else "")
     lines = [
@@ -153,16 +175,36 @@ def _numbers(plan: Plan, least: int) -> list[str]:
         f"At the end: score and loss over the test cases, and counts that add up over sites{few}:",
     ]
     for name, length in plan.task.layout.items():
+        if name == RELIABILITY and not settings.calibration:
+            continue
         if name == CONFUSION:
             told = f"how often each class was found to be each: {length} counts"
         elif name == CHANCES:
             told = f"histograms of each class's probability: {length} counts, for the area under the curve"
+        elif name == RELIABILITY:
+            told = f"sums of probabilities, by tenths of them: {length} numbers, for calibration"
         else:
             told = "the sum over " + ("patients" if name.endswith(BY_PATIENT) else "cases") + " and their number"
         lines.append(f"  {name}: {told}")
     if CONFUSION in plan.task.layout and least > 1:
-        lines.append(f"  {CONFUSION} and {CHANCES} only where each class that occurs has {least} test cases")
-    return lines
+        lines.append(
+            f"  {CONFUSION}, {CHANCES} and {RELIABILITY} only where each class that occurs has {least} test cases"
+        )
+    return [*lines, *_threshold(plan, settings)]
+
+
+def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
+    """Return what is told of a threshold."""
+    if not plan.task.decides:
+        return []
+    if not plan.has_threshold or not settings.calibration:
+        why = "declined (calibration in medsilo.yaml)" if plan.has_threshold else "the study promises privacy"
+        return [f"No threshold of validation cases is told: {why}."]
+    steps = BROAD if settings.protects(plan.task.synthetic) else BINS
+    return [
+        f"At the end, too: the threshold that does best on the validation cases, one of {steps - 1} numbers; it counts "
+        "as an answer over validation cases."
+    ]
 
 
 def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
@@ -223,6 +265,9 @@ def _remedies(plan: Plan, found: list[Leak], settings: SiteSettings, policy: Pol
         rows.append(("personal model to others", f"medsilo.yaml: share_personal_model (here {str(shares).lower()})"))
     coarse = ", score_cases, limits.*_answers" if settings.protects(plan.task.synthetic) else ""
     rows.append(("scores and counts", f"medsilo.yaml: smallest_metric (here {least}){coarse}"))
+    if plan.task.classifies:
+        here = f"(here {str(settings.calibration).lower()})"
+        rows.append(("calibration and threshold", f"medsilo.yaml: calibration {here}"))
     state = "" if policy.streams_logs else "; done"
     rows.append(("error logs", f"resources.json: allow_log_streaming false, without the SiteLogStreamer{state}"))
     return _aligned(rows)

@@ -25,11 +25,15 @@ def report(
             help="the page (default: report.html in the first run)",
         ),
     ] = None,
+    hospitals: Annotated[
+        bool,
+        typer.Option("--hospitals", help="also a page for each hospital of each run, which may be mailed to it"),
+    ] = False,
 ) -> int:
     """Write one HTML page about one or more runs.
 
     A folder that holds several runs stands for all of them; that of a comparison gives the comparison's page. The page
-    needs no network.
+    needs no network. A hospital's page shows its own numbers beside the means of all, and names no other hospital.
     """
     screen.note("reading the runs")
     from medsilo.report.page import write
@@ -43,8 +47,20 @@ def report(
         page = out or runs[0] / paths.REPORT
         written = write(found, page, page.parent.resolve().name)
     screen.say(f"report: {written}")
-    screen.answer(report=written, runs=found)
+    own = [page for run in found for page in hospital_pages(run)] if hospitals else []
+    for page in own:
+        screen.say(f"hospital's page: {page}")
+    screen.answer(report=written, runs=found, hospitals=own)
     return 0
+
+
+def hospital_pages(run: Path) -> list[Path]:
+    """Write the pages of a run's hospitals and return where they are."""
+    from medsilo.check.leaks import left_in_short
+    from medsilo.plan import load_plan
+    from medsilo.report.hospital_page import Leaving, write_hospitals
+
+    return write_hospitals(run, Leaving(*left_in_short(load_plan(run / paths.PLAN))))
 
 
 def cross(

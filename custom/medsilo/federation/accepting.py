@@ -26,7 +26,8 @@ from medsilo.runs.messages import (
     check_values,
     same_names,
 )
-from medsilo.tasks.metrics import CHANCES, CONFUSION
+from medsilo.tasks.decisions import RELIABILITY, on_a_place, places_of
+from medsilo.tasks.metrics import BINS, BROAD, CHANCES, CONFUSION
 
 Asked = tuple[str, int]  # task and round
 
@@ -74,6 +75,7 @@ class Acceptance:
             if answer.selected > number:
                 raise Refused(f"it tested the model of round {answer.selected}, and there are {number} rounds")
             check_counts(answer.counts, self.plan, answer.cases)
+            check_threshold(answer.threshold, answer.counts, self.plan)
             return self._with_outcome(answer, "test")
         return answer
 
@@ -137,16 +139,44 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
         if len(values) != layout[name]:
             raise Refused(f"its counts of {name} are not {layout[name]} numbers")
         if name in (CONFUSION, CHANCES):
-            total = most * (plan.task.classes if name == CHANCES else 1)
-            if any(value < 0 or value != math.floor(value) for value in values) or sum(values) != total:
+            each = len(values) // (plan.task.classes if name == CHANCES else 1)  # of all cases, for every class
+            whole = all(value >= 0 and value == math.floor(value) for value in values)
+            if not whole or any(sum(values[start : start + each]) != most for start in range(0, len(values), each)):
                 raise Refused(f"its counts of {name} are not those of {most} test cases")
             continue
+        if name == RELIABILITY:
+            continue  # below, when the cases of its places are known to be possible
         summed, number = values
         if number < 0 or number > most or number != math.floor(number):
             raise Refused(f"its counts of {name} cover {number:g} cases, and it has {most}")
         low, high = plan.task.range_of(name)
         if not number * low - 1e-3 <= summed <= number * high + 1e-3:
             raise Refused(f"its sum of {name}, {summed:g}, is not one of {number:g} values from {low:g} to {high:g}")
+    if RELIABILITY in counts:
+        check_reliability(counts, plan)
+
+
+def check_reliability(counts: Mapping[str, list[float]], plan: Plan) -> None:
+    """Raise Refused unless these are sums of as many probabilities as there are cases in each place."""
+    if CHANCES not in counts:
+        raise Refused(f"its counts have {RELIABILITY} and not {CHANCES}")
+    cases = places_of(counts[CHANCES], plan.task.classes).sum(1).flatten().tolist()
+    for number, (total, count) in enumerate(zip(counts[RELIABILITY], cases, strict=True)):
+        low, high = (count * (number % BROAD + end) / BROAD for end in (0, 1))
+        if not low - 1e-3 <= total <= high + 1e-3:
+            raise Refused(
+                f"its sum of probabilities, {total:g}, is not one of {count:g} from {low:g} to {high:g} in all"
+            )
+
+
+def check_threshold(threshold: float | None, counts: Mapping[str, list[float]], plan: Plan) -> None:
+    """Raise Refused unless a threshold is asked for and lies where it can be applied to what is told of test cases."""
+    if threshold is None:
+        return
+    if not plan.has_threshold or CHANCES not in counts:
+        raise Refused("it tells a threshold that nobody asked for, or without the counts to apply it to")
+    if not on_a_place(threshold):
+        raise Refused(f"its threshold {threshold:g} is not a whole number of 1/{BINS}")
 
 
 def same_layout(groups: Mapping[str, Mapping[str, Any]], expected: Groups) -> None:

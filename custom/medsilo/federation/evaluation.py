@@ -23,12 +23,23 @@ from medsilo.runs.messages import Counted
 from medsilo.site.book import PARTS
 from medsilo.site.settings import Part as SitePart
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.metrics import BY_PATIENT, CHANCES, CONFUSION, Counts, Measures, coarse_chances
+from medsilo.tasks.decisions import RELIABILITY, coarse_reliability, threshold_of
+from medsilo.tasks.metrics import (
+    BINS,
+    BROAD,
+    BY_PATIENT,
+    CHANCES,
+    CONFUSION,
+    Counts,
+    Measures,
+    chances,
+    coarse_chances,
+)
 from medsilo.tasks.task import Cases, SiteData, patients_of
 
 PICTURES = 3
 MOST = 2.0  # loss of a patient's case, from where on it is all one in what is told
-CLASS = 4  # times the least: the test cases of each class where patients' classes are told apart
+CLASS = 4  # times the least: the cases of each class of a part where patients' classes are told apart
 LOSS = "loss"  # of each case
 Measure = Callable[[Tensor, Tensor], Measures]
 Part = Literal["validation", "test"]
@@ -175,6 +186,12 @@ class Evaluation:
 
     def counts(self, measures: Measures) -> Counts:
         """Return the counts over the test cases as they are told."""
+        told = self._counts(measures)
+        if not self.settings.calibration:
+            told.pop(RELIABILITY, None)
+        return told
+
+    def _counts(self, measures: Measures) -> Counts:
         task, resolution, patients = self.task, self.resolution["test"], self.patients["test"]
         if resolution.exact:
             return task.counts(measures, patients, self.least)
@@ -188,7 +205,27 @@ class Evaluation:
         if CONFUSION in of_classes:
             told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
             told[CHANCES] = coarse_chances(of_classes[CHANCES], task.classes, resolution)
+            told[RELIABILITY] = coarse_reliability(
+                of_classes[RELIABILITY], of_classes[CHANCES], told[CHANCES], task.classes, resolution
+            )
         return told
+
+    @property
+    def tells_threshold(self) -> bool:
+        """Return whether a threshold that follows from validation cases may leave; never under a promise of privacy."""
+        asked = self.task.decides and self.numbers is None and self.settings.calibration
+        return asked and self.cases["validation"] > 0 and self.tells("validation")
+
+    def threshold(self, measures: Measures) -> float | None:
+        """Return the threshold of validation cases as it is told: of patients one of the few between the broad places.
+
+        None where a class has too few cases.
+        """
+        exact, labels = self.resolution["validation"].exact, measures["label"].long()
+        if labels.bincount(minlength=2).min() < self.least * (1 if exact else CLASS):
+            return None
+        histograms = chances(labels, torch.stack([measures["p0"], measures["p1"]], 1))
+        return threshold_of(histograms, BINS if exact else BROAD, self.plan.tracking.sensitivity)
 
     def _pairs(self, measures: Measures, patients: Sequence[str]) -> Counts:
         """Sums over cases with their number."""

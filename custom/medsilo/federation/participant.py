@@ -42,7 +42,7 @@ from medsilo.privacy.mechanisms import Charge
 from medsilo.runs import paths
 from medsilo.runs.messages import ANSWERS, LETTERED, Parcel, Request
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.metrics import Measures
+from medsilo.tasks.metrics import CHANCES, Measures
 from medsilo.tasks.task import SiteData
 
 Metrics = dict[str, float | None]
@@ -255,8 +255,17 @@ class Participant:
         self.evaluation.draw_found(model, self.state.modules["model"], outcome[2], self.folder)
         if told is not None:
             selected = asked.round  # the outcome is made of what was delivered
-        self.protection.note(test=self.evaluation.tells("test"))
-        return {**self.tested(selected, *outcome), "outcome": told}, {}
+        test = self.tested(selected, *outcome)
+        threshold = self.threshold(model, stop) if CHANCES in test["counts"] else None
+        self.protection.note(test=self.evaluation.tells("test"), validation=threshold is not None)
+        return {**test, "threshold": threshold, "outcome": told}, {}
+
+    def threshold(self, model: nn.Module, stop: Stop) -> float | None:
+        """Return from where on a probability counts as found, by this site's validation cases; None if not told."""
+        if not self.evaluation.tells_threshold:
+            return None
+        measures = self.evaluate(self.data.validation, stop, model, self.plan.task.measures)[2]
+        return self.evaluation.threshold(measures)
 
     def _end(self, stop: Stop) -> SiteEnd:
         """Return what an outcome works with; a site that did not train shows its images' spacing to no study."""

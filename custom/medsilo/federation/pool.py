@@ -13,6 +13,7 @@ from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
 from medsilo.runs.schema import Selection, SiteResult, Summary
 from medsilo.site.settings import SiteSettings
+from medsilo.tasks.decisions import with_derived
 from medsilo.tasks.metrics import Measures, added
 from medsilo.tasks.task import Cases, SiteData
 
@@ -27,6 +28,7 @@ class Pool(Participant):
         pooled = SiteData(*(_together([getattr(h.data, part) for h in hospitals.values()]) for part in parts))
         self.hospitals = hospitals
         self.scores: dict[str, list[tuple[float, float, Measures]]] = {site: [] for site in hospitals}
+        self.thresholds: dict[str, float | None] = {}
         super().__init__(plan, POOL, [POOL], settings, folder, pooled)
 
     def evaluate(
@@ -38,6 +40,10 @@ class Pool(Participant):
         losses, scores, measures = zip(*(scores[-1] for scores in self.scores.values()), strict=True)
         together = {name: torch.cat([measured[name] for measured in measures]) for name in measures[0]}
         return sum(losses) / len(losses), sum(scores) / len(scores), together
+
+    def threshold(self, model: nn.Module, stop: Stop) -> None:
+        """Let each hospital choose its own threshold."""
+        self.thresholds = {site: hospital.threshold(model, stop) for site, hospital in self.hospitals.items()}
 
 
 def _together(parts: list[Dataset]) -> Dataset:
@@ -62,7 +68,11 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
             cases=hospital.cases,
             classes=hospital.evaluation.classes(),
             validation=validation,
-            **tested_as(plan.task, *(tested[site][key] for key in ("test", "test_loss", "test_cases", "counts"))),
+            **tested_as(
+                plan.task,
+                *(tested[site][key] for key in ("test", "test_loss", "test_cases", "counts")),
+                threshold=pool.thresholds.get(site),
+            ),
         )
     return summary.changed(
         plan_hash=plan.hash,
@@ -70,5 +80,10 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
         selected=Selection(by="mean", rounds=dict.fromkeys(sites, selected)),
         sites=sites,
         pooled_test=means(plan.task, sites)["pooled_test"],
-        pooled=plan.task.figures(added(told["counts"] for told in tested.values())),
+        pooled=plan.task.figures(
+            added(
+                with_derived(told["counts"], plan.task.classes, pool.thresholds.get(site))
+                for site, told in tested.items()
+            )
+        ),
     )

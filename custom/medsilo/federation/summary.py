@@ -9,9 +9,20 @@ from medsilo.core.package import package_facts
 from medsilo.plan import Plan
 from medsilo.runs.messages import Delivered, Joined, SiteAnswer, Tested
 from medsilo.runs.record import now
-from medsilo.runs.schema import Agreement, Details, Package, Round, RoundCount, Selection, SiteResult, Summary
+from medsilo.runs.schema import (
+    Agreement,
+    Decisions,
+    Details,
+    Package,
+    Round,
+    RoundCount,
+    Selection,
+    SiteResult,
+    Summary,
+)
 from medsilo.runs.standing import standing_out
-from medsilo.tasks.metrics import added
+from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, with_derived
+from medsilo.tasks.metrics import BROAD, CONFUSION, Counts, added
 from medsilo.tasks.task import Task
 
 
@@ -48,7 +59,8 @@ def summarise(led: Account, reason: str | None, started: str, seconds: float) ->
     """Say who did what, with which outcome; a study that failed has a summary, too."""
     plan = led.plan
     sites = {site: _site_result(led, site) for site in led.sites}
-    told = [tested.counts for site in led.sites if (tested := led.tested(site))]
+    tests = [tested for site in led.sites if (tested := led.tested(site))]
+    told = [with_derived(tested.counts, plan.task.classes, tested.threshold) for tested in tests]
     return Summary(
         status="finished" if reason is None else "failed",
         reason=reason,
@@ -121,18 +133,47 @@ def _site_result(led: Account, site: str) -> SiteResult:
 
 
 def _as_tested(task: Task, tested: Tested) -> dict[str, Any]:
-    return tested_as(task, tested.test, tested.test_loss, tested.test_cases, tested.counts)
+    return tested_as(task, tested.test, tested.test_loss, tested.test_cases, tested.counts, tested.threshold)
 
 
 def tested_as(
-    task: Task, score: float | None, loss: float | None, cases: int, counts: Mapping[str, list[float]]
+    task: Task,
+    score: float | None,
+    loss: float | None,
+    cases: int,
+    counts: Mapping[str, list[float]],
+    threshold: float | None = None,
 ) -> dict[str, Any]:
     """Return a site's test as the summary has it; `withheld` names what the site keeps because of too few cases."""
+    known = with_derived(dict(counts), task.classes, threshold)
     return {
         "test": {task.metric: score, "loss": loss, "cases": cases},
-        "figures": task.figures(dict(counts)),
+        "figures": task.figures(known),
         "withheld": sorted(task.layout.keys() - counts.keys()),
+        "decisions": decisions_in(known, task.classes, threshold) if CONFUSION in known else None,
     }
+
+
+def decisions_in(counts: Counts, classes: int, threshold: float | None) -> Decisions:
+    """Return what counts say of a classification's decisions and probabilities, as the summary has it."""
+    table = [int(count) for count in counts[CONFUSION]]
+    cut = [int(count) for count in counts[DECIDED]] if DECIDED in counts else None
+    return Decisions(
+        confusion=[table[row * classes : (row + 1) * classes] for row in range(classes)],
+        threshold=threshold,
+        decided=cut,
+        reliability=reliability_in(counts) if PLACED in counts else None,
+    )
+
+
+def reliability_in(counts: Counts) -> list[list[tuple[int, int, float]]]:
+    """Return of each judged class's places the cases, those of the class, and the sum of its probability."""
+    sums = [counts[RELIABILITY][start : start + BROAD] for start in range(0, len(counts[RELIABILITY]), BROAD)]
+    cases = [counts[PLACED][start : start + BROAD] for start in range(0, len(counts[PLACED]), BROAD)]
+    return [
+        [(int(other + one), int(one), total) for other, one, total in zip(others, own, totals, strict=True)]
+        for others, own, totals in zip(cases[::2], cases[1::2], sums, strict=True)
+    ]
 
 
 def _warnings(led: Account, site: str) -> dict[str, list[str]]:

@@ -234,6 +234,8 @@ class Tested(SiteAnswer):
     test_cases: Cases
     selected: Annotated[int, Field(ge=0, le=10_000_000)]  # the round whose model was tested
     counts: dict[str, list[Number]]  # that add up over sites
+    # From where on the second class's probability counts as found, by the validation cases
+    threshold: Annotated[float, Field(gt=0, lt=1)] | None = added(None)
     outcome: dict[str, Any] | None
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ LEAD = "lead.txt"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
 REPORT = "report.html"
+HOSPITALS = "hospitals"
 CROSS = "cross.json"
 CHECKPOINTS = "checkpoints"
 GLOBAL = "global"
@@ -63,6 +64,7 @@ RUN_TREE: Mapping[str, str] = {
     ROUNDS: "one line per round",
     SUMMARY: "the outcome, success or failure",
     REPORT: "the page (`medsilo report`)",
+    f"{HOSPITALS}/<site>.html": "a page for one hospital, which may be mailed to it (`medsilo report --hospitals`)",
     CROSS: "the score of every site's best model on every site's test data (`medsilo cross`)",
     f"{CHECKPOINTS}/{ROUND_FILES}": "the server's state after the last round, named by its number",
     f"{CHECKPOINTS}/{BEST_FILES}": "the server's state after the best round so far",

@@ -167,6 +167,36 @@ class Selection(Part):
     )
 
 
+Place = tuple[Count, Count, Number]
+
+
+class Decisions(Part):
+    """The decisions and probabilities of a classification on one site's test cases."""
+
+    confusion: list[list[Count]] = Field(description="row: a case's class; column: the class with most probability")
+    threshold: Share | None = Field(
+        None,
+        description="with two classes: the probability of the second from which on a case counts as found, chosen on "
+        "the site's validation cases; `null` where it isn't told",
+    )
+    decided: list[Count] | None = Field(
+        None, description="true negatives, false positives, false negatives, true positives at that threshold"
+    )
+    reliability: list[list[Place]] | None = Field(
+        None,
+        description="class (of two the second alone) → for each tenth of its probability: cases, those of the class, "
+        "the sum of its probability",
+    )
+
+    @model_validator(mode="after")
+    def _is_square(self) -> Self:
+        if any(len(row) != len(self.confusion) for row in self.confusion):
+            raise ValueError("confusion is not one row and one column per class")
+        if self.decided is not None and len(self.decided) != 4:
+            raise ValueError("decided is not four counts")
+        return self
+
+
 class SiteResult(Part):
     """One site's contributions and results over the whole run. A value that is missing is None, never 0."""
 
@@ -205,6 +235,10 @@ class SiteResult(Part):
         [],
         description="counts that the site does not tell because they cover too few cases. What follows from them is "
         "missing in `figures`; it is never 0. Means leave such a site out, and the other sites choose the best round",
+    )
+    decisions: Decisions | None = added(
+        None,
+        description="a classification's decisions on the test cases, where classes are told apart, see below",
     )
     bytes_up: Count | None = Field(None, description="bytes of the tensors that the site sent in all rounds")
     bytes_down: Count | None = Field(None, description="bytes of the tensors that it got in all rounds")

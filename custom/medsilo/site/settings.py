@@ -104,6 +104,10 @@ class SiteSettings(Section):
         description="patients who together can move a score by its whole step at most: scores over n patients leave in "
         f"steps of at least this number / n of their range. 0: exactly. null: {SCORE_CASES}",
     )
+    calibration: bool = Field(
+        True,
+        description="whether the calibration of test cases, and a threshold chosen on validation cases, may leave",
+    )
     score_digits: int | None = Field(
         None, ge=1, le=15, description="decimals that leave of scores and losses besides; null: all"
     )

@@ -6,8 +6,10 @@ from typing import ClassVar
 from torch import Tensor, stack
 from torch.nn import functional
 
+from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, calibration_error, judged, rates_of, reliability
 from medsilo.tasks.metrics import (
     BINS,
+    BROAD,
     CHANCES,
     CONFUSION,
     Counts,
@@ -22,7 +24,8 @@ from medsilo.tasks.task import Task
 
 
 class Classification(Task):
-    """Cross entropy; accuracy, and of the whole test set balanced accuracy and the area under the ROC curve."""
+    """Cross entropy; accuracy, and of the whole test set balanced accuracy, the area under the ROC curve, calibration,
+    and of two classes sensitivity and specificity at a threshold."""
 
     metric: ClassVar[str] = "accuracy"
 
@@ -47,12 +50,14 @@ class Classification(Task):
         sizes = labels.bincount()
         if sizes[sizes > 0].min() >= least:
             counts[CONFUSION] = confusion(labels, found, self.classes)
-            counts[CHANCES] = chances(labels, stack([measures[f"p{label}"] for label in range(self.classes)], 1))
+            probabilities = stack([measures[f"p{label}"] for label in range(self.classes)], 1)
+            counts[CHANCES], counts[RELIABILITY] = chances(labels, probabilities), reliability(probabilities)
         return counts
 
     @property
     def layout(self) -> dict[str, int]:
-        return {**super().layout, CONFUSION: self.classes**2, CHANCES: self.classes * 2 * BINS}
+        places = {CHANCES: self.classes * 2 * BINS, RELIABILITY: len(judged(self.classes)) * BROAD}
+        return {**super().layout, CONFUSION: self.classes**2, **places}
 
     def figures(self, counts: Counts) -> Figures:
         figures = super().figures(counts)
@@ -60,4 +65,9 @@ class Classification(Task):
             figures["balanced_accuracy"] = balanced_accuracy(counts[CONFUSION], self.classes)
         if CHANCES in counts:
             figures["auroc"] = area_under_curve(counts[CHANCES], self.classes)
+        if PLACED in counts:
+            figures["calibration_error"] = calibration_error(counts[RELIABILITY], counts[PLACED])
+        if DECIDED in counts:
+            rates = rates_of(counts[DECIDED])
+            figures["sensitivity"], figures["specificity"] = rates or (None, None)
         return figures

@@ -249,6 +249,11 @@ class Task(Section):
         """Return whether every case has one class."""
         return CONFUSION in self.layout
 
+    @property
+    def decides(self) -> bool:
+        """Return whether cases are of two classes, so that a threshold decides."""
+        return self.classifies and self.classes == 2
+
     def class_counts(self, data: Dataset) -> list[int] | None:
         """The cases of each class in one part; None where cases have no class, or a data set does not know them."""
         labels = labels_of(data) if self.classifies else None

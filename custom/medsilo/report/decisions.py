@@ -1,0 +1,246 @@
+"""Show how a classification decides: confusion, sensitivity and specificity at a threshold, and calibration."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from medsilo.core.errors import YamlError
+from medsilo.core.text import plain
+from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
+from medsilo.report.formats import cell
+from medsilo.report.read import RunResult
+from medsilo.report.table import number
+from medsilo.runs.schema import Decisions, Place, SiteResult
+
+EVERYONE = "all sites' cases"
+FIGURES = ("sensitivity", "specificity", "calibration_error")
+Row = tuple[Any, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One row of the tables: whose test cases, what they tell, and the figures that follow from it."""
+
+    name: Any
+    told: Decisions
+    figures: Mapping[str, float | None]
+    several: bool = False  # several sites, each with a threshold of its own
+
+
+Drawn = tuple[str, int, Judged]  # a line of the chart: its name, its style and whose it is
+
+
+def of_run(run: RunResult, name: str = "") -> list[Judged]:
+    """Return the sites of a run that tell, and all of them together. name: the run's, where there are several."""
+    sites = {site: run.site(site) for site in run.sites}
+    rows = [
+        Judged((name, site) if name else site, told.decisions, told.figures)
+        for site, told in sites.items()
+        if told.decisions
+    ]
+    if len(rows) < 2:
+        return rows
+    together = added([row.told for row in rows])
+    return [*rows, Judged((name, EVERYONE) if name else EVERYONE, together, run.summary.pooled, several=True)]
+
+
+def added(several: Sequence[Decisions]) -> Decisions:
+    """Return the counts of several sites together; what one does not tell is that of the others."""
+    cuts = [one.decided for one in several if one.decided]
+    curves = [one.reliability for one in several if one.reliability]
+    return Decisions(
+        confusion=[[sum(column) for column in zip(*rows, strict=True)] for rows in _side_by_side(several)],
+        decided=[sum(column) for column in zip(*cuts, strict=True)] or None,
+        reliability=[
+            [_sum_of(places) for places in zip(*of_class, strict=True)] for of_class in zip(*curves, strict=True)
+        ]
+        or None,
+    )
+
+
+def _side_by_side(several: Sequence[Decisions]) -> list[tuple[list[int], ...]]:
+    return list(zip(*(one.confusion for one in several), strict=True))
+
+
+def _sum_of(places: Sequence[Place]) -> Place:
+    cases, own, total = zip(*places, strict=True)
+    return sum(cases), sum(own), float(sum(total))
+
+
+# ---------------------------------------------------------------------------------------------------- the section
+def section(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
+    """Return what the page shows of these runs; nothing where no site tells classes, or they differ."""
+    several = len(runs) > 1
+    by_run = [(run, of_run(run, run.label if several else "")) for run in runs]
+    rows = [row for _, own in by_run for row in own]
+    if len({len(row.told.confusion) for row in rows}) != 1:
+        return {}
+    last = [(run.label, style, own[-1]) for style, (run, own) in zip(looks, by_run, strict=True) if own]
+    sites = [(row.name, style, row) for style, row in enumerate(row for row in rows if not row.several)]
+    return shown(rows, last if several else sites, [row for _, _, row in last], runs)
+
+
+def of_site(run: RunResult, site: str, told: SiteResult) -> dict[str, Any]:
+    """Return the same of one site alone."""
+    if told.decisions is None:
+        return {}
+    row = Judged(site, told.decisions, told.figures)
+    return shown([row], [(site, 0, row)], [row], [run])
+
+
+def shown(
+    rows: Sequence[Judged], drawn: Sequence[Drawn], whole: Sequence[Judged], runs: Sequence[RunResult]
+) -> dict[str, Any]:
+    """Return tables and chart. whole: of each run, that of all its sites."""
+    classes = _classes(runs, len(rows[0].told.confusion))
+    return {
+        "two": len(classes) == 2,
+        "second": classes[-1],
+        "rule": _rule(runs),
+        "at_threshold": [_at_threshold(row) for row in rows] if len(classes) == 2 else [],
+        "heads": classes,
+        "confusions": [line for row in rows for line in _confusion(row, classes)],
+        "one_against_rest": [line for row in whole for line in _against_rest(row, classes)],
+        "calibration": [_calibration(row) for row in rows],
+        **_curve(drawn, rows, classes[-1] if len(classes) == 2 else "each class"),
+    }
+
+
+def _rule(runs: Sequence[RunResult]) -> str:
+    """Return how the thresholds were chosen, in words; nothing where the runs differ."""
+    rules = {_wanted(run) for run in runs}
+    if len(rules) > 1:
+        return "as its plan says (tracking.sensitivity)"
+    wanted = rules.pop()
+    if wanted is None:
+        return "the one with the greatest sum of sensitivity and specificity (Youden's)"
+    return f"the greatest that reaches a sensitivity of {wanted:g}"
+
+
+def _wanted(run: RunResult) -> float | None:
+    wanted = _planned(run, "tracking").get("sensitivity")
+    return float(wanted) if isinstance(wanted, int | float) else None
+
+
+def _classes(runs: Sequence[RunResult], count: int) -> list[str]:
+    """Return the classes' numbers, with the names that the plan gives them."""
+    numbers = [f"class {label}" for label in range(count)]
+    labels = _planned(runs[0], "task").get("labels")
+    if not isinstance(labels, list) or len(labels) != count:
+        return numbers
+    return [f"{number} ({plain(str(label), 40)})" for number, label in zip(numbers, labels, strict=True)]
+
+
+def _planned(run: RunResult, key: str) -> Mapping[str, Any]:
+    """Return a section of a run's plan; nothing where it can't be read."""
+    from medsilo.core.files import load_yaml  # brings torch, which a page without classes doesn't need
+
+    try:
+        plan = load_yaml(run.plan)
+    except YamlError:
+        return {}
+    found = plan.get(key) if isinstance(plan, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _at_threshold(row: Judged) -> Row:
+    sensitivity, specificity, error = (row.figures.get(name) for name in FIGURES)
+    if not row.told.decided:
+        return row.name, [cell(None), cell(None), cell(None), cell(error)]
+    no, false, missed, yes = row.told.decided
+    rates = [
+        cell(sensitivity, aside=f"{yes} of {missed + yes}"),
+        cell(specificity, aside=f"{no} of {no + false}"),
+    ]
+    return row.name, [cell(row.told.threshold, "each its own" if row.several else None), *rates, cell(error)]
+
+
+def _calibration(row: Judged) -> Row:
+    return row.name, [cell(row.figures.get("calibration_error"))]
+
+
+def _confusion(row: Judged, classes: Sequence[str]) -> list[Row]:
+    """Return a line for each class that occurs or was found."""
+    name = row.name if isinstance(row.name, str) else ", ".join(row.name)
+    table = row.told.confusion
+    return [
+        (
+            (name, classes[label]),
+            [cell(count, str(count), look="own" if label == found else "") for found, count in enumerate(counts)],
+        )
+        for label, counts in enumerate(table)
+        if any(counts) or any(line[label] for line in table)
+    ]
+
+
+def _against_rest(row: Judged, classes: Sequence[str]) -> list[Row]:
+    """Return sensitivity and specificity of each class, where the most probable class is what was found."""
+    table = row.told.confusion
+    name = row.name if isinstance(row.name, str) else ", ".join(row.name)
+    everyone = sum(map(sum, table))
+    rows = []
+    for label, counts in enumerate(table):
+        own, found = sum(counts), sum(line[label] for line in table)
+        if not own:
+            continue
+        others, false = everyone - own, found - counts[label]
+        specificity = (others - false) / others if others else None
+        cells = [
+            cell(counts[label] / own, aside=f"{counts[label]} of {own}"),
+            cell(specificity, aside=f"{others - false} of {others}"),
+        ]
+        rows.append(((name, classes[label]), cells))
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------- the curve
+def _curve(drawn: Sequence[Drawn], rows: Sequence[Judged], of: str) -> dict[str, Any]:
+    """Return the reliability curve: in each place of the probability the share of cases that are of the class."""
+    series = [_line(name, style, row) for name, style, row in drawn if row.told.reliability]
+    if not series:
+        return {"chart": None, "legend": [], "places": []}
+    ideal = Series("As good as it says", (0.0, 1.0), -2, places=(0.0, 1.0))
+    return {
+        "chart": _drawn([ideal, *series], of),
+        "legend": [{"name": one.name, "swatch": swatch(one.style)} for one in (ideal, *series)],
+        "places": [line for row in rows if row.told.reliability for line in _places(row)],
+    }
+
+
+def _drawn(series: Sequence[Series], of: str) -> Markup:
+    return line_chart(
+        series,
+        key="reliability",
+        title=f"Share of cases that are of {of}, by its probability",
+        x_label=f"mean probability of {of}",
+        y_label="share of cases",
+        y_ticks=ticks(0.0, 1.0),
+        last_x=1.0,
+        width=WIDE,
+        unit="of probability",
+    )
+
+
+def _line(name: str, style: int, row: Judged) -> Series:
+    known = [(total / cases, own / cases) for cases, own, total in together(row.told.reliability or ()) if cases]
+    return Series(name, [share for _, share in known], style, places=[min(mean, 1.0) for mean, _ in known])
+
+
+def together(curves: Sequence[Sequence[Place]]) -> list[Place]:
+    """Return the places of all classes together, one against the rest."""
+    return [_sum_of(places) for places in zip(*curves, strict=True)]
+
+
+def _places(row: Judged) -> list[Row]:
+    name = row.name if isinstance(row.name, str) else ", ".join(row.name)
+    found = together(row.told.reliability or ())
+    return [
+        (
+            (name, f"{place / len(found):.1f} to {(place + 1) / len(found):.1f}"),
+            [cell(cases, str(cases)), cell(total / cases, number(total / cases)), cell(own / cases)],
+        )
+        for place, (cases, own, total) in enumerate(found)
+        if cases
+    ]

@@ -1,0 +1,123 @@
+"""Judge probabilities and decisions: calibration, and a threshold with its sensitivity and specificity.
+
+All of it follows from counts of cases that add up over sites. Of two classes, the second is the one that is looked for.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from medsilo.core.coarse import Resolution
+from medsilo.tasks.metrics import BINS, BROAD, CHANCES, Counts
+
+RELIABILITY = "reliability"  # the sums of probabilities, by place; the cases of each place are in `chances`
+# What follows from `chances` and is not told by itself:
+PLACED = "placed"  # the cases of each place, where their probabilities' sums are told, too
+DECIDED = "decided"  # true negatives, false positives, false negatives, true positives
+WIDE = BINS // BROAD
+
+
+def judged(classes: int) -> range:
+    """Return the classes whose probabilities are judged: of two the second alone, as the first is one minus it."""
+    return range(1, 2) if classes == 2 else range(classes)
+
+
+# ---------------------------------------------------------------------------------------------------- calibration
+def reliability(probabilities: Tensor) -> list[float]:
+    """Return the sums of each judged class's probability over the cases of each of BROAD places: [judged, BROAD]."""
+    totals = []
+    for label in judged(probabilities.shape[1]):
+        values = probabilities[:, label].double()
+        places = (values * BINS).long().clamp(0, BINS - 1) // WIDE
+        totals += torch.zeros(BROAD, dtype=torch.float64).index_add_(0, places, values).tolist()
+    return totals
+
+
+def places_of(histograms: Sequence[float], classes: int) -> Tensor:
+    """Return how many cases of each judged class's places are not of it, and are: [judged, 2, BROAD]."""
+    counts = torch.tensor(histograms, dtype=torch.float64).reshape(classes, 2, BROAD, WIDE).sum(-1)
+    return counts[list(judged(classes))]
+
+
+def coarse_reliability(
+    sums: Sequence[float], histograms: Sequence[float], told: Sequence[float], classes: int, resolution: Resolution
+) -> list[float]:
+    """Return the sums as they are told of patients: for each place the told number of cases, times a coarse mean.
+
+    histograms: as they are; told: as they are told. Where one patient would move a place's mean by as much as the place
+    is wide, its middle stands for it.
+    """
+    cases, shown = (places_of(one, classes).sum(1).flatten().tolist() for one in (histograms, told))
+    everyone = sum(cases) / len(judged(classes))
+    found = []
+    for number, (total, count, told_count) in enumerate(zip(sums, cases, shown, strict=True)):
+        low, high = number % BROAD / BROAD, (number % BROAD + 1) / BROAD
+        mean = (low + high) / 2
+        if told_count and count:
+            here = resolution.among(count / everyone)
+            if here.step(low, high) < high - low:
+                mean = min(max(here.mean(total / count, low, high), low), high)
+        found.append(told_count * mean)
+    return found
+
+
+def calibration_error(sums: Sequence[float], placed: Sequence[float]) -> float | None:
+    """Return the expected calibration error in BROAD equal places; of several classes the mean of one against the rest.
+
+    It is the mean over cases of |share of the class in the case's place − mean probability there|. None without cases.
+    """
+    counts = torch.tensor(placed, dtype=torch.float64).reshape(-1, 2, BROAD)
+    cases = float(counts[0].sum())
+    if not cases:
+        return None
+    apart = (counts[:, 1] - torch.tensor(sums, dtype=torch.float64).reshape(len(counts), BROAD)).abs()
+    return float(apart.sum(1).mean()) / cases
+
+
+# ---------------------------------------------------------------------------------------------------- a threshold
+def threshold_of(histograms: Sequence[float], places: int, wanted: float | None) -> float | None:
+    """Return from where on the second class's probability counts as found; a whole number of 1/places.
+
+    histograms: `chances` of validation cases. wanted: the sensitivity to reach, by the greatest threshold that does;
+    None: the threshold with the greatest sensitivity + specificity (Youden's), of equal ones the nearest to the middle.
+    Returns None where a class is missing.
+    """
+    cuts = [number / places for number in range(1, places)]
+    rates = [rates_of(decided(histograms, cut)) for cut in cuts]
+    known = [(cut, *both) for cut, both in zip(cuts, rates, strict=True) if both]
+    if not known:
+        return None
+    if wanted is None:
+        return max(known, key=lambda one: (one[1] + one[2], -abs(one[0] - 0.5), -one[0]))[0]
+    reached = [cut for cut, sensitivity, _ in known if sensitivity >= wanted]
+    return max(reached, default=cuts[0])
+
+
+def decided(histograms: Sequence[float], threshold: float) -> list[float]:
+    """Return true negatives, false positives, false negatives and true positives from `chances` of two classes."""
+    others, own = torch.tensor(histograms, dtype=torch.float64).reshape(2, 2, BINS)[1]
+    cut = round(threshold * BINS)
+    return [float(part.sum()) for part in (others[:cut], others[cut:], own[:cut], own[cut:])]
+
+
+def rates_of(counts: Sequence[float]) -> tuple[float, float] | None:
+    """Return sensitivity and specificity; None where a class has no case."""
+    right_without, wrong_without, wrong_with, right_with = counts
+    without, having = right_without + wrong_without, wrong_with + right_with
+    return (right_with / having, right_without / without) if without and having else None
+
+
+def with_derived(counts: Counts, classes: int, threshold: float | None) -> Counts:
+    """Return a site's counts with what follows from them, as far as it tells; before those of sites are added."""
+    derived: Counts = {}
+    if RELIABILITY in counts:
+        derived[PLACED] = places_of(counts[CHANCES], classes).flatten().tolist()
+    if threshold is not None and CHANCES in counts:
+        derived[DECIDED] = decided(counts[CHANCES], threshold)
+    return {**counts, **derived}
+
+
+def on_a_place(threshold: float) -> bool:
+    """Return whether a threshold lies between two places of the histograms."""
+    return 0 < round(threshold * BINS) < BINS and abs(threshold * BINS - round(threshold * BINS)) < 1e-6

@@ -1,0 +1,130 @@
+"""Decisions and calibration on a run's page, and the page that may be mailed to one hospital."""
+
+import base64
+import csv
+import re
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medsilo.core.errors import MedsiloError
+from medsilo.report.hospital_page import Leaving, render, write_hospitals
+from medsilo.report.read import read
+from medsilo.runs import paths
+from medsilo.runs.schema import Decisions, Summary
+from tests.unit.test_report import Page, rendered, save, spoil, summary_of
+
+A, B, C = "hospital-a", "hospital-b", "hospital-c"
+LEAVING = Leaving([("model", "1 to 2", 5000)], ["the mean of something"])
+
+
+def decisions(yes: int, no: int, threshold: float | None = 0.35, certain: bool = True) -> Decisions:
+    """Of 20 cases with and 20 without, so many are found right; all probabilities are 0.15 or 0.85."""
+    places = [(0, 0, 0.0)] * 10
+    places[1], places[8] = (20, 2, 3.0), (20, 17, 17.0)
+    return Decisions(
+        confusion=[[18, 2], [5, 15]],
+        threshold=threshold,
+        decided=None if threshold is None else [no, 20 - no, 20 - yes, yes],
+        reliability=[places] if certain else None,
+    )
+
+
+def told(yes: int, no: int, **changes: Any) -> dict[str, Any]:
+    figures = {"accuracy": 0.8, "sensitivity": yes / 20, "specificity": no / 20, "calibration_error": 0.05}
+    return {"figures": figures, "decisions": decisions(yes, no, **changes)}
+
+
+def summary(sites: Sequence[str] = (A, B, C), **changes: Any) -> Summary:
+    by_site = {A: told(18, 15), B: told(16, 20), C: told(17, 16, threshold=None, certain=False)}
+    by_site[C] = {"figures": {"accuracy": 0.8}, "decisions": by_site[C]["decisions"]}
+    pooled = {"accuracy": 0.81, "sensitivity": 0.85, "specificity": 0.875, "calibration_error": 0.0625}
+    scores = {site: 0.7 + number / 100 for number, site in enumerate(sites)}
+    return summary_of("fedavg", "FedAvg", scores, by_site, pooled=pooled, **changes)
+
+
+def file_of(text: str, name: str) -> list[list[str]]:
+    """The CSV file behind a table."""
+    link = re.search(rf'download="{name}\.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', text)
+    assert link
+    return list(csv.reader(StringIO(base64.b64decode(link[1]).decode())))
+
+
+def test_a_runs_page_shows_decisions_confusion_and_reliability(tmp_path: Path) -> None:
+    text, parsed = rendered([save(tmp_path, summary())])
+    assert parsed.row(A, "decisions")[1:] == ["0.350", "0.90018 of 20", "0.75015 of 20", "0.050"]
+    assert parsed.row(C, "decisions")[1:] == ["–"] * 4
+    everyone = parsed.row("all sites' cases", "decisions")
+    assert everyone[1:] == ["each its own", "0.85034 of 40", "0.87535 of 40", "0.062"]
+    assert "(Youden" in text and parsed.row("all sites' cases class 1", "decisions")[1:] == ["15", "45"]
+    assert parsed.row("all sites' cases 0.8 to 0.9")[1:] == ["40", "0.850", "0.850"]
+    data = file_of(text, "decisions-at-the-threshold")
+    assert data[1] == [A, "0.35", "0.9", "18 of 20", "0.75", "15 of 20", "0.05"]
+    assert file_of(text, "confusion-matrix")[2] == ["hospital-a class 1", "5", "15"]
+    assert len(file_of(text, "reliability")) == 1 + 3 * 2  # of those that tell, and of both together
+    (curve,) = re.findall(r'<svg[^>]*aria-labelledby="reliability-title".*?</svg>', text, re.DOTALL)
+    assert "hospital-a: 0.100 after 0.15 of probability, 0.850 after 0.85." in curve and "hospital-c" not in curve
+    assert parsed.row("Method", "figures") == ["Method and whose test cases", "accuracy"]
+
+
+def test_the_page_says_which_sensitivity_was_wanted_and_names_the_classes(tmp_path: Path) -> None:
+    folder = save(tmp_path, summary())
+    (folder / paths.PLAN).write_text("tracking: {sensitivity: 0.9}\ntask: {labels: [well, <ill>]}\n")
+    text = rendered([folder])[0]
+    assert "the greatest that reaches a sensitivity of 0.9" in text
+    assert "the probability of class 1 (&lt;ill&gt;) is at least" in text and "class 0 (well)" in text
+
+
+def test_several_classes_have_no_threshold(tmp_path: Path) -> None:
+    table = Decisions(confusion=[[8, 2, 0], [1, 9, 0], [0, 5, 5]])
+    run = summary_of("fedavg", "FedAvg", {A: 0.7, B: 0.8}, {A: {"decisions": table}})
+    text, parsed = rendered([save(tmp_path, run)])
+    rows = [parsed.row(f"{A} class {label}", "decisions")[1:] for label in range(3)]
+    assert rows[1] == ["0.9009 of 10", "0.65013 of 20"] and rows[2] == ["0.5005 of 10", "1.00020 of 20"]
+    assert "there is no one threshold" in text and "Youden" not in text
+
+
+def test_a_page_without_classes_has_no_such_section(tmp_path: Path) -> None:
+    assert 'id="decisions"' not in rendered([save(tmp_path, summary_of("fedavg", "FedAvg", {A: 0.7}))])[0]
+
+
+# ---------------------------------------------------------------------------------------------------- a hospital's page
+def test_a_hospitals_page_names_no_other_hospital(tmp_path: Path) -> None:
+    """Nor shows it a number that only another one has."""
+    folder = save(tmp_path, summary(stands_out={B: ["its update is long"]}))
+    run = read(folder)
+    text = render(run, A, LEAVING)
+    parsed = Page(text)
+    assert B not in text and C not in text and "its update is long" not in text
+    assert "its update is long" in render(run, B, LEAVING)
+    assert not re.findall(r"https?://", text) and all(one.startswith(("#", "data:")) for one in parsed.addresses)
+    assert parsed.row("accuracy", "results")[1:] == ["0.700", "0.710", "0.777"]
+    assert "The mean over 3 hospitals is 0.710." in parsed.header_text
+    assert parsed.row("sensitivity", "results")[1:] == [
+        "0.900",
+        "–",
+        "–",
+    ]  # two tell theirs: the mean tells the other's
+    assert parsed.row(A, "decisions")[2] == "0.90018 of 20" and "16 of 20" not in text
+    assert parsed.row("model", "left")[1:] == ["1 to 2", "5.0 kB"] and "the mean of something" in text
+    assert "A threshold that follows from its validation cases: 0.35." in text and len(text) < 60_000
+    assert file_of(text, "test-results")[1] == ["accuracy", "0.7", "0.71", "0.777"]
+
+
+def test_of_two_hospitals_neither_sees_a_mean(tmp_path: Path) -> None:
+    run = read(save(tmp_path, summary((A, B))))
+    text = render(run, A, LEAVING)
+    assert Page(text).row("accuracy", "results")[1:] == ["0.700", "–", "–"]
+    assert "mean over" not in Page(text).header_text and "Mean of all hospitals" not in text
+
+
+def test_pages_are_written_for_hospitals_that_took_part(tmp_path: Path) -> None:
+    folder = save(tmp_path, summary())
+    spoil(folder, "sites", C, "contributed", value=None)
+    assert [page.name for page in write_hospitals(folder, LEAVING)] == [f"{A}.html", f"{B}.html"]
+    spoil(folder, "agreed", "sites", value=["../../x"])
+    with pytest.raises(MedsiloError, match="names a site that can't be a file's name"):
+        write_hospitals(folder, LEAVING)
