@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from medsilo.cli import main
-from medsilo.cli.live_page import LiveReport
+from medsilo.cli.live_report import LiveReport
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.federation import doing, inprocess
@@ -131,7 +131,7 @@ def test_the_lead_is_told_nothing_that_only_a_site_knows() -> None:
 
 def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
     now = [0.0]
-    own = doing.Doing(tmp_path, lambda: now[0])
+    own = doing.NowFile(tmp_path, lambda: now[0])
     seen = []
     with own.answering("round", 2):
         own.begin("training", 4)
@@ -157,8 +157,9 @@ def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
 
 def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Watched from beside, as the command line does it."""
-    monkeypatch.setattr(doing, "PAUSE", 0.0)
-    plan = make_plan("fedavg", "training.rounds=2", "training.local_epochs=3")
+    monkeypatch.setattr(doing, "PAUSE", 0.02)
+    small = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
+    plan = make_plan("fedavg", "training.rounds=2", "training.local_epochs=6", *small)
     progress = StudyProgress(
         plan.participation.sites, plan.rounds, plan.task.metric, look=lambda: Moment.of_run(folder)
     )
@@ -222,7 +223,16 @@ def test_the_page_of_a_running_study_says_who_is_slow_and_renews_itself() -> Non
 
 
 def test_the_live_page_gives_way_to_the_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    small = ["--set", "task.name=synthetic-activity", "--set", "training.rounds=2", "--device", "cpu"]
+    small = [
+        "--set",
+        "task.name=synthetic-activity",
+        "--set",
+        "training.rounds=2",
+        "--set",
+        "task.persons=8",
+        "--device",
+        "cpu",
+    ]
     place = ["--engine", "inprocess", "--out", str(tmp_path), "--name", "one"]
     assert main(["run", "fedavg", "--live", *place, *small]) == 0
     said, page = capsys.readouterr().out, tmp_path / "one" / paths.REPORT

@@ -15,7 +15,7 @@ from medsilo.report.page import write
 from medsilo.report.read import read
 from medsilo.runs.reading import read_rounds, read_summary
 from medsilo.runs.schema import Round
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, make_plan, slow_but
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.rounds=5"]
 DUE = [0, 2, 4, 5]
@@ -40,7 +40,7 @@ def test_a_plan_that_validates_after_every_round_is_the_plan_of_before() -> None
 
 
 # Methods without a step of their own, with a model made for each validation, with a choice at each site, and pooled.
-@pytest.mark.parametrize("method", ["fedavg", "fine-tuning", "fedbn", "central"])
+@pytest.mark.parametrize("method", slow_but(["fedavg", "central"], ["fedavg", "fine-tuning", "fedbn", "central"]))
 def test_rounds_without_a_score_train_alike(method: str, tmp_path: Path) -> None:
     sites = {}
     for every in (1, 2):

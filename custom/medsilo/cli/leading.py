@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.live_page import LivePage
+from medsilo.cli.live_report import LivePage
 from medsilo.cli.running import conclude
 from medsilo.cli.show import Screen
 from medsilo.study.progress import Moment, StudyProgress

@@ -8,7 +8,7 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.given_settings import settings_of
-from medsilo.cli.live_page import LiveReport
+from medsilo.cli.live_report import LiveReport
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
@@ -34,7 +34,7 @@ def demo(
 
     Seven methods over several seeds, and one of them in NVFlare's simulator. Takes minutes.
     """
-    screen.begin(f"demo: 7 ways to train, {len(seeds.numbers)} seeds each; loading PyTorch and NVFlare")
+    screen.begin(f"demo with seeds {seeds}: loading PyTorch and NVFlare")
     from medsilo.report.demo_page import StoryRows, write_demo
     from medsilo.study.demo import ALONE, HARMONISED, RUNNING, run_demo
 

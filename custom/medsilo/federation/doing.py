@@ -7,13 +7,12 @@ from pathlib import Path
 
 from medsilo.core.files import write_passing
 from medsilo.runs import paths
-from medsilo.runs.schema import Deed
-from medsilo.runs.schema import Doing as Told
+from medsilo.runs.schema import Deed, Doing
 
 PAUSE = 0.25  # seconds between two words; an answer that takes less is made without any
 
 
-class Doing:
+class NowFile:
     """What a site does while it makes an answer, and how far its training is."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,5 +56,5 @@ class Doing:
         self._told = self._clock()
         share = min(self._made / self._steps, 1.0) if self._steps else None
         task, number = self._asked
-        told = Told(task=task, round=number, at=time.time(), deed=self._deed, share=share)
+        told = Doing(task=task, round=number, at=time.time(), deed=self._deed, share=share)
         write_passing(self._file, told.as_json())

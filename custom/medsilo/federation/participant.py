@@ -27,7 +27,7 @@ from medsilo.course.phase import Phase
 from medsilo.course.workbench import Workbench
 from medsilo.federation.accepting import check_ranges, same_layout
 from medsilo.federation.account import PrivacyAccount
-from medsilo.federation.doing import Doing
+from medsilo.federation.doing import NowFile
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
 from medsilo.federation.private_numbers import PrivateNumbers
@@ -97,7 +97,7 @@ class Participant:
         self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
         self.validated: tuple[float, float, Measures] | None = None  # loss, score, and what was measured of each case
         self.noisy_score: float | None = None  # of the last validation, as it is told
-        self.doing = Doing(folder)
+        self.doing = NowFile(folder)
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:

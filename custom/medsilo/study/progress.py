@@ -80,8 +80,9 @@ class StudyProgress:
             state = self.sites.setdefault(site, SiteProgress())
             own = line.sites.get(site)
             if own:
-                state.state, state.score = "answered", own.validation
-                state.loss, state.seconds = own.train_loss, own.seconds
+                state.state, state.loss, state.seconds = "answered", own.train_loss, own.seconds
+                if own.validation is not None:  # else the last that there is
+                    state.score = own.validation
             else:
                 state.state = "refused" if site in line.refused else "lost"
         scores = [own.validation for own in line.sites.values() if own.validation is not None]
