@@ -251,5 +251,10 @@ def test_the_page_of_a_run_that_was_stopped_does_not_renew_itself(tmp_path: Path
     Record(tmp_path / "run").begin(make_plan("fedavg"))
     live.renew()
     assert len(said) == 1 and "refresh" in live.page.read_text()
+    (tmp_path / "run" / paths.SUMMARY).touch()
+    again = LiveReport(StudyProgress(["a"], 5, "dice"), tmp_path / "run", said.append)  # after an end that was bad
+    again.renew()
+    assert len(said) == 2
+    (tmp_path / "run" / paths.SUMMARY).unlink()
     live.stop()
     assert "refresh" not in (page := live.page.read_text()) and "The study was stopped." in page

@@ -40,10 +40,16 @@ class LiveReport(LivePage):
     def __init__(self, progress: StudyProgress, folder: Path, say: Callable[[str], None]) -> None:
         super().__init__(progress, folder / paths.REPORT, folder.resolve().name, say)
         self.folder = folder
+        self._outcome_before = self._outcome()  # of a run that goes on
+
+    def _outcome(self) -> int | None:
+        path = self.folder / paths.SUMMARY
+        return path.stat().st_mtime_ns if path.exists() else None
 
     def renew(self) -> None:
         """Write the page as soon as the run has a folder, and until it has an outcome."""
-        if (self.folder / paths.PLAN).exists() and not (self.folder / paths.SUMMARY).exists():
+        ended = self._outcome() not in (None, self._outcome_before)
+        if (self.folder / paths.PLAN).exists() and not ended:
             super().renew()
 
     def stop(self) -> None:

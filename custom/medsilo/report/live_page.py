@@ -59,14 +59,15 @@ def _row(progress: StudyProgress, site: str, now: str) -> dict[str, Any]:
 
 def _curves(progress: StudyProgress) -> dict[str, Any]:
     """Return the validation curves of all sites in one chart, as far as they go."""
-    sites = [site for line in progress.rounds[:1] for site in line.asked]
-    first = progress.rounds[0].round if progress.rounds else 1
+    rounds = list(progress.rounds)  # more may come while this is drawn
+    sites = [site for line in rounds[:1] for site in line.asked]
+    first = rounds[0].round if rounds else 1
     series = []
     for style, site in enumerate(sites):
-        values = [line.sites[site].validation if site in line.sites else None for line in progress.rounds]
+        values = [line.sites[site].validation if site in line.sites else None for line in rounds]
         if any(value is not None for value in values):
             series.append(Series(site, [*[None] * (first - 1), *values], style))
-    skipped = {n for n in range(first - 1 + len(progress.rounds)) if all(one.values[n] is None for one in series)}
+    skipped = {n for n in range(first - 1 + len(rounds)) if all(one.values[n] is None for one in series)}
     series = bridged(series, skipped)
     known = [value for one in series for value in one.values if value is not None]
     if not known:
