@@ -2,8 +2,6 @@
 
 from medsilo.cli.show import Screen
 
-IN_PROCESS = "everything: data are pooled; it runs with --engine inprocess"
-
 
 def methods(screen: Screen) -> int:
     """List the methods.
@@ -14,13 +12,11 @@ def methods(screen: Screen) -> int:
     from medsilo.check.leaks import leaving
     from medsilo.registry import METHODS
 
-    rows = [
-        (name, method.title, method.paper, IN_PROCESS if method.pooled else leaving(method()))
-        for name, method in METHODS.items()
-    ]
+    rows = [(name, method.title, method.paper, leaving(method())) for name, method in METHODS.items()]
     lines = [f"{name:<14} {paper:<23} leaves: {leaves}" for name, _, paper, leaves in rows]
     columns = ("name", "title", "paper", "leaves")
     screen.table(columns, rows, lines)
+    screen.say("run central with --engine inprocess, or beside others: medsilo compare --methods central,fedavg")
     screen.answer(methods=[dict(zip(columns, row, strict=True)) for row in rows])
     return 0
 
