@@ -18,7 +18,7 @@ from medsilo.report.live_page import render_live
 from medsilo.runs import paths
 from medsilo.runs.reading import read_doing, read_now
 from medsilo.runs.record import Record
-from medsilo.runs.schema import Doing, Progress, Round, SiteRound, Turn, Turns
+from medsilo.runs.schema import Doing, Progress, Round, SiteRound, SiteTurn, Turns
 from medsilo.study.progress import Moment, StudyProgress, listed
 from tests.conftest import make_plan
 
@@ -35,7 +35,7 @@ def a_round(number: int, **seconds: float) -> Round:
 
 def turns(number: int, **sites: tuple[float | None, float | None]) -> Turns:
     """A round in which each site was asked so long ago and answered after so long."""
-    own = {site: Turn(asked=asked, answered=answered) for site, (asked, answered) in sites.items()}
+    own = {site: SiteTurn(asked=asked, answered=answered) for site, (asked, answered) in sites.items()}
     return Turns(task="round", round=number, at=0.0, sites=own)
 
 
@@ -107,7 +107,7 @@ def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
     keeper.answered("a")
     assert [len(one.sites) for one in told if one] == [2, 2, 2]
     last = keeper.now()
-    assert last and last.sites == {"a": Turn(asked=2.0, answered=2.0), "b": Turn()}
+    assert last and last.sites == {"a": SiteTurn(asked=2.0, answered=2.0), "b": SiteTurn()}
     keeper.end()
     assert told[-1] is None and keeper.now() is None
     told.clear()

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from medsilo.runs.schema import Turn, Turns
+from medsilo.runs.schema import SiteTurn, Turns
 
 Tell = Callable[[Turns | None], None]
 PAUSE = 0.001  # seconds for each site between two words, so that many sites cost no more than few
@@ -59,7 +59,7 @@ class TurnKeeper:
     def _turns(self) -> Turns:
         now = self._clock()
         sites = {
-            site: Turn(asked=None if since is None else now - since, answered=self._answered.get(site))
+            site: SiteTurn(asked=None if since is None else now - since, answered=self._answered.get(site))
             for site, since in self._asked.items()
         }
         return Turns(task=self._what[0], round=self._what[1], at=time.time(), sites=sites)

@@ -124,7 +124,7 @@ class Round(Part):
         return next((f"{kind}: {missing[site]}" for kind, missing in kinds.items() if site in missing), None)
 
 
-class Turn(Part):
+class SiteTurn(Part):
     """One site's part in what is being asked of all sites, as the server sees it."""
 
     asked: Seconds | None = Field(None, description="seconds since the site was asked; `null` while it has to wait")
@@ -137,7 +137,7 @@ class Turns(Part):
     task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of sealing")
     round: Count = Field(description="the round")
     at: Seconds = Field(description="when this was written, in seconds since 1970")
-    sites: dict[str, Turn] = Field(description="site → its turn")
+    sites: dict[str, SiteTurn] = Field(description="site → its turn")
 
 
 Deed = Literal["starting", "training", "measuring", "validating", "testing", "sending", "refused"]

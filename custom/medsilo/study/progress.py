@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `medsilo --help` would have to wait for
-    from medsilo.runs.schema import Doing, Round, SiteRound, Turn, Turns
+    from medsilo.runs.schema import Doing, Round, SiteRound, SiteTurn, Turns
 
 LATE = 1.5  # times the site's longest answer so far: from there on it is late
 GRACE = 5.0  # seconds that are never late
@@ -167,7 +167,7 @@ class StudyProgress:
         return max(pace * rounds - (self._clock() - ends[-1]), pace * (rounds - 1), 0.0)
 
 
-def _at_the_moment(turn: "Turn", doing: "Doing | None", age: float, expected: float | None) -> str:
+def _at_the_moment(turn: "SiteTurn", doing: "Doing | None", age: float, expected: float | None) -> str:
     """Return what a site does, and how late it is."""
     if turn.answered is not None:
         return "answered"
