@@ -310,6 +310,13 @@ class Tracking(Section):
         description="with two classes: the sensitivity that each hospital's threshold has to reach on its validation "
         "cases. `null`: the threshold with the greatest sensitivity + specificity there (Youden's)",
     )
+    validate_every: int = added(
+        1,
+        ge=1,
+        le=10_000,
+        description="sites validate the model before the first round, after every so many rounds and after the last; "
+        "only such rounds can be the best one",
+    )
     mlflow: bool = Field(
         False, description="write `mlflow.db` beside TensorBoard's files; needs the package `mlflow` at the server"
     )
@@ -395,6 +402,7 @@ class Plan(Section):
                 "privacy; remove it"
             )
         self._has_data_for_its_sites()
+        self._can_weigh_classes()
         self._network_reads_task(networks["model"])
         if self.participation.unseen:
             self._can_be_tested_elsewhere()
@@ -438,6 +446,23 @@ class Plan(Section):
         if most is not None and named > most:
             raise PlanError(f"participation.sites: {named} sites, but task {self.task.name} has {most}; name fewer")
 
+    def _can_weigh_classes(self) -> None:
+        """The loss has a part that class weights change, and there is one for each class."""
+        weights, classes = self.training.class_weights, self.task.classes
+        if weights == "none":
+            return
+        if not self.task.cross_entropy:
+            instead = "task.criterion=dice-ce" if hasattr(self.task, "criterion") else "a loss with cross entropy"
+            raise PlanError(
+                f"training.class_weights: the loss of task {self.task.name} is Dice, in which each structure counts "
+                f"the same already; set none, or {instead}"
+            )
+        if isinstance(weights, tuple) and len(weights) != classes:
+            raise PlanError(
+                f"training.class_weights: {len(weights)} numbers, but task {self.task.name} has {classes} classes; "
+                "give one for each (of masks: the background first)"
+            )
+
     def _can_be_tested_elsewhere(self) -> None:
         """Something is there for a hospital that did not train: one model for all, or a super model."""
         if not self.algorithm.outcome.for_others:
@@ -477,6 +502,11 @@ class Plan(Section):
             raise PlanError(
                 "training.truncate: which cases a hospital trains on would depend on the others' numbers of cases; set "
                 "it to false where the plan promises privacy"
+            )
+        if self.training.class_weights == "balanced":
+            raise PlanError(
+                "training.class_weights: balanced weights follow from each hospital's own numbers of cases, which no "
+                "noise hides; give numbers that all hospitals know, for example [1, 4]"
             )
         assert self.privacy
         releases = any(phase.releases for phase in self.course.phases)
@@ -566,6 +596,15 @@ class Plan(Section):
         """The rounds of all phases."""
         return self.course.rounds
 
+    def validates(self, rounds: int) -> bool:
+        """Return whether sites validate the model that has gone through so many rounds."""
+        return rounds % self.tracking.validate_every == 0 or rounds == self.rounds
+
+    @property
+    def validations(self) -> int:
+        """The number of times that each site validates."""
+        return sum(self.validates(rounds) for rounds in range(self.rounds + 1))
+
     def resolved(self) -> dict[str, Any]:
         """Every key with its value, defaults included."""
         return self.model_dump(mode="json")
@@ -602,10 +641,13 @@ def _parameters(networks: Mapping[str, nn.Module]) -> int:
     return sum(tensor.numel() for network in networks.values() for tensor in network.parameters())
 
 
-def load_plan(path: Path | str, changes: Iterable[str] = (), allowed: Collection[str] = ANY) -> Plan:
+def load_plan(
+    path: Path | str, changes: Iterable[str] = (), allowed: Collection[str] = ANY, method: Algorithm | None = None
+) -> Plan:
     """Read a plan.yaml, apply `a.b=value` changes, and check everything.
 
     allowed: the installed packages that may bring a method, task or network beside medsilo's; by default all.
+    method: takes the place of the plan's where that is another.
     """
     path = Path(path)
     try:
@@ -616,6 +658,8 @@ def load_plan(path: Path | str, changes: Iterable[str] = (), allowed: Collection
         values = load_yaml(text)
     except YamlError as error:
         raise PlanError(f"{path.name}: {error}; correct it") from error
+    if method and isinstance(values, dict) and TABLES["algorithm"].named_in(values.get("algorithm")) != method.name:
+        values["algorithm"] = method.model_dump(mode="json")
     return parse_plan(values, changes, allowed)
 
 

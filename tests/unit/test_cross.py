@@ -71,6 +71,24 @@ def test_models_with_an_input_layer(tmp_path: Path) -> None:
     assert scores[SITES[0]] == scores[SITES[1]]
 
 
+def test_each_site_has_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A site that rounds what it tells, and two that don't."""
+    (own := tmp_path / "config" / SITES[1]).mkdir(parents=True)
+    (own / "medsilo.yaml").write_text("score_digits: 1\n")
+    config = ["--site-config", str(tmp_path / "config"), "--device", "cpu"]
+    changes = [part for change in SMALL for part in ("--set", change)]
+    place = ["--engine", "inprocess", "--out", str(tmp_path), "--name", "run"]
+    changes = ["--set", "task.name=synthetic-activity", "--set", "training.rounds=2", *changes]
+    assert cli.main(["run", "local", *place, *config, *changes]) == 0
+    tests = [Record(tmp_path / "run").summary().sites[site].test["accuracy"] for site in SITES]
+    assert [score == round(score, 1) for score in tests] == [False, True, False]
+    (tmp_path / "config" / "stranger").mkdir()
+    (tmp_path / "config" / "stranger" / "medsilo.yaml").touch()
+    capsys.readouterr()
+    assert cli.main(["cross", str(tmp_path / "run"), *config]) == 1
+    assert "there is a medsilo.yaml for stranger, which is no site of the plan" in capsys.readouterr().err
+
+
 def test_another_model_than_the_tested_one_is_told(copied: tuple[Plan, Path]) -> None:
     _, folder = copied
     path = folder / "sites" / SITES[1] / "best.safetensors"

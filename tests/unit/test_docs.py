@@ -128,6 +128,7 @@ def test_every_group_that_leaves_is_named(method: str, root: Path) -> None:
 def test_the_command_says_what_leaves_too(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "run central with --engine inprocess" in lines["run"]
     for name, cell in rows_of_methods(root).items():
         assert lines[name].endswith(cell.partition(";")[0])
 

@@ -150,8 +150,17 @@ def test_another_plan_goes_into_the_job_that_is_packed(tmp_path: Path, capsys: p
     assert "task nifti-folder" in told and "1 to 3" in told
     assert cli.main(["pack", str(plan)]) == 1
     assert "--plan" in capsys.readouterr().err
-    assert cli.main(["run", str(JOBS / "fedsm"), "--plan", str(plan), "--out", str(tmp_path)]) == 1
-    assert "is a plan of fedavg and the job one of fedsm" in capsys.readouterr().err
+
+
+def test_the_jobs_method_is_enough_beside_another_methods_plan() -> None:
+    plan = JOBS / "fedavg/plans/nifti-folder.yaml"
+    changed = plan_of(JOBS / "fedsm", ["algorithm.pull=0.5"], plan)
+    assert changed.algorithm == load_plan(JOBS / "fedsm" / CONFIG / "plan.yaml", ["algorithm.pull=0.5"]).algorithm
+    assert changed.task == load_plan(plan).task and changed.algorithm.pull == 0.5
+    assert plan_of(JOBS / "fedsm", ["algorithm.pull=0.5"]).algorithm.pull == 0.5
+    assert plan_of(JOBS / "fedsm", ["algorithm.name=fedsm"], plan).algorithm.name == "fedsm"
+    with pytest.raises(MedsiloError, match="--set algorithm.name=fedavg: the job's method is fedsm; leave it out"):
+        plan_of(JOBS / "fedsm", ["algorithm.name=fedavg"], plan)
 
 
 def test_an_unknown_job_lists_those_that_are_there() -> None:

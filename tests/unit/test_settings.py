@@ -8,7 +8,8 @@ import pytest
 from medsilo.cli import parsed
 from medsilo.cli.given_settings import settings_of
 from medsilo.core.errors import MedsiloError
-from medsilo.site.settings import SiteSettings, make_settings, read_settings
+from medsilo.flare.simulator import prepare_workspace
+from medsilo.site.settings import SiteSettings, make_settings, read_settings, read_settings_of_all
 from medsilo.tasks.sources import DataSource
 
 
@@ -74,6 +75,22 @@ def test_the_command_line_stands_above_a_sites_settings_and_these_above_those_of
     assert own.threads == 3 and own.data == read_settings(tmp_path).data and own.data.is_described
     with pytest.raises(MedsiloError, match="no such folder of settings"):
         told("--site-config", str(tmp_path / "nowhere"))
+
+
+def test_sites_of_one_machine_may_have_settings_of_their_own(tmp_path: Path) -> None:
+    for place, text in ((".", "threads: 3"), ("b", "data: {folder: /b}"), ("c", "{}")):
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / "medsilo.yaml").write_text(text)
+    settings = settings_of("cpu", None, tmp_path, pictures=True)
+    assert [settings.of(site).threads for site in "abc"] == [3, 1, 1]
+    assert settings.of("b").data == DataSource(folder=Path("/b")) and settings.of("a").data is None
+    assert all(settings.of(site).pictures and settings.of(site).device == "cpu" for site in "abc")
+    settings.check_sites("abcd")
+    with pytest.raises(MedsiloError, match=r"there is a medsilo\.yaml for c, which is no site of the plan.* are a, b"):
+        settings.check_sites("ab")
+    prepare_workspace(tmp_path / "workspace", settings, tmp_path / "out", "abc")
+    again = read_settings_of_all(tmp_path / "workspace/local")  # what 'medsilo resume' and 'medsilo cross' go on with
+    assert [again.of(site).threads for site in "abc"] == [3, 1, 1] and again.of("b").data == settings.of("b").data
 
 
 def test_a_setting_given_twice_is_refused(tmp_path: Path) -> None:

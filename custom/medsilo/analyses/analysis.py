@@ -67,7 +67,7 @@ class FinishedRun:
 
     def data(self, site: str, settings: SiteSettings) -> SiteData:
         """The site's data, as it trained and was tested on them; of images of any size, pieces."""
-        data = self.plan.task.site_data(site, self.sites, self.plan.seed, settings.data)
+        data = self.plan.task.site_data(site, self.sites, self.plan.seed, settings.of(site).data)
         return SiteData(
             *(self.plan.task.pieces(part, self.plan.seed) for part in (data.train, data.validation, data.test))
         )

@@ -32,11 +32,13 @@ def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
     figure, ((by_round, by_bytes),) = panels(1, 2, 4.2, 3.4)
     for place, one in enumerate(found):
         look = style(place)
-        by_round.plot(range(len(one["score"])), _gaps(one["score"]), label=one["run"], markersize=4, **look)
+        curve = {number: score for number, score in enumerate(one["score"]) if score is not None}
+        heights = list(curve.values())
+        by_round.plot(list(curve), heights, label=one["run"], markersize=4, **look)
         if one["bytes"][-1]:
-            by_bytes.plot([b / 1e6 for b in one["bytes"]], _gaps(one["score"]), markersize=4, **look)
+            by_bytes.plot([one["bytes"][number] / 1e6 for number in curve], heights, markersize=4, **look)
         else:  # nothing travels: a level
-            by_bytes.axhline(_gaps(one["score"])[-1], color=look["color"], linestyle=look["linestyle"])
+            by_bytes.axhline(heights[-1], color=look["color"], linestyle=look["linestyle"])
     by_round.set(xlabel="rounds", ylabel=f"validation {metrics.pop()}, mean over sites")
     by_bytes.set(xlabel="MB sent and got by all sites")
     by_round.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -47,7 +49,3 @@ def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _gaps(values: Sequence[float | None]) -> list[float]:
-    return [float("nan") if value is None else value for value in values]

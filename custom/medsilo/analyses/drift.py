@@ -74,7 +74,9 @@ def replay(
     """Run the plan again in this process with watched sites; returns them and the summary."""
     with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = Path(place) / "replay"
-        watched = [WatchedParticipant(plan, site, sites, settings, site_folder(root, site), network) for site in sites]
+        watched = [
+            WatchedParticipant(plan, site, sites, settings.of(site), site_folder(root, site), network) for site in sites
+        ]
         transport = Loop({participant.site: participant for participant in watched})
         return watched, Coordinator(plan, sites, transport, Record(root), "in-process", settings=settings).run()
 

@@ -38,7 +38,8 @@ class Rehearsal:
 def round_seconds(tried: Rehearsal, plan: Plan, cases: dict[str, int]) -> float:
     """Return how long a site will work in a round of this phase."""
     batches = plan.training.local_epochs * steps_in(cases["train"], plan.training.batch_size)
-    return tried.batch * batches + tried.evaluation * cases["validation"]
+    validated = cases["validation"] * plan.validations / (plan.rounds + 1)  # in a round, on average
+    return tried.batch * batches + tried.evaluation * validated
 
 
 def free_memory(compute: Compute) -> int:

@@ -167,11 +167,13 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
     least = settings.least(plan.task.synthetic)
     few = f", unless they are fewer than {least}" if least > 1 else ""
     classes = "; the cases of each class" + (f", where each that occurs has {least}" if least > 1 else "")
+    every = plan.tracking.validate_every
+    scored = f"after every {every} rounds and the last " if every > 1 else ""
     lines = [
         "With every answer: the numbers of training, validation and test cases, seconds, the memory that training "
         "took, medsilo's version and hash.",
         f"On joining: whether this site shares its personal model{classes if plan.task.classifies else ''}.",
-        f"In every round: the training loss; score and loss over the validation cases{few}.",
+        f"In every round: the training loss; {scored}score and loss over the validation cases{few}.",
         f"At the end: score and loss over the test cases, and counts that add up over sites{few}:",
     ]
     for name, length in plan.task.layout.items():

@@ -24,13 +24,16 @@ def settings_of(
     **more: Any,
 ) -> "SiteSettings":
     """Return the command line's settings over a site's own, or over those that a run had before."""
-    from medsilo.site.settings import SiteSettings, make_settings, read_settings
+    from medsilo.site.settings import EachSites, SiteSettings, make_settings, read_settings_of_all
 
     local = folder_of_settings(site_config)
-    settings = read_settings(local) if local else before or SiteSettings()
+    settings = read_settings_of_all(local) if local else before or SiteSettings()
     given = {"device": device, "data": data and data.resolve()}
     said = {key: value for key, value in given.items() if value is not None}
-    settings = make_settings({**settings.model_dump(), **said, **more}, "the command line")
+    if isinstance(settings, EachSites):
+        settings = settings.changed({**said, **more}, "the command line")
+    else:
+        settings = make_settings({**settings.model_dump(), **said, **more}, "the command line")
     if device:
         check_device(settings)
     return settings

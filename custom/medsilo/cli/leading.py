@@ -1,17 +1,19 @@
 """Commands for a consortium's lead: pack, provision, submit, status, watch, abort, fetch."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from medsilo.cli import options
+from medsilo.cli.live_report import LivePage
 from medsilo.cli.running import conclude
 from medsilo.cli.show import Screen
-from medsilo.study.progress import StudyProgress
+from medsilo.study.progress import Moment, StudyProgress
 
 if TYPE_CHECKING:
-    from medsilo.runs.schema import Progress, Round
+    from medsilo.runs.schema import Progress, Turns
 
 CONNECTING = "connecting to the server"
 
@@ -135,7 +137,16 @@ def status(
     return 0
 
 
-def watch(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
+def watch(
+    screen: Screen,
+    job: options.JobId,
+    *,
+    kit: options.Kit,
+    live: Annotated[
+        Path | None,
+        typer.Option(metavar="PAGE", parser=options.output_file, help="a page that is rewritten after every round"),
+    ] = None,
+) -> int:
     """Show a job's rounds, one line per site, until it ends.
 
     Ends with 0 if the job finished, else with 1. Ctrl-C ends the watching, not the job.
@@ -143,25 +154,47 @@ def watch(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:
     screen.note(CONNECTING)
     from medsilo.consortium import lead
 
-    progress = StudyProgress((), 0, "score")
+    heard = _Heard()
+    progress = StudyProgress((), 0, "score", look=heard.moment)
+    page = LivePage(progress, live, f"Job {job}", screen.say) if live else None
     screen.answer(job=job)
+
+    def stands(study: "Progress") -> None:
+        progress.planned, progress.metric = study.planned, study.metric
+        heard.take(study)
+
     try:
-        with screen.rounds(progress) as on_round:
-
-            def follow(line: "Round", study: "Progress") -> None:
-                progress.planned, progress.metric = study.planned, study.metric
-                on_round(line)
-
-            ended = lead.watch(job, kit, follow, screen.say)
+        with screen.rounds(progress, page.renew if page else None) as on_round:
+            ended = lead.watch(job, kit, lambda line, study: on_round(line), screen.say, stands)
     except KeyboardInterrupt:
+        if page:
+            page.write("Nobody watches this study any more.")
         screen.warn(f"no longer watching; the job goes on (to end it: medsilo abort {job} --kit {kit})")
         return 130
+    if page:
+        page.write(f"The study has ended: {ended}.")
     screen.say(f"{ended}; results: medsilo fetch {job} --kit {kit}")
     screen.answer(status=ended)
     if ended == "FINISHED:COMPLETED":
         return 0
     screen.say(f"to go on from the last finished round: medsilo resume {job} --kit {kit}")
     return 1
+
+
+class _Heard:
+    """What the server last told of who is asked and who has answered."""
+
+    def __init__(self) -> None:
+        self._turns: Turns | None = None
+        self._at = 0.0
+
+    def take(self, study: "Progress") -> None:
+        """Keep what is told now."""
+        self._turns, self._at = study.turns, time.monotonic()
+
+    def moment(self) -> Moment:
+        """Return it, with its age."""
+        return Moment(self._turns, age=time.monotonic() - self._at)
 
 
 def abort(screen: Screen, job: options.JobId, *, kit: options.Kit) -> int:

@@ -16,6 +16,7 @@ def methods(screen: Screen) -> int:
     lines = [f"{name:<14} {paper:<23} leaves: {leaves}" for name, _, paper, leaves in rows]
     columns = ("name", "title", "paper", "leaves")
     screen.table(columns, rows, lines)
+    screen.say("run central with --engine inprocess, or beside others: medsilo compare --methods central,fedavg")
     screen.answer(methods=[dict(zip(columns, row, strict=True)) for row in rows])
     return 0
 

@@ -7,14 +7,15 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress import Progress as Bars
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import ProgressColumn, SpinnerColumn, Task, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from medsilo.study.progress import StudyProgress, duration
+from medsilo.study.progress import SiteProgress, StudyProgress, duration
 
-STYLES = {"waiting": "dim", "answered": "green", "refused": "red", "lost": "red"}
+STYLES = {"waiting": "dim", "asked": "dim", "answered": "green", "refused": "red", "lost": "red"}
+LATE = "yellow"
 REFRESHES = 4  # a second
 
 
@@ -36,13 +37,14 @@ def _table(*columns: str) -> Table:
 def board(progress: StudyProgress) -> RenderableType:
     """Return the state of a study: a row per site, the rounds done, the best so far, the time left."""
     table = _table("site", f"{progress.metric} before", "loss", "seconds", "")
-    for name, site in progress.sites.items():
+    for name, now in progress.now().items():
+        site = progress.sites.get(name, SiteProgress())
         table.add_row(
             Text(name),
             _value(site.score),
             _value(site.loss),
             "–" if site.seconds is None else f"{site.seconds:.1f}",
-            Text(site.state, STYLES[site.state]),
+            Text(now, LATE if "late" in now else STYLES.get(now.partition(" ")[0], "")),
         )
     left = progress.seconds_left()
     facts = [f"round {progress.done} of {progress.planned}", f"{duration(progress.elapsed())} so far"]
@@ -50,6 +52,7 @@ def board(progress: StudyProgress) -> RenderableType:
     facts += [f"best {progress.metric} {progress.best[1]:.3f} in round {progress.best[0]}"] if progress.best else []
     bar = Padding(ProgressBar(progress.planned, progress.done, width=40), (1, 0, 0, 0))
     told = [Text(line, "yellow") for lines in progress.standing_out.values() for line in lines]
+    told += [Text(line, LATE) for line in progress.slow()]
     return Group(Padding(table, (1, 0, 0, 0)), *told, bar, Text("  ·  ".join(facts)))
 
 
@@ -65,10 +68,22 @@ def shown_live(progress: StudyProgress) -> Iterator[Callable[[str], None]]:
         yield lambda line: live.console.print(Text(line))
 
 
+class _Words(ProgressColumn):
+    """What goes on, asked for anew at every look."""
+
+    max_refresh = 0.5
+
+    def __init__(self, words: Callable[[], str]) -> None:
+        super().__init__()
+        self._words = words
+
+    def render(self, task: Task) -> Text:
+        return Text(self._words())
+
+
 @contextmanager
-def spinning(what: str) -> Iterator[Callable[[str], None]]:
+def spinning(words: Callable[[], str]) -> Iterator[Callable[[str], None]]:
     """Show the words with the time that has passed; yields what prints a line above them."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Bars(*columns, transient=True) as bars:
-        bars.add_task(what, total=None)
+    with Bars(SpinnerColumn(), _Words(words), TimeElapsedColumn(), transient=True) as bars:
+        bars.add_task("", total=None)
         yield lambda line: bars.console.print(Text(line))

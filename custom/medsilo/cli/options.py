@@ -157,6 +157,7 @@ def complete_task(incomplete: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- options
 DEVICES = "auto, cpu, cuda or cuda:<n>"
 SITE_CONFIG = "a folder with a medsilo.yaml, which may describe the data (docs/your-data.md)"
+SITE_CONFIGS = f"{SITE_CONFIG}; a site with a folder of its name in it, with a medsilo.yaml, has that"
 DATA = "folder with the sites' data, for tasks that need one"
 OUT = ("--out", "-o")
 
@@ -171,7 +172,7 @@ PlanFile = Annotated[
     Path | None,
     typer.Option(
         "--plan",
-        help="another plan of the job's method, for example jobs/fedavg/plans/nifti-folder.yaml",
+        help="another plan, which runs with the job's method, for example jobs/fedavg/plans/nifti-folder.yaml",
     ),
 ]
 Changes = Annotated[
@@ -213,6 +214,10 @@ DeviceOfRun = Annotated[str | None, typer.Option(metavar="DEVICE", help=f"{DEVIC
 Data = Annotated[Path | None, typer.Option(metavar="FOLDER", help=DATA)]
 DataOfRun = Annotated[Path | None, typer.Option(metavar="FOLDER", help=f"{DATA} (default: the run's)")]
 SiteConfig = Annotated[Path | None, typer.Option(metavar="FOLDER", help=SITE_CONFIG)]
+Live = Annotated[
+    bool, typer.Option("--live", help="rewrite report.html after every round; a browser renews it by itself")
+]
+SiteConfigs = Annotated[Path | None, typer.Option("--site-config", metavar="FOLDER", help=SITE_CONFIGS)]
 Model = Annotated[Path, typer.Argument(help="folder of a super model or of a run")]
 ModelOf = Annotated[
     str, typer.Option("--site", metavar="SITE", help="the run's model of this hospital instead of the shared one")

@@ -69,19 +69,20 @@ def cross(
     *,
     device: options.DeviceOfRun = None,
     data: options.DataOfRun = None,
+    site_config: options.SiteConfigs = None,
 ) -> int:
     """Test every site's model of a run on every site's data.
 
     Prints the table, and adds it to the run as cross.json and to its report.
     """
-    screen.note(f"reading {run}")
+    screen.begin(f"reading {run}")
     from medsilo.report.page import write
     from medsilo.report.read import read
     from medsilo.report.table import cross_table
     from medsilo.study import cross as crossing
 
     with screen.busy("testing every model on every site's data"):
-        scores = crossing.cross(run, settings_of(device, data, before=crossing.run_settings(run)))
+        scores = crossing.cross(run, settings_of(device, data, site_config, crossing.run_settings(run)))
     screen.say(cross_table(read(run)))
     page = write([run], run / "report.html", run.resolve().name)
     screen.say(f"\nreport: {page}")
@@ -131,7 +132,7 @@ def analyse(
     ] = False,
     device: options.Device = None,
     data: options.Data = None,
-    site_config: options.SiteConfig = None,
+    site_config: options.SiteConfigs = None,
 ) -> int:
     """Draw a figure of the papers from finished runs, with its data.
 

@@ -1,5 +1,6 @@
 """Commands for a person with all the data on one machine: demo, run, compare, resume."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.given_settings import settings_of
+from medsilo.cli.live_report import LiveReport
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
@@ -15,6 +17,7 @@ from medsilo.study.progress import StudyProgress
 
 if TYPE_CHECKING:
     from medsilo.plan import Plan
+    from medsilo.runs.schema import Round
     from medsilo.site.settings import SiteSettings
 
 
@@ -31,12 +34,13 @@ def demo(
 
     Seven methods over several seeds, and one of them in NVFlare's simulator. Takes minutes.
     """
-    screen.say("loading NVFlare and PyTorch")
+    screen.begin(f"demo with seeds {seeds}: loading PyTorch and NVFlare")
     from medsilo.report.demo_page import StoryRows, write_demo
     from medsilo.study.demo import ALONE, HARMONISED, RUNNING, run_demo
 
-    with screen.busy("running the demo"):
-        done = run_demo(out, rounds, seeds.numbers, "medsilo demo", screen.say)
+    with screen.busy("running the demo") as tell_more:
+        done = run_demo(out, rounds, seeds.numbers, "medsilo demo", screen.say, tell_more)
+    screen.doing("writing the page")
     same = done.same
     told = StoryRows(ALONE, RUNNING, HARMONISED, same.tensors if same else 0, same.different if same else None)
     page = write_demo(done.folder, told)
@@ -60,26 +64,30 @@ def run(
     threads: options.Threads = None,
     device: options.Device = None,
     data: options.Data = None,
-    site_config: options.SiteConfig = None,
+    site_config: options.SiteConfigs = None,
+    live: options.Live = False,
 ) -> int:
     """Run a job in NVFlare's simulator, with all its sites on this machine.
 
     Prints a line per site and round; leaves a folder with models, scores and report.html (docs/run-tree.md).
     """
-    screen.say(f"reading the plan of {job}")
+    screen.begin(f"reading the plan of {job}")
     from medsilo.core.files import is_safe_name
     from medsilo.flare.jobs import find_job, plan_of
     from medsilo.runs.record import new_study
 
     found = find_job(job)
     study = plan_of(found, changes, plan)
+    if plan:
+        screen.say(f"{plan} with the job's method, {study.algorithm.title}")
     if name and not is_safe_name(name):
         raise MedsiloError(f"--name {name!r} has odd characters; use letters, digits, '.', '_' and '-'")
     folder = out / (name or new_study(study))
     settings = settings_of(device, data, site_config, **ALL_MINE)
     for line in study.cautions(study.participation.sites):
         screen.say(f"caution: {line}")
-    _study(screen, study, folder, settings, job=found if engine == "simulator" else None, threads=threads)
+    job_of_run = found if engine == "simulator" else None
+    _study(screen, study, folder, settings, job=job_of_run, threads=threads, live=live)
     return conclude(screen, folder)
 
 
@@ -92,24 +100,48 @@ def _study(
     job: Path | None = None,
     threads: int | None = None,
     resumes: bool = False,
+    live: bool = False,
 ) -> None:
     """Run or go on with a study, as NVFlare's job or, without one, in this process, and show its rounds."""
+    from functools import partial
+
+    from medsilo.study.progress import Moment
 
     sites = plan.participation.sites
     where = "starting NVFlare" if job else "starting in this process"
     screen.say(f"{where}: {len(sites)} hospitals, {plan.rounds} rounds")
-    with screen.rounds(StudyProgress(sites, plan.rounds, plan.task.metric)) as on_round:
-        if job:
-            from medsilo.flare import simulator
+    progress = StudyProgress(sites, plan.rounds, plan.task.metric, look=partial(Moment.of_run, folder))
+    page = LiveReport(progress, folder, screen.say) if live else None
+    try:
+        with screen.rounds(progress, page.renew if page else None) as on_round:
+            _start(plan, folder, settings, job, threads, resumes, on_round, screen.say)
+    except BaseException:
+        if page:
+            page.stop()
+        raise
 
-            if resumes:
-                simulator.resume(folder, settings, threads, on_round, screen.say)
-            else:
-                simulator.run(plan, folder, settings, job, threads, on_round, screen.say)
-        else:
-            from medsilo.federation import inprocess
 
-            inprocess.run(plan, folder=folder, resume=resumes, settings=settings, on_round=on_round)
+def _start(
+    plan: "Plan",
+    folder: Path,
+    settings: "SiteSettings",
+    job: Path | None,
+    threads: int | None,
+    resumes: bool,
+    on_round: Callable[["Round"], None],
+    say: Callable[[str], None],
+) -> None:
+    if job is None:
+        from medsilo.federation import inprocess
+
+        inprocess.run(plan, folder=folder, resume=resumes, settings=settings, on_round=on_round)
+        return
+    from medsilo.flare import simulator
+
+    if resumes:
+        simulator.resume(folder, settings, threads, on_round, say)
+    else:
+        simulator.run(plan, folder, settings, job, threads, on_round, say)
 
 
 def compare(
@@ -201,13 +233,14 @@ def compare(
     machine: Annotated[str, typer.Option(help="a word on the machine, for the page (default: its CPU cores)")] = "",
     device: options.Device = None,
     data: options.Data = None,
-    site_config: options.SiteConfig = None,
+    site_config: options.SiteConfigs = None,
 ) -> int:
     """Run methods and seeds on one task and write a table with intervals.
 
     Every row runs with every seed. Called again, it skips what is finished; a run that fails stops no other.
     """
-    screen.say("reading the rows' plans")
+    shown_rows = ", ".join([*methods, *(one.partition(":")[0] for one in row)])
+    screen.begin(f"comparing {shown_rows or 'methods'} with seeds {seeds}: reading the rows' plans")
     import json
     import os
 
@@ -221,8 +254,10 @@ def compare(
     about = About(title=title, notes=notes, command=shown(ctx.obj), machine=machine or f"{os.cpu_count()} CPU cores")
     study = Study(out, about, base, cells, against, primary)
     settings = settings_of(device, data, site_config, **ALL_MINE)
-    with screen.busy("comparing"):
+    with screen.busy("comparing") as tell_more:
+        tell_more(study.under_way)
         failures = study.run(engine, settings, at_once or most_at_once(), screen.say)
+    screen.doing("writing the page")
     page = write_study(out)
     screen.say(f"\ntable: {out / paths.TABLE}\nreport: {page}")
     rows = json.loads((out / "table.json").read_text(encoding="utf-8"))
@@ -242,7 +277,8 @@ def resume(
     threads: options.Threads = None,
     device: options.DeviceOfRun = None,
     data: options.DataOfRun = None,
-    site_config: options.SiteConfig = None,
+    site_config: options.SiteConfigs = None,
+    live: options.Live = False,
 ) -> int:
     """Go on with a run that stopped, from its last finished round.
 
@@ -261,7 +297,7 @@ def resume(
         raise MedsiloError(
             f"{run} is no run's folder; give one under runs/, or --kit with the id of a consortium's job"
         )
-    screen.say(f"reading {run}")
+    screen.begin(f"reading {run}")
     from medsilo.plan import load_plan
     from medsilo.runs.record import Record
     from medsilo.study.cross import run_settings
@@ -272,7 +308,7 @@ def resume(
     job_of_run = (
         folder / paths.JOB if (folder / paths.JOB).is_dir() else None
     )  # else it was begun with --engine inprocess
-    _study(screen, plan, folder, settings, job=job_of_run, threads=threads, resumes=True)
+    _study(screen, plan, folder, settings, job=job_of_run, threads=threads, resumes=True, live=live)
     return conclude(screen, folder)
 
 
@@ -283,6 +319,7 @@ def conclude(screen: Screen, folder: Path) -> int:
     from medsilo.report.table import text_table
     from medsilo.runs.reading import read_summary
 
+    screen.doing("writing the report")
     screen.say("\n" + text_table(read_all([folder])))
     summary = read_summary(folder)
     for line in (line for lines in summary.stands_out.values() for line in lines):

@@ -7,6 +7,8 @@ import functools
 import inspect
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,30 +22,62 @@ if TYPE_CHECKING:
     from medsilo.study.progress import StudyProgress
 
 
+MOST_SILENCE = 9.0  # seconds; ten are promised
+LOOK = 0.2  # seconds between looks at whether something has to be said
 STOPPED = "stopped; what was finished is kept ('medsilo resume', or the same compare again, goes on)"
 AsJson = Annotated[
     bool, typer.Option("--json", help="print JSON on stdout, for programs; lines for people go to stderr")
 ]
 Command = Callable[..., int]
+Tell = Callable[[], str]
 
 
 class Screen:
     """The output of one command. With `as_json`, stdout has JSON only."""
 
-    def __init__(self, as_json: bool = False, in_lines: bool = False) -> None:
+    def __init__(self, as_json: bool = False, in_lines: bool = False, silence: float = MOST_SILENCE) -> None:
+        """silence: seconds after which a command that has begun something says how it goes on."""
         self.as_json = as_json
         self.in_lines = in_lines  # JSON lines: one per event and the last one with the outcome
         self.document: Any = {}
         self.watched = sys.stdout.isatty() and not as_json
         self._print: Callable[[str], None] | None = None  # above what is live on the terminal
+        self._silence, self._said = silence, time.monotonic()
+        self._saying = threading.Lock()
+        self._doing: Tell | None = None  # what goes on, in words
+        self._ticker: _Ticker | None = None
 
     def say(self, line: str) -> None:
         """Show a line, or several, to a person."""
         line = "\n".join(map(printable, line.split("\n")))
-        if self._print:
-            self._print(line)
-        else:
-            print(line, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+        with self._saying:
+            if self._print:
+                self._print(line)
+            else:
+                print(line, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+            self._said = time.monotonic()
+
+    def begin(self, what: str) -> None:
+        """Say what begins now. If it takes long, say every few seconds that it goes on, until `close`."""
+        self.say(what)
+        self.doing(what)
+
+    def doing(self, what: str | Tell) -> None:
+        """Tell what goes on from now on, or what tells it."""
+        started = time.monotonic()
+        self._doing = what if callable(what) else lambda: f"{what} ({time.monotonic() - started:.0f} s)"
+        if self._ticker is None:
+            self._ticker = _Ticker(self._break_silence)
+
+    def end(self) -> None:
+        """Say no more of what goes on."""
+        if self._ticker:
+            self._ticker.stop()
+
+    def _break_silence(self) -> None:
+        """Say what goes on, where nothing has been said for long and nothing on the terminal shows it."""
+        if self._doing and self._print is None and time.monotonic() - self._said >= self._silence:
+            self.say(self._doing())
 
     def warn(self, line: str) -> None:
         """Show what went wrong."""
@@ -74,9 +108,24 @@ class Screen:
         print_table(columns, rows)
 
     @contextmanager
-    def rounds(self, progress: "StudyProgress") -> Iterator[Callable[[Any], None]]:
-        """Show the rounds of a study, each given to the yielded function: live on a terminal, else line by line."""
+    def rounds(
+        self, progress: "StudyProgress", renew: Callable[[], None] | None = None
+    ) -> Iterator[Callable[[Any], None]]:
+        """Show the rounds of a study, each given to the yielded function: live on a terminal, else line by line.
 
+        renew: is called often while it runs.
+        """
+        self.doing(progress.sentence)
+        ticker = _Ticker(renew) if renew else None
+        try:
+            with self._rounds(progress) as on_round:
+                yield on_round
+        finally:
+            if ticker:
+                ticker.stop()
+
+    @contextmanager
+    def _rounds(self, progress: "StudyProgress") -> Iterator[Callable[[Any], None]]:
         def on_round(record: Any) -> None:
             lines = progress.add(record)
             self.event("round", {"of": progress.planned, **progress.last})
@@ -100,17 +149,24 @@ class Screen:
                 self._print = None
 
     @contextmanager
-    def busy(self, what: str) -> Iterator[None]:
-        """Show on a terminal that the work goes on, and for how long."""
+    def busy(self, what: str) -> Iterator[Callable[[Tell], None]]:
+        """Show that the work goes on, and for how long; yields what takes a function that tells more of it."""
+        more: list[Tell] = [lambda: ""]
+        started = time.monotonic()
+
+        def words() -> str:
+            return ": ".join(filter(None, (what, more[-1]())))
+
+        self.doing(lambda: f"{words()} ({time.monotonic() - started:.0f} s)")
         if not self.watched:
-            yield
+            yield more.append
             return
         from medsilo.cli.live import spinning
 
-        with spinning(what) as above:
+        with spinning(words) as above:
             self._print = above
             try:
-                yield
+                yield more.append
             finally:
                 self._print = None
 
@@ -128,6 +184,32 @@ class Screen:
         elif self.as_json:
             print(json.dumps(self.document, indent=2, allow_nan=False, default=str), flush=True)
         return code
+
+
+class _Ticker:
+    """Does something again and again in a thread of its own, until it is stopped or its listener has gone."""
+
+    def __init__(self, does: Callable[[], None]) -> None:
+        self._does, self._over, self._turn = does, threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(LOOK):
+            try:
+                self.now()
+            except OSError:  # a pipe that nobody reads any more
+                return
+
+    def now(self) -> None:
+        """Do it at once, and never twice at the same time."""
+        with self._turn:
+            self._does()
+
+    def stop(self) -> None:
+        """End it; returns when it has ended."""
+        self._over.set()
+        self._thread.join()
 
 
 def command(does: Command, in_lines: bool = False) -> Command:
@@ -149,6 +231,8 @@ def command(does: Command, in_lines: bool = False) -> Command:
             return screen.close(130)
         except BrokenPipeError:
             return 1
+        finally:
+            screen.end()
 
     shown.__signature__ = signature.replace(parameters=[*parameters, as_json])  # type: ignore[attr-defined]
     return shown

@@ -277,12 +277,15 @@ def _obstacles(job: dict[str, Any]) -> list[str]:
     return [plain(said) for said in job.get("job_deploy_detail", []) if not said.endswith(": OK")]
 
 
-def watch(job_id: str, kit: Path, on_round: OnRound, say: Say) -> str:
+def watch(
+    job_id: str, kit: Path, on_round: OnRound, say: Say, on_progress: Callable[[Progress], None] = lambda study: None
+) -> str:
     """Report rounds, from the server's own records, until the job ends; returns its final status.
 
-    A lost connection is made anew; rounds that ended meanwhile are reported then.
+    on_progress: is told how the study stands, also between two rounds. A lost connection is made anew; rounds that
+    ended meanwhile are reported then.
     """
-    watching, heard = _Watching(job_id, on_round, say), time.monotonic()
+    watching, heard = _Watching(job_id, on_round, say, on_progress), time.monotonic()
     while True:
         try:
             with connected(kit) as session:
@@ -304,6 +307,7 @@ class _Watching:
     job_id: str
     on_round: OnRound
     say: Say
+    on_progress: Callable[[Progress], None] = lambda study: None
     said: set[str] = field(default_factory=set)  # obstacles
     last: int = 0  # the last round
     planned: int | None = None
@@ -343,6 +347,7 @@ class _Watching:
         if study is None:
             return
         self.planned = study.planned
+        self.on_progress(study)
         for line in study.rounds:
             if line.round <= self.last:
                 continue

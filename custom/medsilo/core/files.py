@@ -94,6 +94,15 @@ def write_bytes(path: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
+def write_passing(path: Path, value: Any) -> None:
+    """Write JSON that is of use for moments only: whole, without waiting for the disk; a failure is no error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with suppress(OSError):
+        temporary.write_text(json.dumps(value, allow_nan=False), encoding="utf-8")
+        temporary.chmod(FILE)
+        temporary.replace(path)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically; a number that is no number is an error and never a file that others can't read."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from medsilo.core.errors import Aborted, Died, MedsiloError
 from medsilo.core.text import plain
+from medsilo.federation.turns import TurnKeeper
 from medsilo.plan import Participation
 from medsilo.runs.messages import Parcel, SiteAnswer
 
@@ -71,18 +72,36 @@ class Exchange:
 class Asking:
     """Asks sites as often as the plan allows, and says whether too few answered."""
 
-    def __init__(self, messenger: Messenger, rules: Participation, sites: Sequence[str], required: int) -> None:
-        self.messenger, self.rules = messenger, rules
+    def __init__(
+        self,
+        messenger: Messenger,
+        rules: Participation,
+        sites: Sequence[str],
+        required: int,
+        turns: TurnKeeper | None = None,
+    ) -> None:
+        """turns: is told who is asked and who has answered."""
+        self.messenger, self.rules, self.turns = messenger, rules, turns or TurnKeeper()
         self.sites, self.required = sites, required  # those that train, and how many of them every answer needs
 
     def ask(self, exchange: Exchange, outgoing: Outgoing, receive: Receive, lost: Callable[[str], None]) -> None:
         """Fill an exchange; `lost` hears of every site that did not answer, each time it was asked."""
         started = time.monotonic()
         asked = exchange.asked
+
+        def going(site: str) -> Parcel:
+            parcel = outgoing(site)
+            self.turns.asked(site)
+            return parcel
+
+        def coming(site: str, reply: Parcel) -> None:
+            receive(site, reply)
+            self.turns.answered(site)
+
         refused: dict[str, Missing] = {}  # are not asked again: they would be refused again
         for attempt in count(1):
             try:
-                missing = self.messenger.ask(asked, outgoing, receive, self.rules.timeout)
+                missing = self.messenger.ask(asked, going, coming, self.rules.timeout)
             except Aborted as error:
                 silent = ", ".join(site for site in asked if site not in exchange.replies)
                 raise Aborted(f"{error} before {silent} answered") from error

@@ -17,6 +17,7 @@ from medsilo.federation.directions import rounded
 from medsilo.federation.sealed.sealed_server import Letters, SealedServer
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.summary import Account, summarise
+from medsilo.federation.turns import TurnKeeper
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
@@ -48,7 +49,8 @@ class Coordinator:
         self.engine, self.on_round = engine, on_round
         self.study = record.folder.name
         self.settings = settings or SiteSettings(device="cpu")  # the server's own
-        self.asking = Asking(messenger, plan.participation, self.sites, self.required)
+        self.turns = TurnKeeper(record.tell_now)
+        self.asking = Asking(messenger, plan.participation, self.sites, self.required, self.turns)
         self.acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
@@ -121,6 +123,7 @@ class Coordinator:
             raise
         finally:
             self.state.writer.shutdown()
+            self.turns.end()
             summary = summarise(self._account(), reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
@@ -279,6 +282,7 @@ class Coordinator:
             if isinstance(answer, Joined):
                 self.acceptance.joined[site] = answer
 
+        self.turns.begin(task, number, exchange.asked)
         self.asking.ask(exchange, outgoing, receive, self.state.may_have_lost)
         exchange.missing = {**away, **exchange.missing}
         return exchange
@@ -334,6 +338,7 @@ class Coordinator:
             take(site, answer.sealing)
             exchange.replies[site] = answer
 
+        self.turns.begin(task, number, exchange.asked)
         self.asking.ask(exchange, outgoing, receive, lambda site: None)
         return exchange
 
@@ -354,7 +359,7 @@ class Coordinator:
 
     def _consider_best(self, exchange: Exchange, rounds: int) -> None:
         """Let the sites' validation scores choose; a site with fewer cases than it tells of has no say."""
-        if self.outcome.personal or self.plan.tracking.select != "best":
+        if self.outcome.personal or self.plan.tracking.select != "best" or not self.plan.validates(rounds):
             return
         told = {
             site: answer.validation

@@ -92,7 +92,9 @@ def run(
                 track(course.of_round(line))
                 on_round(line)
 
-            run = work(plan, root, resume, settings or SiteSettings(), follow)
+            settings = settings or SiteSettings()
+            settings.check_sites(plan.participation.everyone)
+            run = work(plan, root, resume, settings, follow)
             track(course.of_end(run.summary))
         return run
 
@@ -101,8 +103,8 @@ def _run_federated(plan: Plan, root: Path, resume: bool, settings: SiteSettings,
     names = plan.participation.everyone
     with ExitStack() as places:
         for site in names:
-            places.callback(take_place(plan, site, settings, site_folder(root, site)))
-        participants = {site: Participant(plan, site, names, settings, site_folder(root, site)) for site in names}
+            places.callback(take_place(plan, site, settings.of(site), site_folder(root, site)))
+        participants = _participants(plan, root, settings)
         transport, sites = Loop(participants), plan.participation.sites
         coordinator = Coordinator(plan, sites, transport, Record(root), "in-process", on_round, settings)
         summary = coordinator.run(resume)
@@ -114,7 +116,7 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
     if resume:
         raise MedsiloError("central training can't be resumed; run it again in a new folder")
     names = plan.participation.sites
-    hospitals = {site: Participant(plan, site, names, settings, site_folder(root, site)) for site in names}
+    hospitals = _participants(plan, root, settings)
     pool = Pool(plan, hospitals, settings, site_folder(root, POOL))
     record = Record(root)
     alone = plan.with_changes([f"participation.sites=[{POOL}]", "participation.minimum=null"])
@@ -123,6 +125,11 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
     record.write_summary(summary)
     model = _last_model(plan, site_folder(root, POOL))
     return StudyResult(dict.fromkeys(names, model), coordinator.rounds, summary)
+
+
+def _participants(plan: Plan, root: Path, settings: SiteSettings) -> dict[str, Participant]:
+    names = plan.participation.everyone
+    return {site: Participant(plan, site, names, settings.of(site), site_folder(root, site)) for site in names}
 
 
 def _last_model(plan: Plan, folder: Path) -> nn.Module:

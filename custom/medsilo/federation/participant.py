@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from medsilo.course.phase import Phase
 from medsilo.course.workbench import Workbench
 from medsilo.federation.accepting import check_ranges, same_layout
 from medsilo.federation.account import PrivacyAccount
+from medsilo.federation.doing import NowFile
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
 from medsilo.federation.private_numbers import PrivateNumbers
@@ -35,7 +37,8 @@ from medsilo.federation.scoring import write_measures
 from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.sealed_site import SealedSite
 from medsilo.federation.site_state import SiteState
-from medsilo.learning.loop import DrawnCases, Lesson, Stop, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.class_weights import balanced, weighted
+from medsilo.learning.loop import DrawnCases, Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
 from medsilo.privacy.mechanisms import Charge
@@ -43,7 +46,7 @@ from medsilo.runs import paths
 from medsilo.runs.messages import ANSWERS, LETTERED, Parcel, Request
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.metrics import CHANCES, Measures
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.task import SiteData, label_counts
 
 Metrics = dict[str, float | None]
 Told = dict[str, Any]  # fields of an answer
@@ -92,14 +95,25 @@ class Participant:
         self.outcome = plan.algorithm.outcome
         self.chooses = self.outcome.personal and plan.tracking.select == "best"
         self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
+        self.validated: tuple[float, float, Measures] | None = None  # loss, score, and what was measured of each case
         self.noisy_score: float | None = None  # of the last validation, as it is told
+        self.doing = NowFile(folder)
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         """Do what a parcel asks and answer it. `stop` is asked before every batch and raises to end the work."""
+        asked = Request.read(parcel.facts)
+
+        def step() -> None:
+            stop()
+            self.doing.step()
+
+        with self.doing.answering(asked.task, asked.round):
+            return self._answer(parcel, asked, step)
+
+    def _answer(self, parcel: Parcel, asked: Request, stop: Stop) -> Parcel:
         started = time.monotonic()
         forget_most()
-        asked = Request.read(parcel.facts)
         check_disk(self.folder, self.settings.limits)
         self.warnings = []
         if self.account and (reply := self._begin_counted(self.account, asked, parcel)):
@@ -151,7 +165,7 @@ class Participant:
         """Return what an answer costs."""
         assert self.private and self.numbers
         trained = self.private.charges(number, self.plan.course.phase_of(number)) if task == "round" else []
-        return [*trained, *self.numbers.charges(task)]
+        return [*trained, *self.numbers.charges(task, number)]
 
     def _planned(self) -> list[Charge]:
         """Return what all answers of the study cost."""
@@ -199,7 +213,8 @@ class Participant:
         self.state.write_row(number, phase.name, self._samples(), metrics, time.monotonic() - started)
         told: Told = {**self._may_be_told()}
         told["train_loss"] = _number(self.evaluation.train_loss(train_loss, self._samples()))
-        self.protection.note(train=told["train_loss"] is not None, validation=self.evaluation.tells("validation"))
+        tells = self.validated is not None and self.evaluation.tells("validation")
+        self.protection.note(train=told["train_loss"] is not None, validation=tells)
         samples = self.evaluation.samples(self._samples())
         given = self._give(phase)
         if self.sealed:
@@ -250,6 +265,7 @@ class Participant:
         self.state.save_model(paths.BEST, selected)
         end = self._end(stop)
         model = self.outcome.tested(end, self.state.model, asked.outcome)
+        self.doing.begin("testing")
         outcome = self.evaluate(self.data.test, stop, model, self.plan.task.measures)
         told = self.outcome.after_test(end, model)
         self.evaluation.draw_found(model, self.state.modules["model"], outcome[2], self.folder)
@@ -318,7 +334,7 @@ class Participant:
 
     def _may_be_told(self) -> Metrics:
         """Return the last validation as it is told."""
-        if not self.evaluation.tells("validation"):
+        if self.validated is None or not self.evaluation.tells("validation"):
             return {"validation": None, "validation_loss": None}
         loss, score, measures = self.validated
         if self.noisy_score is not None:
@@ -426,10 +442,24 @@ class Participant:
                     "larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam for FedSM"
                 )
 
+    @cached_property
+    def _loss(self) -> LossFunction:
+        """Return what training minimises: the task's loss, with the weights that the plan gives classes."""
+        task, weights = self.plan.task, self.plan.training.class_weights
+        if weights == "none":
+            return task.loss
+        counted = balanced(label_counts(self.data.train, task.classes)) if weights == "balanced" else weights
+        return weighted(task.loss, torch.as_tensor(counted), task.cross_entropy)
+
     def _train(self, number: int, phase: Phase, stop: Stop) -> float:
         if self.plan.training.optimizer_state == "reset":
             self.state.make_optimizers()
-        return phase.work(self.bench(SHUFFLE, number, stop))
+        bench = self.bench(SHUFFLE, number, stop)
+        if phase.trains:
+            self.doing.begin("training", bench.steps * self.plan.training.local_epochs)
+        else:
+            self.doing.begin("measuring")
+        return phase.work(bench)
 
     def bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
         """Return what the method works with; the order of the data is drawn for this purpose and round."""
@@ -467,7 +497,7 @@ class Participant:
             self.state.modules,
             self.state.optimizers,
             self.plan.training,
-            self.plan.task.loss,
+            self._loss,
             self.compute,
             epoch,
             in_order,
@@ -481,10 +511,13 @@ class Participant:
     # ------------------------------------------------------------------ evaluation
     def _validate(self, rounds: int, stop: Stop) -> Metrics:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
+        self.validated, self.noisy_score = None, None
+        if not self.plan.validates(rounds):
+            return {"validation": None, "validation_loss": None}
         loss, score = math.nan, math.nan
+        self.doing.begin("validating")
         measures: Measures = {}
         how = self.evaluation.chooses_by
-        self.noisy_score = None
         if self.cases["validation"]:
             self.plan.algorithm.personalise(self.bench("personalise", rounds, stop))
             loss, score, measures = self.evaluate(self.data.validation, stop, self.state.model)

@@ -63,7 +63,8 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
     for site, hospital in pool.hospitals.items():
         *curve, test = pool.scores[site]
         tested[site] = hospital.tested(selected, *test)
-        validation = [score for _, score, _ in curve]
+        scored = iter(curve)
+        validation = [next(scored)[1] if plan.validates(rounds) else None for rounds in range(plan.rounds + 1)]
         sites[site] = inner.changed(
             cases=hospital.cases,
             classes=hospital.evaluation.classes(),

@@ -112,12 +112,14 @@ class PrivateNumbers:
     @property
     def _scores(self) -> int:
         """Return the scores with noise that the study asks for."""
-        return (self.plan.rounds + 1) * (self.how("validation") == "noisy") + (self.how("test") == "noisy")
+        return self.plan.validations * (self.how("validation") == "noisy") + (self.how("test") == "noisy")
 
-    def charges(self, task: str) -> list[Charge]:
-        """Return what the numbers of an answer cost, but for the counts, which are drawn once."""
+    def charges(self, task: str, number: int) -> list[Charge]:
+        """Return what the numbers of an answer in a round cost, but for the counts, which are drawn once."""
         found = []
         for told in NUMBERS.get(task, ()):
+            if (task, told) == ("round", "validation") and not self.plan.validates(number - 1):
+                continue
             if self.demands and told in self.demands.public:
                 found.append(Charge(what=WHAT[told], of=Public(reason=self.demands.public[told])))
             elif told != "counts" and self.how(told) == "noisy":
@@ -131,8 +133,9 @@ class PrivateNumbers:
 
     def planned(self) -> list[Charge]:
         """Return what all numbers of the study cost."""
-        rounds = [charge for _ in range(self.plan.rounds) for charge in self.charges("round")]
-        return [*self.count_charges, *rounds, *self.charges("deliver"), *self.charges("test")]
+        last = self.plan.rounds
+        rounds = [charge for number in range(1, last + 1) for charge in self.charges("round", number)]
+        return [*self.count_charges, *rounds, *self.charges("deliver", last), *self.charges("test", last)]
 
     # ------------------------------------------------------------------ what is told
     @cached_property

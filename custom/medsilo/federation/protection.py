@@ -116,6 +116,6 @@ def planned_answers(plan: Plan) -> dict[Part, int]:
     """Return how many answers with scores over each part a plan asks for; a threshold is one over validation cases."""
     return {
         "train": plan.rounds,
-        "validation": plan.rounds + 1 + plan.algorithm.outcome.scores_besides + plan.has_threshold,
+        "validation": plan.validations + plan.algorithm.outcome.scores_besides + plan.has_threshold,
         "test": 1,
     }

@@ -99,7 +99,12 @@ class MedsiloController(Controller):
     def _progress(running: Coordinator, rounds: list[Round]) -> Progress:
         plan = running.plan
         return Progress(
-            study=running.study, planned=plan.rounds, metric=plan.task.metric, absent=running.absent, rounds=rounds
+            study=running.study,
+            planned=plan.rounds,
+            metric=plan.task.metric,
+            absent=running.absent,
+            rounds=rounds,
+            turns=running.turns.now(),
         )
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
@@ -127,7 +132,9 @@ class MedsiloController(Controller):
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> Summary:
         plan = plan_of_job(fl_ctx)
         if plan.algorithm.pooled:
-            raise MedsiloError(f"{plan.algorithm.name} pools all data and never runs on NVFlare; use 'medsilo compare'")
+            raise MedsiloError(
+                f"{plan.algorithm.name} pools all data and never runs on NVFlare; give --engine inprocess"
+            )
         study = self.study or new_study(plan)
         if not is_safe_name(study):
             raise MedsiloError(f"study name {study!r} has odd characters; use letters, digits, '.', '_' and '-'")

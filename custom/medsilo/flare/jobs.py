@@ -60,7 +60,8 @@ def find_job(job: str | Path) -> Path:
         return JOBS / folder
     if folder.name == "central":
         raise MedsiloError(
-            f"{folder.name} pools all data, so no job runs it; compare it: medsilo compare --methods {folder.name}"
+            "central pools all data, so it is no job: medsilo run jobs/local --set algorithm.name=central --engine "
+            "inprocess, or beside others: medsilo compare --methods central,fedavg"
         )
     around = folder.parent if folder.parent.is_dir() and folder.parent != Path() else JOBS
     known = sorted(path.parents[2].name for path in around.glob("*/app/config/plan.yaml"))
@@ -70,14 +71,18 @@ def find_job(job: str | Path) -> Path:
 
 
 def plan_of(job: Path, changes: Iterable[str] = (), plan: Path | None = None, allowed: Collection[str] = ANY) -> Plan:
-    """A job's plan, or another in its place, with `a.b=value` changes; `allowed` as in `load_plan`."""
+    """A job's plan, or another in its place, with `a.b=value` changes; `allowed` as in `load_plan`.
+
+    The method is the job's, whatever method the other plan is of.
+    """
     if plan is None:
         return load_plan(job / PLAN, changes, allowed)
-    chosen, method = load_plan(plan, changes, allowed), load_plan(job / PLAN, allowed=allowed).algorithm.name
-    if chosen.algorithm.name != method:
+    method = load_plan(job / PLAN, allowed=allowed).algorithm
+    chosen = load_plan(plan, changes, allowed, method)
+    if chosen.algorithm.name != method.name:
         raise MedsiloError(
-            f"{plan.name} is a plan of {chosen.algorithm.name} and the job one of {method}; give that method's job, or "
-            f"--set algorithm.name={method}"
+            f"--set algorithm.name={chosen.algorithm.name}: the job's method is {method.name}; leave it out, or give "
+            "that method's job"
         )
     return chosen
 

@@ -25,7 +25,7 @@ from medsilo.site.settings import FILE_NAME, SiteSettings
 
 START_LIMIT = 120.0  # seconds NVFlare has until our controller has begun
 END_LIMIT = 2.0  # seconds it has to end after the study has; left alone its farewell takes five
-MOST_SILENCE = 8.0  # seconds without a word while NVFlare and its sites start
+MOST_SILENCE = 6.0  # seconds without a word while NVFlare and its sites start
 OnRound = Callable[[Round], None]
 Say = Callable[[str], None]
 
@@ -44,11 +44,14 @@ def run(
     say: is told how the start goes on, before the first round.
     """
     if plan.algorithm.pooled:
-        raise MedsiloError(f"{plan.algorithm.name} pools all data: it runs with --engine inprocess only")
+        raise MedsiloError(
+            f"{plan.algorithm.name} pools all data, which NVFlare never does: give --engine inprocess, or compare it: "
+            f"medsilo compare --methods {plan.algorithm.name},fedavg"
+        )
     if not plan.participation.sites:
         raise MedsiloError("the simulator needs named sites; give --set participation.sites=[hospital-a,hospital-b]")
     record = Record(folder.resolve())
-    plan.task.check_source(settings.data)
+    _check_sources(plan, settings)
     if record.folder.exists():
         raise MedsiloError(f"run folder {folder} exists; choose another --name, or use 'medsilo resume {folder}'")
     write_job(record.folder / paths.JOB, plan, job, study=record.folder.name, engine="simulator")
@@ -68,7 +71,7 @@ def resume(
         raise MedsiloError(f"{folder} is no run that can be resumed: it has no job or no checkpoint")
     record.check_unfinished()
     plan = load_plan(folder / paths.PLAN)
-    plan.task.check_source(settings.data)
+    _check_sources(plan, settings)
     path = folder / paths.JOB / CONFIG / SERVER
     with reading(f"the job of run {record.folder.name}"):
         config = json.loads(path.read_text("utf-8"))
@@ -81,11 +84,12 @@ def resume(
 def _simulate(
     record: Record, plan: Plan, settings: SiteSettings, threads: int | None, on_round: OnRound, say: Say
 ) -> Record:
-    settings.compute()  # a device that is not there ends the run before anything starts,
-    parse_plan(plan.resolved(), allowed=settings.packages)  # and so does a package that the sites would refuse
+    for own in (settings, *(settings.of(site) for site in plan.participation.everyone)):
+        own.compute()  # a device that is not there ends the run before anything starts,
+        parse_plan(plan.resolved(), allowed=own.packages)  # and so does a package that the sites would refuse
     check_components(record.folder / paths.JOB)
     workspace = record.folder / paths.NVFLARE
-    prepare_workspace(workspace, settings, record.folder.parent)
+    prepare_workspace(workspace, settings, record.folder.parent, plan.participation.everyone)
     sites = ",".join(plan.participation.everyone)
     command = [sys.executable, "-m", __name__, str(record.folder / paths.JOB), str(workspace), sites]
     command += [str(threads or len(plan.participation.everyone)), str(os.getpid())]
@@ -110,13 +114,27 @@ def _simulate(
     return record
 
 
-def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path) -> None:
+def _check_sources(plan: Plan, settings: SiteSettings) -> None:
+    settings.check_sites(plan.participation.everyone)
+    for site in plan.participation.everyone:
+        plan.task.check_source(settings.of(site).data)
+
+
+def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sites: Sequence[str] = ()) -> None:
     """Give a simulator's workspace the sites' settings, and the policy that a hospital would have: our classes on the
-    allow-list, no others."""
+    allow-list, no others. A site with settings of its own has them in a folder of its name."""
+    local = workspace / "local"
+    _write_settings(local, settings, output)
+    for site in sites:
+        if settings.of(site) is not settings:
+            _write_settings(local / site, settings.of(site), output)
+    write_json(local / "resources.json", {"format_version": 2, "class_allow_list": ["medsilo.flare."]})
+
+
+def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
     one_machine = {"isolation": False, "memory_limit": None}  # its sites are processes of a run that one person started
-    local = {**settings.model_dump(mode="json"), **one_machine, "output": str(output)}
-    write_text(workspace / "local" / FILE_NAME, yaml.safe_dump(local))
-    write_json(workspace / "local" / "resources.json", {"format_version": 2, "class_allow_list": ["medsilo.flare."]})
+    own = settings.model_dump(mode="json", include=set(SiteSettings.model_fields))
+    write_text(folder / FILE_NAME, yaml.safe_dump({**own, **one_machine, "output": str(output)}))
 
 
 class Starting:

@@ -12,7 +12,7 @@ from medsilo.core.files import write_text
 from medsilo.federation.sealed.identity import KitFiles
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
-from medsilo.site.settings import SiteSettings, read_settings
+from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
 
 REFUSED = "medsilo-refused.txt"  # in NVFlare's run folder
 
@@ -28,8 +28,10 @@ def plan_of_job(fl_ctx: FLContext) -> Plan:
 
 
 def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
-    """The medsilo.yaml in the kit's `local/` folder, out of any job's reach."""
-    return read_settings(Path(_workspace(fl_ctx).get_site_config_dir()))
+    """The medsilo.yaml in the kit's `local/` folder, out of any job's reach; a simulated site may have its own."""
+    local = Path(_workspace(fl_ctx).get_site_config_dir())
+    own = local / fl_ctx.get_identity_name()
+    return read_settings(own if kit_of(fl_ctx) is None and (own / FILE_NAME).is_file() else local)
 
 
 def kit_of(fl_ctx: FLContext) -> KitFiles | None:

@@ -1,14 +1,15 @@
 """Describe how a site trains: the numbers of the plan's `training` section and the optimizer that follows from them."""
 
 from collections.abc import Iterable
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from torch import nn, optim
 
-from medsilo.core.section import Section
+from medsilo.core.section import Section, added
 
 MOST_EPOCHS = 100_000  # of a study at each site
+ClassWeights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_length=2, max_length=4096)]
 
 
 class Training(Section):
@@ -31,6 +32,12 @@ class Training(Section):
         False,
         description="every site trains on as many cases as the smallest site has, as in HarmoFL's released code; the "
         "seed decides which",
+    )
+    class_weights: Literal["none", "balanced"] | ClassWeights = added(
+        "none",
+        description="weight of each class in the cross entropy of training; scores and their losses know none. "
+        "`balanced`: each site by its own training cases, N / (K · n), which it tells nobody; or numbers, one for each "
+        "class (of masks: the background first)",
     )
     optimizer_state: Literal["keep", "reset"] = Field(
         "keep", description="what happens to momentum when new weights arrive: keep it, or start afresh"

@@ -7,8 +7,8 @@ By hand for a reason: drawing libraries write neither classes for the page's col
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
 from markupsafe import Markup
@@ -37,6 +37,18 @@ class Series:
     def place(self, n: int) -> float:
         """Return where the n-th value lies on the x axis."""
         return n if self.places is None else self.places[n]
+
+
+def bridged(series: Sequence[Series], skipped: Collection[int]) -> list[Series]:
+    """Return lines that go on over these values, where there was nothing to measure."""
+    if not skipped:
+        return list(series)
+    return [_bridged(one, [n for n in range(len(one.values)) if n not in skipped]) for one in series]
+
+
+def _bridged(one: Series, kept: Sequence[int]) -> Series:
+    ring = kept.index(one.ring) if one.ring in kept else None
+    return replace(one, values=[one.values[n] for n in kept], places=[one.place(n) for n in kept], ring=ring)
 
 
 def styles(references: Sequence[bool]) -> list[int]:

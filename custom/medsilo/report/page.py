@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from medsilo.core.errors import reading
 from medsilo.report import decisions, findings, holdings, panels
-from medsilo.report.charts import NARROW, WIDE, Series, line_chart, styles, swatch, ticks
+from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks, guessing_at
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
 from medsilo.report.panels import Scored, Subject
@@ -160,7 +160,11 @@ def _curves(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
     """One chart of all methods' means, one chart per method with its sites, and the numbers behind them."""
     sites = all_sites(runs)
     alike = same(runs, lambda run: run.summary.metric) is not None
-    means = [Series(run.label, run.mean_curve, style) for style, run in zip(looks, runs, strict=True)]
+    means = [
+        line
+        for style, run in zip(looks, runs, strict=True)
+        for line in bridged([Series(run.label, run.mean_curve, style)], run.unscored)
+    ]
     per_run = []
     for position, run in enumerate(runs):
         series = [
@@ -168,10 +172,11 @@ def _curves(runs: Sequence[RunResult], looks: Sequence[int]) -> dict[str, Any]:
             for style, site in enumerate(sites)
             if any(value is not None for value in run.site(site).validation)
         ]
+        lines = bridged(series, run.unscored)
         per_run.append(
             {
                 "label": run.label,
-                "chart": _chart(f"curve-{position}", run.label, series, runs if alike else [run]) if series else None,
+                "chart": _chart(f"curve-{position}", run.label, lines, runs if alike else [run]) if lines else None,
                 "rows": [_numbers_row(run, site) for site in run.sites],
                 "rounds": range(last_round([run]) + 1),
             }

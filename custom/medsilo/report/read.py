@@ -101,6 +101,12 @@ class RunResult:
         return [None if None in column or not column else sum(filter(None, column)) / len(column) for column in columns]
 
     @property
+    def unscored(self) -> set[int]:
+        """The numbers of rounds after which no site has a value: those that the plan does not validate."""
+        curves = [self.site(site).validation for site in self.sites]
+        return {n for n in range(last_round([self]) + 1) if not any(n < len(c) and c[n] is not None for c in curves)}
+
+    @property
     def traffic(self) -> list[float]:
         """The bytes that all sites sent and got after 0, 1, 2, … rounds."""
         rounds = [sum(sent.bytes_up + sent.bytes_down for sent in line.sites.values()) for line in self.rounds]

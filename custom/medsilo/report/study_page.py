@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from medsilo.report import findings, panels
-from medsilo.report.charts import WIDE, Series, line_chart, styles, swatch, ticks
+from medsilo.report.charts import WIDE, Series, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks, guessing_at
 from medsilo.report.findings import STANDS_OUT, Answer, Notice
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
@@ -200,12 +200,13 @@ def _curves(found: Rows, looks: Sequence[int], metric: str) -> list[Any]:
     by_round, by_bytes = [], []
     for style, (title, runs) in zip(looks, found.items(), strict=True):
         values = _average([run.mean_curve for run in runs])
+        skipped = set.intersection(*(run.unscored for run in runs)) if runs else set()
         sent = [run.traffic for run in runs]
         if not any(value is not None for value in values):
             continue
-        by_round.append(Series(title, values, style))
+        by_round += bridged([Series(title, values, style)], skipped)
         places = [statistics.mean(column) / MEGABYTE for column in zip(*sent, strict=False)]
-        by_bytes.append(Series(title, values[: len(places)], style, places=places))
+        by_bytes += bridged([Series(title, values[: len(places)], style, places=places)], skipped)
     if not by_round:
         return []
     known = [value for one in by_round for value in one.values if value is not None]

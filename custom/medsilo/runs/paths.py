@@ -14,6 +14,7 @@ LOCK = "jobs.lock"
 LEAD = "lead.txt"
 ROUNDS = "rounds.jsonl"
 SUMMARY = "summary.json"
+NOW = "now.json"
 REPORT = "report.html"
 HOSPITALS = "hospitals"
 CROSS = "cross.json"
@@ -63,6 +64,7 @@ RUN_TREE: Mapping[str, str] = {
     LEAD: "who submitted the study, as NVFlare knows them; only they can go on with it (not in a simulation)",
     ROUNDS: "one line per round",
     SUMMARY: "the outcome, success or failure",
+    NOW: "while the study runs: which sites the server has asked, and which have answered",
     REPORT: "the page (`medsilo report`)",
     f"{HOSPITALS}/<site>.html": "a page for one hospital, which may be mailed to it (`medsilo report --hospitals`)",
     CROSS: "the score of every site's best model on every site's test data (`medsilo cross`)",
@@ -96,6 +98,8 @@ RUN_TREE: Mapping[str, str] = {
     f"{SITES}/<site>/{ERRORS}": "the full text of errors. It never leaves the site",
     f"{SITES}/<site>/{WORKER_LOG}": "the output of the training process. It never leaves the site",
     f"{SITES}/<site>/{WORKED}": "the minutes that the site has worked for the study, against its limits.study_minutes",
+    f"{SITES}/<site>/{NOW}": "while the site works on an answer: what it does, and the share of its training that is "
+    "done. It never leaves the site",
     f"{SITES}/<site>/{DATA}": "folder tasks: what was found among the site's files, with the names of files left out. "
     "It never leaves the site",
     f"{SITES}/<site>/{PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst "

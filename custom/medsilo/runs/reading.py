@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 from medsilo.runs import paths
-from medsilo.runs.schema import SCHEMA, Cross, Part, Progress, Provenance, Round, Spent, Summary, Verdict
+from medsilo.runs.schema import SCHEMA, Cross, Doing, Part, Progress, Provenance, Round, Spent, Summary, Turns, Verdict
 
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
 AnyPart = TypeVar("AnyPart", bound=Part)
@@ -66,6 +66,23 @@ def read_spent(run: Path) -> dict[str, Spent]:
         )
         for path in found
     }
+
+
+def read_now(folder: Path) -> Turns | None:
+    """Read who is being asked in a run that goes on; None where nothing can be said."""
+    return _passing(Turns, folder / paths.NOW)
+
+
+def read_doing(site: Path) -> Doing | None:
+    """Read what a site whose folder is here does at the moment; None where nothing can be said."""
+    return _passing(Doing, site / paths.NOW)
+
+
+def _passing(model: type[AnyPart], path: Path) -> AnyPart | None:
+    try:
+        return model.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # it comes and goes
+        return None
 
 
 def read_progress(content: Any) -> Progress:

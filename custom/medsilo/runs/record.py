@@ -7,7 +7,7 @@ import platform
 import secrets
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from medsilo.core.files import (
     sweep,
     write_bytes,
     write_json,
+    write_passing,
     write_text,
 )
 from medsilo.core.package import package_facts
@@ -32,7 +33,7 @@ from medsilo.core.spill import Kept
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.reading import read_rounds, read_summary
-from medsilo.runs.schema import Package, Provenance, Round, Summary
+from medsilo.runs.schema import Package, Provenance, Round, Summary, Turns
 
 LET_GO = 60.0  # seconds that a job which is ending has to let go of its study
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
@@ -136,6 +137,14 @@ class Record:
     def rounds(self) -> list[Round]:
         """Return the rounds written so far; a line that a crash cut short doesn't count."""
         return read_rounds(self.folder, growing=True)
+
+    def tell_now(self, turns: Turns | None) -> None:
+        """Say who is being asked, for people who watch the run on this machine; None when the study has ended."""
+        if turns is None:
+            with suppress(OSError):
+                (self.folder / paths.NOW).unlink(missing_ok=True)
+        else:
+            write_passing(self.folder / paths.NOW, turns.as_json())
 
     def last_rounds(self, size: int) -> list[Round]:
         """Return as many of the last rounds as lie in the last `size` bytes, and the very last whatever its size."""

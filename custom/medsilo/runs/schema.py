@@ -124,6 +124,35 @@ class Round(Part):
         return next((f"{kind}: {missing[site]}" for kind, missing in kinds.items() if site in missing), None)
 
 
+class SiteTurn(Part):
+    """One site's part in what is being asked of all sites, as the server sees it."""
+
+    asked: Seconds | None = Field(None, description="seconds since the site was asked; `null` while it has to wait")
+    answered: Seconds | None = Field(None, description="seconds that it took to answer; `null` while it has not")
+
+
+class Turns(Part):
+    """now.json of a run: who has been asked and who has answered, while the study runs."""
+
+    task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of sealing")
+    round: Count = Field(description="the round")
+    at: Seconds = Field(description="when this was written, in seconds since 1970")
+    sites: dict[str, SiteTurn] = Field(description="site → its turn")
+
+
+Deed = Literal["starting", "training", "measuring", "validating", "testing", "sending", "refused"]
+
+
+class Doing(Part):
+    """now.json of a site: the work that it does at the moment, in the site's own folder."""
+
+    task: Text = Field(description="what it was asked for")
+    round: Count = Field(description="the round")
+    at: Seconds = Field(description="when this was written, in seconds since 1970")
+    deed: Deed = Field(description="the kind of work")
+    share: Share | None = Field(None, description="how much of its training is done; `null` in other work")
+
+
 class Progress(Part):
     """The state of a study while it runs, as the server tells it and `medsilo watch` shows it."""
 
@@ -132,6 +161,7 @@ class Progress(Part):
     metric: str = Field(description="the name of the score")
     absent: dict[str, Text] | None = Field(None, description="site → why it did not join; `null` before all were asked")
     rounds: list[Round] = Field([], description="the rounds so far")
+    turns: Turns | None = added(None, description="who has been asked at the moment and who has answered")
     reason: Text | None = Field(None, description="why the study failed")
 
 

@@ -1,6 +1,7 @@
 """A site's own settings: what only the hospital decides. No job and no plan can override them."""
 
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -169,9 +170,44 @@ class SiteSettings(Section):
         """Return whether other hospitals that agree get this one's personal model, and this one theirs."""
         return synthetic if self.share_personal_model is None else self.share_personal_model
 
+    def of(self, site: str) -> "SiteSettings":
+        """Return the settings of a site, where several are on this machine: all have these."""
+        return self
+
+    def check_sites(self, sites: Collection[str]) -> None:
+        """Raise an error if there are settings for a site that is none of these."""
+
     def compute(self) -> Compute:
         """The device and precision to train with; an error when the device is not there."""
         return Compute.choose(self.device, precision=self.precision, threads=self.threads, workers=self.workers)
+
+
+class EachSites(SiteSettings):
+    """The settings of sites on one machine, some with a medsilo.yaml of their own; the others have what stands here."""
+
+    sites: dict[str, SiteSettings] = {}
+
+    def of(self, site: str) -> SiteSettings:
+        return self.sites.get(site, self)
+
+    def check_sites(self, sites: Collection[str]) -> None:
+        if strangers := sorted(self.sites.keys() - set(sites)):
+            raise MedsiloError(
+                f"there is a {FILE_NAME} for {strangers[0]}, which is no site of the plan; the plan's are "
+                f"{', '.join(sorted(sites))}"
+            )
+
+    def changed(self, values: Mapping[str, Any], origin: str) -> "EachSites":
+        """Return the same with these values at every site."""
+        own = {name: getattr(self, name) for name in SiteSettings.model_fields}
+        return _each(
+            make_settings({**SiteSettings(**own).model_dump(), **values}, origin),
+            {site: make_settings({**one.model_dump(), **values}, origin) for site, one in self.sites.items()},
+        )
+
+
+def _each(own: SiteSettings, sites: dict[str, SiteSettings]) -> EachSites:
+    return EachSites(**{name: getattr(own, name) for name in SiteSettings.model_fields}, sites=sites)
 
 
 def make_settings(values: Any, origin: str) -> SiteSettings:
@@ -194,6 +230,13 @@ def read_settings(folder: Path) -> SiteSettings:
     except (OSError, UnicodeDecodeError) as error:
         raise MedsiloError(f"the site's {FILE_NAME} cannot be read: {why_unread(error, 'YAML')}") from error
     return make_settings(values, f"the site's {FILE_NAME}")
+
+
+def read_settings_of_all(folder: Path) -> SiteSettings:
+    """The settings in this folder, and of each site that has a folder of its own in it with a medsilo.yaml."""
+    own = read_settings(folder)
+    sites = {path.parent.name: read_settings(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}"))}
+    return _each(own, sites) if sites else own
 
 
 def allowed_packages(folder: Path | None) -> tuple[str, ...]:

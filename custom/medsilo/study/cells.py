@@ -137,6 +137,13 @@ class Cell:
     def name(self) -> str:
         return f"{self.row.title}, seed {self.seed}{f', fold {self.fold}' if self.fold else ''}"
 
+    def rounds_done(self) -> int | None:
+        """Return the rounds that are done of a run that goes on or was stopped; None of any other."""
+        if not self.folder.is_dir() or (self.folder / paths.SUMMARY).exists():
+            return None
+        last = Record(self.folder).last_rounds(1)
+        return last[-1].round if last else 0
+
     def summary(self) -> Summary | None:
         """Return the finished run's summary, if it is one of this very plan and tells a score."""
         summary = Record(self.folder).summary()
@@ -180,7 +187,8 @@ def fill(
     """Run the cells that are not finished, so many at a time; one that fails does not stop the others."""
     for cell in cells:
         if not cell.summary():
-            cell.plan.task.check_source(settings.data)
+            for site in cell.plan.participation.everyone:
+                cell.plan.task.check_source(settings.of(site).data)
     if at_once == 1:  # here: a script needs no `if __name__ == "__main__"` then
         for cell in cells:
             if not cell.summary():

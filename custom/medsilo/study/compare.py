@@ -69,6 +69,14 @@ class Study:
         self.conclude(failures)
         return failures
 
+    def under_way(self) -> str:
+        """Return which runs go on, and how far they are."""
+        return ", ".join(
+            f"{cell.name} ({f'round {done} of {cell.plan.rounds} is over' if done else 'starting'})"
+            for cell in self.cells
+            if (done := cell.rounds_done()) is not None
+        )
+
     def conclude(self, failures: Sequence[str]) -> Verdict:
         """Write the statistics of what is finished into verdict.json and the page."""
         about = self.about.changed(cells=len(self.cells), failures=list(failures))

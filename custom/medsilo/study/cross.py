@@ -9,7 +9,7 @@ from medsilo.plan import load_plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Cross, Summary
-from medsilo.site.settings import SiteSettings, read_settings
+from medsilo.site.settings import SiteSettings, read_settings_of_all
 
 TOLERANCE = 1e-6  # between a site's score in the summary and the same score again
 
@@ -35,9 +35,10 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, d
             "compare them; only a run of federated sites in the simulator or in process has them on one machine"
         )
     settings = settings or run_settings(run_folder)
+    settings.check_sites(plan.participation.everyone)
     scores: dict[str, dict[str, float | None]] = {site: {} for site in sites}
     for site in sites:  # one site's data at a time
-        at = Participant(plan, site, sites, settings, paths.site_folder(run_folder, site))
+        at = Participant(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site))
         for owner in sites:
             scores[owner][site] = at.score(load_tensors(_model_of(run_folder, owner))[0])
         _same_as_before(site, scores[site][site], summary)
@@ -48,7 +49,7 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, d
 
 def run_settings(run_folder: Path) -> SiteSettings:
     """Return what the run's sites computed with: those of the simulator, which keeps them, or the defaults."""
-    return read_settings(run_folder / paths.NVFLARE / "local")
+    return read_settings_of_all(run_folder / paths.NVFLARE / "local")
 
 
 def _model_of(run_folder: Path, site: str) -> Path:
@@ -61,5 +62,5 @@ def _same_as_before(site: str, score: float | None, summary: Summary) -> None:
     if score != known and (score is None or known is None or abs(score - known) > TOLERANCE):
         raise MedsiloError(
             f"{site}'s model has {summary.metric} {score} on its own test data, but {known} in the run's summary: "
-            "the data or medsilo are not those of the run; give the run's data with --data, or run it again"
+            "the data or medsilo are not those of the run; give its data (--data, --site-config), or run it again"
         )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo.study.base_plan import base_plan
 from medsilo.study.cells import Row, cells_of
 from medsilo.study.compare import Study
-from medsilo.study.progress import round_lines
+from medsilo.study.progress import Moment, StudyProgress, round_lines
 
 # Hospitals as small as many are. Numbers that leave room between training alone and pooled data; no setting was found,
 # and none was sought further, in which the methods for unlike hospitals are surely above FedAvg.
@@ -64,8 +65,18 @@ def demo_plan(rounds: int) -> Plan:
     return parse_plan(base_plan(), [*SMALL, f"training.rounds={rounds}"])
 
 
-def run_demo(output: Path, rounds: int, seeds: Sequence[int], command: str, say: Callable[[str], None]) -> Demo:
-    """Run all rows with all seeds, then one study in NVFlare's simulator. One that fails stops no other."""
+def run_demo(
+    output: Path,
+    rounds: int,
+    seeds: Sequence[int],
+    command: str,
+    say: Callable[[str], None],
+    tell_more: Callable[[Callable[[], str]], None] = lambda tell: None,
+) -> Demo:
+    """Run all rows with all seeds, then one study in NVFlare's simulator. One that fails stops no other.
+
+    tell_more: is given what tells which runs go on.
+    """
     plan = demo_plan(rounds)
     folder = output / f"demo-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
     if folder.exists():
@@ -73,16 +84,19 @@ def run_demo(output: Path, rounds: int, seeds: Sequence[int], command: str, say:
     cells = cells_of(plan, [Row.parse(text) for text in ROWS], seeds, [], folder)
     about = About(title="Demo: does joining pay for three hospitals?", command=command)
     settings = SiteSettings(device="cpu", studies=None)
-    failures = Study(folder, about, plan, cells, TOGETHER).run("inprocess", settings, AT_ONCE, say)
+    study = Study(folder, about, plan, cells, TOGETHER)
+    tell_more(study.under_way)
+    failures = study.run("inprocess", settings, AT_ONCE, say)
     first = next(cell for cell in cells if cell.row.title == TOGETHER)
     say(f"{first.name} again, in NVFlare's simulator")
+    tell_more(StudyProgress((), plan.rounds, "", look=partial(Moment.of_run, folder / "nvflare")).sentence)
 
     def on_round(line: Round) -> None:
         for text in round_lines(line, plan.rounds, plan.task.metric):
             say(text)
 
     try:
-        simulator.run(first.plan, folder / "nvflare", settings, on_round=on_round)
+        simulator.run(first.plan, folder / "nvflare", settings, on_round=on_round, say=say)
     except MedsiloError as error:
         return Demo(folder, (*failures, f"NVFlare's simulator: {error}"), None)
     return Demo(folder, tuple(failures), same_numbers(first.folder, folder / "nvflare"))

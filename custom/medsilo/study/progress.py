@@ -1,37 +1,75 @@
 """The lines that a person sees of a study while it runs. Only this file reads the record of a round for that."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what `medsilo --help` would have to wait for
-    from medsilo.runs.schema import Round, SiteRound
+    from medsilo.runs.schema import Doing, Round, SiteRound, SiteTurn, Turns
+
+LATE = 1.5  # times the site's longest answer so far: from there on it is late
+GRACE = 5.0  # seconds that are never late
+SLOW = 2.0  # times the others' usual round
+NAMED = 5  # sites in a line
+STARTING = "still starting"
+ASKED_FOR = {"join": "joining", "deliver": "taking over the outcome", "test": "testing"}
 
 
 @dataclass
 class SiteProgress:
     """The facts of one site after the last round."""
 
-    state: Literal["waiting", "answered", "refused", "lost"] = "waiting"
+    state: str = "waiting"
     score: float | None = None
     loss: float | None = None
     seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is known of a study between two rounds: the server's turns, and what sites on this machine do."""
+
+    turns: "Turns | None" = None
+    doing: "Mapping[str, Doing]" = field(default_factory=dict)
+    age: float = 0.0  # seconds since the turns were told
+
+    @classmethod
+    def of_run(cls, folder: Path) -> "Moment":
+        """Read the moment of a run on this machine."""
+        from medsilo.runs import paths
+        from medsilo.runs.reading import read_doing, read_now
+
+        turns = read_now(folder)
+        if turns is None:
+            return cls()
+        told = {site: read_doing(paths.site_folder(folder, site)) for site in turns.sites}
+        doing = {site: one for site, one in told.items() if one and (one.task, one.round) == (turns.task, turns.round)}
+        return cls(turns, doing, max(0.0, time.time() - turns.at))
 
 
 class StudyProgress:
     """The state of a study that runs: its sites, the rounds done, the best so far, the time left."""
 
     def __init__(
-        self, sites: Iterable[str], planned: int, metric: str, clock: Callable[[], float] = time.monotonic
+        self,
+        sites: Iterable[str],
+        planned: int,
+        metric: str,
+        clock: Callable[[], float] = time.monotonic,
+        look: Callable[[], Moment] = Moment,
     ) -> None:
+        """look: tells what happens between two rounds."""
         self.sites = {site: SiteProgress() for site in sites}
-        self.planned, self.metric, self.done = planned, metric, 0
+        self.planned, self.metric, self.done, self.look = planned, metric, 0, look
         self.best: tuple[int, float] | None = None  # the round and the mean score of the model it began with
         self.last: dict[str, Any] = {}  # the last round, as JSON
+        self.said: list[str] = []  # what was exceptional in all rounds so far
         self.exceptional: list[str] = []  # its lines about missing sites, warnings and sites that stand out
         self.standing_out: dict[str, list[str]] = {}  # site → what stands out in its updates, in all rounds so far
-        self._rounds: list[Round] = []
+        self.rounds: list[Round] = []
         self._clock = clock
         self._ends = [clock()]  # of the start here and of the rounds seen
 
@@ -42,8 +80,9 @@ class StudyProgress:
             state = self.sites.setdefault(site, SiteProgress())
             own = line.sites.get(site)
             if own:
-                state.state, state.score = "answered", own.validation
-                state.loss, state.seconds = own.train_loss, own.seconds
+                state.state, state.loss, state.seconds = "answered", own.train_loss, own.seconds
+                if own.validation is not None:  # else the last that there is
+                    state.score = own.validation
             else:
                 state.state = "refused" if site in line.refused else "lost"
         scores = [own.validation for own in line.sites.values() if own.validation is not None]
@@ -53,17 +92,67 @@ class StudyProgress:
         self._ends.append(self._clock())
         told = [*_told(line, self.planned, self.metric), *self._newly_standing_out(line)]
         self.exceptional = [text for text, usual in told if not usual]
+        self.said += self.exceptional
         return [text for text, _ in told]
 
     def _newly_standing_out(self, line: "Round") -> Iterator[tuple[str, bool]]:
         """Yield what stands out since this round: each site once, until it no longer does."""
         from medsilo.runs.standing import standing_out
 
-        self._rounds.append(line)
-        before, self.standing_out = self.standing_out, standing_out(self._rounds)
+        self.rounds.append(line)
+        before, self.standing_out = self.standing_out, standing_out(self.rounds)
         for site, lines in self.standing_out.items():
             if site not in before:
                 yield from ((f"{_head(line, self.planned)}  STANDS OUT: {text}", False) for text in lines)
+
+    # ------------------------------------------------------------------ between two rounds
+    def now(self) -> dict[str, str]:
+        """Return site → what it does at the moment, as far as it is known here; else how it stood after the round."""
+        states = {site: state.state for site, state in list(self.sites.items())}
+        moment = self.look()
+        if moment.turns is None or self._is_over(moment.turns):
+            return states
+        for site, turn in moment.turns.sites.items():
+            states[site] = _at_the_moment(turn, moment.doing.get(site), moment.age, self._expected(site, moment.turns))
+        return states
+
+    def _is_over(self, turns: "Turns") -> bool:
+        return turns.task == "round" and turns.round <= self.done
+
+    def _expected(self, site: str, turns: "Turns") -> float | None:
+        """Return the seconds after which a site is late: by its own rounds, or in the first by the others' answers."""
+        own = [line.sites[site].seconds for line in self.rounds if site in line.sites]
+        others = [turn.answered for turn in turns.sites.values() if turn.answered is not None]
+        known = own or others
+        return max(LATE * max(known), GRACE) if known else None
+
+    def sentence(self) -> str:
+        """Return what happens at the moment, in one line."""
+        moment = self.look()
+        if moment.turns is None or self._is_over(moment.turns):
+            return f"round {self.done} of {self.planned} is over" if self.done else STARTING
+        where = ASKED_FOR.get(moment.turns.task, f"round {moment.turns.round} of {self.planned}")
+        left = self.seconds_left()
+        facts = [f"{where}: {listed(self.now())}", *([f"about {duration(left)} left"] if left else [])]
+        return "; ".join(facts)
+
+    def slow(self) -> list[str]:
+        """Return a line for each site whose rounds take much longer than the others'."""
+        usual = {
+            site: median(line.sites[site].seconds for line in self.rounds if site in line.sites)
+            for site in {site for line in self.rounds for site in line.sites}
+        }
+        lines = []
+        for site, own in sorted(usual.items()):
+            others = [seconds for name, seconds in usual.items() if name != site]
+            if others and own > max(SLOW * median(others), 1.0):
+                lines.append(f"{site} is slow: {duration(own)} a round, the others {duration(median(others))}")
+        return lines
+
+    def usual_seconds(self, site: str) -> float | None:
+        """Return the median time of a site's rounds."""
+        own = [line.sites[site].seconds for line in self.rounds if site in line.sites]
+        return median(own) if own else None
 
     def elapsed(self) -> float:
         """Return the seconds since the study began here."""
@@ -74,7 +163,35 @@ class StudyProgress:
         if len(self._ends) < 2:
             return None
         ends = self._ends[1:] if len(self._ends) > 2 else self._ends  # the first round had to wait for the start
-        return (ends[-1] - ends[0]) / (len(ends) - 1) * (self.planned - self.done)
+        pace, rounds = (ends[-1] - ends[0]) / (len(ends) - 1), self.planned - self.done
+        return max(pace * rounds - (self._clock() - ends[-1]), pace * (rounds - 1), 0.0)
+
+
+def _at_the_moment(turn: "SiteTurn", doing: "Doing | None", age: float, expected: float | None) -> str:
+    """Return what a site does, and how late it is."""
+    if turn.answered is not None:
+        return "answered"
+    if turn.asked is None and doing is None:
+        return "waiting"
+    if doing is None:
+        what = f"asked {duration((turn.asked or 0.0) + age)} ago"
+    else:
+        what = doing.deed if doing.share is None else f"{doing.deed} {doing.share:.0%}".replace("%", " %")
+    late = (turn.asked or 0.0) + age - expected if expected is not None else 0.0
+    refused = doing is not None and doing.deed == "refused"
+    return f"{what}, late by {duration(late)}" if late >= 1 and not refused else what
+
+
+def listed(states: Mapping[str, str]) -> str:
+    """Return sites with what they do, those that have answered last and only counted where they are many."""
+    busy = [f"{site} {state}" for site, state in states.items() if state != "answered"]
+    done = [site for site, state in states.items() if state == "answered"]
+    shown = busy[:NAMED] + ([f"{len(busy) - NAMED} others"] if len(busy) > NAMED else [])
+    if len(done) > NAMED or len(busy) > NAMED:
+        shown += [f"{len(done)} answered"] * bool(done)
+    else:
+        shown += [f"{site} answered" for site in done]
+    return ", ".join(shown)
 
 
 def round_lines(line: "Round", rounds: int, metric: str) -> list[str]:

@@ -35,6 +35,10 @@ class Classification(Task):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return functional.cross_entropy(output, target)
 
+    @property
+    def cross_entropy(self) -> float:
+        return 1.0
+
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         return (output.argmax(1) == target).float()
 

@@ -206,6 +206,11 @@ class Task(Section):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The scalar that training minimises: a mean over the batch."""
 
+    @property
+    def cross_entropy(self) -> float:
+        """Return how much the cross entropy of labels counts in the loss; 0 where it has no part in it."""
+        return 0.0
+
     @abstractmethod
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         """The metric of every case of a batch: [batch], float32."""
@@ -310,6 +315,16 @@ def labels_of(data: Dataset) -> Tensor | None:
         several = [labels_of(part) for part in data.datasets]
         return None if any(one is None for one in several) else torch.cat(several)  # type: ignore[arg-type]
     return data.targets if isinstance(data, Cases) else getattr(data, "labels", None)
+
+
+def label_counts(data: Dataset, classes: int) -> list[int]:
+    """Return how often each label occurs among a part's cases: a class's cases, or a mask's places."""
+    labels = labels_of(data)
+    every = (data[case][1] for case in range(len(data))) if labels is None else [labels]  # type: ignore[arg-type]
+    counts = torch.zeros(classes, dtype=torch.int64)
+    for one in every:
+        counts += torch.bincount(torch.as_tensor(one).flatten().long(), minlength=classes)
+    return counts.tolist()
 
 
 def surveyed(parts: dict[str, Dataset], mixes_patients: bool = False) -> Survey:

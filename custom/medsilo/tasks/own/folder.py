@@ -174,6 +174,10 @@ class FolderTask(Task):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return self._family.loss(output, target)
 
+    @property
+    def cross_entropy(self) -> float:
+        return self._family.cross_entropy
+
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         return self._family.case_scores(output, target)
 

@@ -49,6 +49,10 @@ class StructureJudge(_Judge, Segmentation):
             return functional.cross_entropy(output, target)
         return _dice(self.criterion)(output, target[:, None])
 
+    @property
+    def cross_entropy(self) -> float:
+        return 0.0 if self.criterion == "dice" else 1.0
+
 
 class ClassJudge(_Judge, Classification):
     """A classification into these classes: 0, 1, ..."""

@@ -125,6 +125,10 @@ class Prostate(Segmentation):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return losses()[self.objective](output, target[:, None])
 
+    @property
+    def cross_entropy(self) -> float:
+        return 0.5 if self.objective == "dice-ce" else 0.0
+
     def augmented(self, case: Case, seed: int) -> Case:
         """Each of four turns and of two flips equally likely, drawn from the seed alone."""
         random = torch.Generator().manual_seed(seed)

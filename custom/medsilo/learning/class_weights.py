@@ -1,0 +1,36 @@
+"""Weights of classes in a loss: so that a rare class counts as much as a frequent one."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from medsilo.learning.loop import LossFunction
+
+
+def balanced(counts: Sequence[int]) -> Tensor:
+    """Return w_c = N / (K · n_c): each of the K classes that occur counts the same in all, and the mean weight is 1.
+
+    counts: n_c, the training cases (of masks: the places) of each class. A class that does not occur has weight 1.
+    """
+    known = torch.tensor(counts, dtype=torch.float64)
+    here = known > 0
+    weights = torch.ones(len(known), dtype=torch.float64)
+    weights[here] = known.sum() / (here.sum() * known[here])
+    return weights.float()
+
+
+def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
+    """Return the loss with w_y in front of the cross entropy of each case or place.
+
+    share: how much cross entropy counts in the loss. ℓ + share · mean((w_y − 1) · CE), which is a mean over cases, so
+    that a case by itself has the same weight as in a batch.
+    """
+
+    def weighted_loss(output: Tensor, target: Tensor) -> Tensor:
+        entropies = functional.cross_entropy(output, target, reduction="none")
+        more = weights.to(output.device)[target] - 1
+        return loss(output, target) + share * (more * entropies).mean()
+
+    return weighted_loss

@@ -1,0 +1,58 @@
+"""A run in NVFlare's simulator as a person watches it: words at once and never long silence, and a page that renews."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from medsilo.cli import main
+from medsilo.runs import paths
+from medsilo.study.progress import Moment
+
+pytestmark = pytest.mark.slow
+# Rounds that take longer than people like to wait for a line.
+LONG = ["training.rounds=2", "training.local_epochs=30", "task.patients=12", "task.size=32"]
+
+
+def test_a_simulation_is_never_silent_for_ten_seconds(tmp_path: Path, root: Path) -> None:
+    command = [sys.executable, "-m", "medsilo.cli", "run", "fedavg", "--live", "--out", str(tmp_path), "--name", "run"]
+    changes = [part for change in LONG for part in ("--set", change)]
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [*command, *changes, "--device", "cpu"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=root
+    )
+    page, pages = tmp_path / "run" / paths.REPORT, set[str]()
+    deeds = set[str]()
+
+    def watch() -> None:
+        while process.poll() is None:
+            deeds.update({one.deed for one in Moment.of_run(tmp_path / "run").doing.values()})
+            if page.exists():
+                pages.add(page.read_text(encoding="utf-8"))
+            time.sleep(0.05)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    lines, at, work = [], [started], 0.0
+    assert process.stdout
+    for line in process.stdout:
+        if not lines:
+            work = sum(psutil.Process(process.pid).cpu_times()[:2])
+        lines.append(line.rstrip("\n"))
+        at.append(time.monotonic())
+    assert process.wait() == 0, lines
+    watcher.join()
+    assert lines[0] == "reading the plan of fedavg" and work < 1, work  # seconds of work, on whatever machine
+    silences = [after - before for before, after in zip(at, [*at[1:], time.monotonic()], strict=True)]
+    assert max(silences) < 10, (silences, lines)
+    assert "training" in deeds
+    states = {word for one in pages for word in ("training", "answered", "waiting") if f"<td>{word}" in one}
+    assert "training" in states and any('http-equiv="refresh"' in one for one in pages)
+    last = page.read_bytes()
+    assert b'http-equiv="refresh"' not in last
+    assert main(["report", str(tmp_path / "run")]) == 0 and page.read_bytes() == last
+    assert not list((tmp_path / "run").rglob(paths.NOW))

@@ -1,0 +1,260 @@
+"""What a person sees while a study runs: the states of sites, no long silence, a page that is renewed."""
+
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medsilo.cli import main
+from medsilo.cli.live_report import LiveReport
+from medsilo.cli.show import Screen
+from medsilo.core.errors import MedsiloError
+from medsilo.federation import doing, inprocess
+from medsilo.federation.turns import TurnKeeper
+from medsilo.report.live_page import render_live
+from medsilo.runs import paths
+from medsilo.runs.reading import read_doing, read_now
+from medsilo.runs.record import Record
+from medsilo.runs.schema import Doing, Progress, Round, SiteRound, SiteTurn, Turns
+from medsilo.study.progress import Moment, StudyProgress, listed
+from tests.conftest import make_plan
+
+SITES = ["a", "b", "c", "d"]
+
+
+def a_round(number: int, **seconds: float) -> Round:
+    """A round in which these sites answered after so many seconds."""
+    sites = {
+        site: SiteRound(validation=0.5 + number / 10, train_loss=0.2, seconds=own) for site, own in seconds.items()
+    }
+    return Round(round=number, asked=list(seconds), answered=list(seconds), sites=sites)
+
+
+def turns(number: int, **sites: tuple[float | None, float | None]) -> Turns:
+    """A round in which each site was asked so long ago and answered after so long."""
+    own = {site: SiteTurn(asked=asked, answered=answered) for site, (asked, answered) in sites.items()}
+    return Turns(task="round", round=number, at=0.0, sites=own)
+
+
+def working(deed: Any, share: float | None = None) -> Doing:
+    return Doing(task="round", round=2, at=0.0, deed=deed, share=share)
+
+
+def test_each_site_has_a_state_between_two_rounds() -> None:
+    moment = Moment()
+    progress = StudyProgress(SITES, 5, "dice", look=lambda: moment)
+    assert progress.sentence() == "still starting"
+    progress.add(a_round(1, a=30.0, b=30.0, c=30.0, d=30.0))
+    assert progress.sentence() == "round 1 of 5 is over"
+    now = turns(2, a=(50.0, None), b=(20.0, None), c=(40.0, 22.0), d=(None, None))
+    moment = Moment(now, {"a": working("training", 0.34), "b": working("sending")}, age=37.0)
+    assert progress.now() == {
+        "a": "training 34 %, late by 42 s",  # 50 + 37 seconds, and one and a half times 30 are no surprise
+        "b": "sending, late by 12 s",
+        "c": "answered",
+        "d": "waiting",
+    }
+    assert progress.sentence().startswith("round 2 of 5: a training 34 %, late by 42 s, b sending")
+    moment = Moment(now, {"b": working("refused")})  # as the lead sees it over TLS, but for the refusal
+    assert [progress.now()[site] for site in "ab"] == ["asked 50 s ago, late by 5 s", "refused"]
+    progress.add(a_round(2, a=30.0, b=30.0, c=30.0, d=30.0))
+    assert set(progress.now().values()) == {"answered"}  # what was told of the round is over
+
+
+def test_in_the_first_round_who_answered_says_who_is_late() -> None:
+    moment = Moment(turns(1, a=(20.0, None), b=(20.0, 8.0)))
+    progress = StudyProgress(["a", "b"], 5, "dice", look=lambda: moment)
+    assert progress.now() == {"a": "asked 20 s ago, late by 8 s", "b": "answered"}
+    moment = Moment(turns(1, a=(20.0, None), b=(20.0, None)))
+    assert progress.now() == dict.fromkeys("ab", "asked 20 s ago")
+
+
+def test_slow_sites_are_named_and_many_sites_are_counted() -> None:
+    progress = StudyProgress(["a", "b", "c"], 5, "dice")
+    for number in (1, 2):
+        progress.add(a_round(number, a=4.0, b=5.0, c=42.0))
+    assert progress.slow() == ["c is slow: 42 s a round, the others 4 s"]
+    assert listed({"a": "answered", "b": "waiting"}) == "b waiting, a answered"
+    many = {f"s{n}": "waiting" for n in range(7)} | {f"t{n}": "answered" for n in range(9)}
+    assert listed(many) == "s0 waiting, s1 waiting, s2 waiting, s3 waiting, s4 waiting, 2 others, 9 answered"
+
+
+def test_the_time_left_grows_shorter_inside_a_round() -> None:
+    now = [0.0]
+    progress = StudyProgress(["a"], 4, "dice", lambda: now[0])
+    for number in (1, 2):
+        now[0] += 10
+        progress.add(a_round(number, a=1.0))
+    left = []
+    for seconds in (0, 4, 6, 50):
+        now[0] = 20 + seconds
+        left.append(progress.seconds_left())
+    assert left == [20, 16, 14, 10]  # the round that takes so long is no longer reckoned with
+
+
+def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
+    told: list[Turns | None] = []
+    now = [100.0]
+    keeper = TurnKeeper(told.append, lambda: now[0])
+    assert keeper.now() is None
+    keeper.begin("round", 3, ["a", "b"])
+    now[0] += 5
+    keeper.asked("a")
+    now[0] += 2
+    keeper.answered("a")
+    assert [len(one.sites) for one in told if one] == [2, 2, 2]
+    last = keeper.now()
+    assert last and last.sites == {"a": SiteTurn(asked=2.0, answered=2.0), "b": SiteTurn()}
+    keeper.end()
+    assert told[-1] is None and keeper.now() is None
+    told.clear()
+    keeper.begin("round", 4, [f"s{n}" for n in range(4000)])
+    for n in range(4000):
+        keeper.asked(f"s{n}")
+    assert len(told) == 1  # no time has passed
+
+
+def test_the_lead_is_told_nothing_that_only_a_site_knows() -> None:
+    """Over TLS: what the server itself sees."""
+    keeper = TurnKeeper()
+    keeper.begin("round", 1, ["a"])
+    told = Progress(planned=1, metric="dice", turns=keeper.now()).as_json()
+    assert set(told["turns"]) == {"task", "round", "at", "sites"} and told["turns"]["sites"]["a"].keys() == {
+        "asked",
+        "answered",
+    }
+    assert "turns" not in Progress(planned=1, metric="dice").as_json()
+
+
+def test_a_site_says_how_far_its_training_is(tmp_path: Path) -> None:
+    now = [0.0]
+    own = doing.NowFile(tmp_path, lambda: now[0])
+    seen = []
+    with own.answering("round", 2):
+        own.begin("training", 4)
+        for _ in range(4):
+            now[0] += 0.2
+            own.step()
+            seen.append(told.share if (told := read_doing(tmp_path)) else None)
+    assert seen == [None, 0.25, 0.25, 0.75]  # no more often than every quarter of a second
+    last = read_doing(tmp_path)
+    assert last and (last.task, last.round, last.deed, last.share) == ("round", 2, "sending", None)
+    with pytest.raises(MedsiloError), own.answering("round", 3):
+        raise MedsiloError("no")
+    last = read_doing(tmp_path)
+    assert last and last.deed == "refused"
+    with own.answering("test", 3):
+        pass
+    assert read_doing(tmp_path) is None
+    with own.answering("round", 4):
+        own.begin("training", 4)
+        own.step()
+    assert read_doing(tmp_path) is None  # so short an answer is made without a word
+
+
+def test_a_study_on_this_machine_shows_who_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watched from beside, as the command line does it."""
+    monkeypatch.setattr(doing, "PAUSE", 0.02)
+    small = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16"]
+    plan = make_plan("fedavg", "training.rounds=2", "training.local_epochs=6", *small)
+    progress = StudyProgress(
+        plan.participation.sites, plan.rounds, plan.task.metric, look=lambda: Moment.of_run(folder)
+    )
+    folder, seen, over = tmp_path / "run", set[str](), threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            seen.update(progress.now().values())
+            time.sleep(0.003)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        inprocess.run(plan, folder=folder, on_round=progress.add)
+    finally:
+        over.set()
+        watcher.join()
+    assert any(re.fullmatch(r"training \d+ %", state) for state in seen), seen
+    assert {"waiting", "answered"} <= seen
+    assert read_now(folder) is None and not list(folder.rglob(paths.NOW))  # nothing of it stays
+
+
+# ---------------------------------------------------------------------------------------------------- silence
+def test_a_command_that_has_begun_is_never_silent_for_long(capsys: pytest.CaptureFixture) -> None:
+    screen = Screen(silence=0.3)
+    time.sleep(0.6)
+    assert capsys.readouterr().out == ""  # a command that begins nothing prints its results only
+    screen.begin("reading the plan")
+    time.sleep(0.8)
+    screen.doing(lambda: "round 3 of 12: a training 34 %")
+    time.sleep(0.8)
+    screen.end()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "reading the plan" and re.fullmatch(r"reading the plan \(\d s\)", lines[1])
+    assert lines[-1] == "round 3 of 12: a training 34 %"
+    time.sleep(0.5)
+    assert capsys.readouterr().out == ""
+    with screen.busy("comparing") as tell_more:
+        tell_more(lambda: "fedavg, seed 0 (round 1 of 3 is over)")
+        assert screen._doing and re.fullmatch(
+            r"comparing: fedavg, seed 0 \(round 1 of 3 is over\) \(\d s\)", screen._doing()
+        )
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+def test_the_page_of_a_running_study_says_who_is_slow_and_renews_itself() -> None:
+    moment = Moment()
+    progress = StudyProgress(["a", "<b>"], 5, "dice", look=lambda: moment)
+    page = render_live(progress, "run")
+    assert 'http-equiv="refresh"' in page and "0 of 5 rounds" in page and "<b>" not in page
+    for number in (1, 2):
+        progress.add(a_round(number, **{"a": 4.0, "<b>": 42.0}))
+    moment = Moment(turns(3, a=(50.0, None)), {"a": Doing(task="round", round=3, at=0, deed="training", share=0.5)})
+    page = render_live(progress, "run")
+    for words in ("&lt;b&gt; is slow: 42 s a round", "training 50 %, late by 44 s", "0.700", "2 of 5 rounds", "<svg"):
+        assert words in page, words
+    assert (
+        "late by" not in (ended := render_live(progress, "run", "The study was stopped."))
+        and 'equiv="refresh' not in ended
+    )
+
+
+def test_the_live_page_gives_way_to_the_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    small = [
+        "--set",
+        "task.name=synthetic-activity",
+        "--set",
+        "training.rounds=2",
+        "--set",
+        "task.persons=8",
+        "--device",
+        "cpu",
+    ]
+    place = ["--engine", "inprocess", "--out", str(tmp_path), "--name", "one"]
+    assert main(["run", "fedavg", "--live", *place, *small]) == 0
+    said, page = capsys.readouterr().out, tmp_path / "one" / paths.REPORT
+    assert f"live page: {page}" in said
+    own = page.read_bytes()
+    assert b"refresh" not in own
+    assert main(["report", str(tmp_path / "one")]) == 0 and page.read_bytes() == own
+
+
+def test_the_page_of_a_run_that_was_stopped_does_not_renew_itself(tmp_path: Path) -> None:
+    said: list[str] = []
+    live = LiveReport(StudyProgress(["a"], 5, "dice"), tmp_path / "run", said.append)
+    live.renew()
+    live.stop()
+    assert not said and not live.page.exists()  # there is no run
+    Record(tmp_path / "run").begin(make_plan("fedavg"))
+    live.renew()
+    assert len(said) == 1 and "refresh" in live.page.read_text()
+    (tmp_path / "run" / paths.SUMMARY).touch()
+    again = LiveReport(StudyProgress(["a"], 5, "dice"), tmp_path / "run", said.append)  # after an end that was bad
+    again.renew()
+    assert len(said) == 2
+    (tmp_path / "run" / paths.SUMMARY).unlink()
+    live.stop()
+    assert "refresh" not in (page := live.page.read_text()) and "The study was stopped." in page
