@@ -382,6 +382,7 @@ class Plan(Section):
             raise PlanError(f"network: has {parameters} parameters with all of the method's; {MOST_PARAMETERS} may be")
         self.algorithm.check(networks)
         self.algorithm.suits(self.training)
+        self.algorithm.fits(self.task)
         self._has_data_for_its_sites()
         self._network_reads_task(networks["model"])
         if self.participation.unseen:
@@ -456,6 +457,11 @@ class Plan(Section):
 
     def _keeps_its_promise(self, networks: Mapping[str, nn.Module]) -> None:
         """All that leaves a hospital follows from noisy gradients of single cases."""
+        if not self.task.by_case:
+            raise PlanError(
+                "privacy: Cox's loss compares the cases of a batch, so no bound holds for one; learn whether the event "
+                "comes by a fixed time (task.kind=classification), or leave privacy out"
+            )
         if self.training.truncate:
             raise PlanError(
                 "training.truncate: which cases a hospital trains on would depend on the others' numbers of cases; set "
@@ -520,7 +526,7 @@ class Plan(Section):
 
     def _blueprint(self) -> Blueprint:
         task = self.task
-        make = partial(self.network.build, task.channels, task.classes)
+        make = partial(self.network.build, task.channels, task.outputs)
         return Blueprint(make, task.shape, task.channels, self.participation.sites)
 
     def cautions(self, sites: Sequence[str]) -> list[str]:

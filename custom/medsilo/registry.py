@@ -159,6 +159,7 @@ TASKS = Registry(
         "synthetic-activity": "medsilo.tasks.synthetic.activity:SyntheticActivity",
         "synthetic-histology": "medsilo.tasks.synthetic.histology:SyntheticHistology",
         "synthetic-prostate": "medsilo.tasks.synthetic.prostate:SyntheticProstate",
+        "table": "medsilo.tasks.own.table:Table",
     },
 )
 
@@ -171,6 +172,8 @@ NETWORKS = Registry(
         "basic-unet": "medsilo.models.basic_unet:BasicUNet",
         "densenet121": "medsilo.models.densenet121:DenseNet121",
         "lenet5": "medsilo.models.lenet5:LeNet5",
+        "linear": "medsilo.models.linear:Linear",
+        "mlp": "medsilo.models.mlp:Mlp",
         "small-cnn": "medsilo.models.small_cnn:SmallCnn",
         "unet": "medsilo.models.unet:UNet",
         "vgg11": "medsilo.models.vgg11:Vgg11",
