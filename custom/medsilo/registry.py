@@ -159,7 +159,7 @@ TASKS = Registry(
         "synthetic-activity": "medsilo.tasks.synthetic.activity:SyntheticActivity",
         "synthetic-histology": "medsilo.tasks.synthetic.histology:SyntheticHistology",
         "synthetic-prostate": "medsilo.tasks.synthetic.prostate:SyntheticProstate",
-        "table": "medsilo.tasks.own.table:Table",
+        "table": "medsilo.tasks.own.patient_table:PatientTable",
     },
 )
 

@@ -17,7 +17,7 @@ from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks.own import sheet
-from medsilo.tasks.own.table import Table
+from medsilo.tasks.own.patient_table import PatientTable
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survival import Survival, concordant_pairs
 from medsilo.tasks.task import Cases
@@ -374,5 +374,5 @@ def test_parquet_is_read_as_csv(hospitals: Path, tmp_path: Path) -> None:
 
 def test_every_key_is_explained(root: Path) -> None:
     text = (root / "docs" / "your-data.md").read_text(encoding="utf-8")
-    assert [key for key in Table.model_fields if f"`{key}`" not in text and f"{key}:" not in text] == ["fold"]
+    assert [key for key in PatientTable.model_fields if f"`{key}`" not in text and f"{key}:" not in text] == ["fold"]
     assert issubclass(type(plan_of(**KINDS["survival"]).task._family), Survival)

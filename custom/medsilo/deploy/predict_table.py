@@ -14,7 +14,7 @@ from medsilo.core.files import is_safe_name, make_folder, write_json, write_text
 from medsilo.deploy.predict import Say
 from medsilo.deploy.source import Source
 from medsilo.runs import paths
-from medsilo.tasks.own.table import Rows, Scales, Table
+from medsilo.tasks.own.patient_table import PatientTable, Scales, TableRows
 from medsilo.tasks.sources import DataSource
 
 AT_ONCE = 4096  # cases that go through the network together
@@ -41,7 +41,7 @@ def predict_tables(
     how its numbers are standardised, unless `own`, the hospital's part of a run, has that from training.
     """
     task = source.plan.task
-    assert isinstance(task, Table)
+    assert isinstance(task, PatientTable)
     if any(path.resolve().parent == out.resolve() for path in tables):
         raise MedsiloError("the tables lie in the output folder; give -o another one, so that none is written over")
     scales = _scales(task, data, own)
@@ -58,7 +58,7 @@ def predict_tables(
     return sum(row["error"] is not None for row in rows)
 
 
-def _scales(task: Table, data: DataSource | None, own: Path) -> Scales:
+def _scales(task: PatientTable, data: DataSource | None, own: Path) -> Scales:
     """Return how the hospital's numbers are standardised: as in training, or else by all cases of its table."""
     if (own / paths.DATA).is_file():
         try:
@@ -75,7 +75,7 @@ def _scales(task: Table, data: DataSource | None, own: Path) -> Scales:
 
 @torch.inference_mode()
 def _predicted(
-    source: Source, task: Table, path: Path, data: DataSource, scales: Scales, device: torch.device
+    source: Source, task: PatientTable, path: Path, data: DataSource, scales: Scales, device: torch.device
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each line of a table, in its order; a line that can't be read has its reason."""
     try:
@@ -105,7 +105,7 @@ def _predicted(
         }
 
 
-def _wrong(rows: Rows) -> dict[str, str]:
+def _wrong(rows: TableRows) -> dict[str, str]:
     """Return why each line could not be read, by its place."""
     refused = [problem for problem in rows.listing.problems if problem.severity != "note"]
     return {place: problem.what for problem in refused for place in problem.private}

@@ -8,7 +8,7 @@ from medsilo.deploy.card import card
 from medsilo.deploy.source import GLOBAL_MODEL, Source
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.runs import paths
-from medsilo.tasks.own.table import Table
+from medsilo.tasks.own.patient_table import PatientTable
 
 INPUT = "inputs"
 SAYS = {
@@ -22,7 +22,7 @@ SAYS = {
 def export_table_model(source: Source, out: Path, onnx: str) -> str:
     """Write the folder, which `medsilo predict` reads, too; return why no ONNX file is in it, if that is so."""
     task = source.plan.task
-    assert isinstance(task, Table)
+    assert isinstance(task, PatientTable)
     if isinstance(source.network, SuperModel):
         source.network.save(out / "models")
     else:
@@ -34,7 +34,7 @@ def export_table_model(source: Source, out: Path, onnx: str) -> str:
     return without
 
 
-def _readme(source: Source, task: Table, without: str) -> str:
+def _readme(source: Source, task: PatientTable, without: str) -> str:
     kind = "classes" if task.outputs > 1 else task.kind
     low, high = task.range
     named = {"last": task.labels[-1], "labels": ", ".join(task.labels), "target": task.target, "low": low, "high": high}

@@ -65,7 +65,7 @@ def _named(value: Any) -> Any:
     return Column(name=value) if isinstance(value, str) else value
 
 
-Columns = Annotated[tuple[Annotated[Column, BeforeValidator(_named)], ...], Field(min_length=1, max_length=5000)]
+ReadColumns = Annotated[tuple[Annotated[Column, BeforeValidator(_named)], ...], Field(min_length=1, max_length=5000)]
 
 
 def as_number(cell: str) -> float | None:

@@ -19,7 +19,7 @@ from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.listing import OTHER_NAMES, TABLE, Entry, Listing, check_parts, check_patients
 from medsilo.tasks.metrics import Counts, Figures, Measures
-from medsilo.tasks.own.columns import LARGEST, Column, Columns, Text, as_level, as_number
+from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number
 from medsilo.tasks.own.dividing import dealt, divided
 from medsilo.tasks.own.sheet import Sheet, read_sheet
 from medsilo.tasks.partition import Partition
@@ -41,7 +41,7 @@ ALONE = (
 Scales = tuple[Tensor, Tensor]  # what is subtracted of each input, and what it is divided by
 
 
-class Table(Task):
+class PatientTable(Task):
     """The agreement of sites that learn from tables of their own. Where a table lies is each site's own affair."""
 
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
@@ -52,7 +52,7 @@ class Table(Task):
 
     name: Literal["table"] = "table"
     kind: Literal["classification", "regression", "survival"] = Field("classification", description="what is learned")
-    columns: Columns = Field(
+    columns: ReadColumns = Field(
         default=(Column(name="age"),),
         description="what the network reads: names of columns with numbers, or `{name: ..., levels: [...]}` of "
         "categories ([your-data.md](your-data.md#a-table))",
@@ -312,7 +312,7 @@ class Table(Task):
             raise DataError("the table is not in the data folder but leads out of it; copy it there", str(path))
         return path
 
-    def rows(self, path: Path, source: DataSource, outcome: bool = True) -> "Rows":
+    def rows(self, path: Path, source: DataSource, outcome: bool = True) -> "TableRows":
         """Return the cases of a table as numbers, and what is wrong with others.
 
         outcome: whether it is read, too; without it, no line is left out for the lack of one.
@@ -382,7 +382,7 @@ class Table(Task):
 
 
 @dataclass
-class Rows:
+class TableRows:
     """The cases of a table: what each line is, its inputs as they stand there, its outcome."""
 
     listing: Listing
@@ -415,7 +415,7 @@ class Rows:
 class _Reading:
     """One reading of one table."""
 
-    def __init__(self, task: Table, source: DataSource, outcome: bool) -> None:
+    def __init__(self, task: PatientTable, source: DataSource, outcome: bool) -> None:
         self.task, self.source, self.outcome = task, source, outcome
         self.missing = frozenset(source.missing)
         self.levels = {
@@ -425,7 +425,7 @@ class _Reading:
         self.listing = Listing()
         self.wrong: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # (severity, what) -> lines
 
-    def read(self, path: Path) -> Rows:
+    def read(self, path: Path) -> TableRows:
         task, source = self.task, self.source
         known = {column.name for column in task.columns} | set(task._outcomes)
         for key in (*source.names, *source.levels):
@@ -448,7 +448,7 @@ class _Reading:
         if "patient" in roles.model_fields_set:
             needed[roles.patient] = "patient"
         sheet = read_sheet(path, needed, (roles.patient, roles.part, roles.site))
-        rows = Rows(self.listing, task.read_numbers, {}, {}, {})
+        rows = TableRows(self.listing, task.read_numbers, {}, {}, {})
         for place, cells in sheet.lines:
             self._take(rows, place, dict(zip(sheet.columns, cells, strict=True)), called)
         self._tell(sheet)
@@ -466,7 +466,7 @@ class _Reading:
             known[as_level(str(own))] = known[as_level(str(plans))]
         return known
 
-    def _take(self, rows: Rows, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
+    def _take(self, rows: TableRows, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
         """Read one line, or note why it can't be."""
         task, roles = self.task, self.source.columns
         patient = cells.get(roles.patient, place)
@@ -587,7 +587,7 @@ class _Risks(_Judge, Survival):
 
 
 @cache
-def _family(task: Table) -> Task:
+def _family(task: PatientTable) -> Task:
     """Return what measures this kind of task."""
     if task.kind == "classification":
         return _Classes(names=task.labels)
