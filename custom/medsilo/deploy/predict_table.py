@@ -94,15 +94,9 @@ def _predicted(
         for number, (place, answer) in enumerate(zip(places[first : first + AT_ONCE], answers, strict=True)):
             chosen = {} if sure is None else {"expert": experts[number], "confidence": float(sure[number])}
             found[place] = {"error": None, **answer, **chosen}
-    patients = {entry.name: entry.patient for entry in rows.listing.entries}
+    patients = {entry.name: entry.patient for entry in rows.listing.entries if rows.names_patients}
     for place in sorted(found, key=_number):
-        patient = patients.get(place)
-        yield {
-            "table": path.name,
-            "line": _number(place),
-            "patient": None if patient == place else patient,
-            **found[place],
-        }
+        yield {"table": path.name, "line": _number(place), "patient": patients.get(place), **found[place]}
 
 
 def _wrong(rows: TableRows) -> dict[str, str]:

@@ -89,7 +89,7 @@ class Evaluation:
         if order is not None:
             back = order.argsort()
             measures = {name: values[back] for name, values in measures.items()}
-        return loss, float(measures[task.metric].mean()), measures
+        return loss, task.score(measures[task.metric]), measures
 
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the cases as this model is evaluated on them."""

@@ -47,7 +47,10 @@ class Survival(Task):
         """Return what each case adds to the concordance of these cases, which is the mean."""
         right, compared = concordant_pairs(output[:, 0], target)
         whole = compared.sum()
-        return (right * len(right) / whole if whole else torch.full_like(right, COIN)).float()
+        return right * len(right) / whole if whole else torch.full_like(right, COIN)
+
+    def score(self, scores: Tensor) -> float:
+        return min(1.0, super().score(scores))  # a sum of shares may be above their whole by its last digit
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
         """Beside the metric: the pairs in which a case has the earlier event, time, event and risk."""

@@ -221,6 +221,10 @@ class Task(Section):
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         """The metric of every case of a batch: [batch], float32."""
 
+    def score(self, scores: Tensor) -> float:
+        """Return the metric of several cases from those of each."""
+        return float(scores.mean())
+
     augments: ClassVar[bool] = False  # whether `augmented` changes anything
 
     def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """A hospital's own table: a line per case, CSV or Parquet."""
 
+import hashlib
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ from medsilo.tasks.task import Cases, SiteData, Task, folded, patients_of
 EVENTS = ("censored", "event")  # 0 and 1
 FURTHEST = 100.0  # standard deviations from the mean, to which inputs are cut
 MOST_INPUTS = 20_000
-TWICE = "lines are there twice, alike in all that is read; remove the copies"
+TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
 ALONE = (
     "every line counts as a patient of its own; if a patient has several, say which column names the patient "
     "(data.columns.patient)"
@@ -191,6 +192,9 @@ class PatientTable(Task):
 
     def range_of(self, name: str) -> tuple[float, float]:
         return self._family.range_of(name)
+
+    def score(self, scores: Tensor) -> float:
+        return self._family.score(scores)
 
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
         return self._family.sway(data, patients)
@@ -355,9 +359,9 @@ class PatientTable(Task):
             what = "all training cases are of one class: this site's model of its own learns nothing"
             listing.problems.append(Problem("note", what, shown["train"].cases))
         copies = repeated(
-            digest(torch.cat([inputs, target.reshape(-1).double()]))
+            patient + digest(torch.cat([inputs, target.reshape(-1).double()]))
             for own in cases.values()
-            for inputs, target in zip(own.inputs, own.targets, strict=True)
+            for patient, inputs, target in zip(own.patients, own.inputs, own.targets, strict=True)
         )
         if copies:
             listing.problems.append(Problem("note", TWICE, copies))
@@ -390,6 +394,7 @@ class TableRows:
     inputs: dict[str, list[float]]  # by the line's place
     outcomes: dict[str, tuple[float, ...]]
     classes: dict[str, int]  # of a classification, or whether there was an event
+    names_patients: bool = False  # whether a column does
 
     @property
     def as_read(self) -> Tensor:
@@ -449,6 +454,7 @@ class _Reading:
             needed[roles.patient] = "patient"
         sheet = read_sheet(path, needed, (roles.patient, roles.part, roles.site))
         rows = TableRows(self.listing, task.read_numbers, {}, {}, {})
+        rows.names_patients = roles.patient in sheet.columns
         for place, cells in sheet.lines:
             self._take(rows, place, dict(zip(sheet.columns, cells, strict=True)), called)
         self._tell(sheet)
@@ -456,8 +462,9 @@ class _Reading:
 
     def _own_labels(self) -> dict[str, int]:
         names = EVENTS if self.task.kind == "survival" else self.task.labels
-        known = {str(number): number for number in range(len(names))}
-        known |= {as_level(label): number for number, label in enumerate(names)}
+        known = {as_level(label): number for number, label in enumerate(names)}
+        if all(as_number(label) is None for label in names):
+            known |= {str(number): number for number in range(len(names))}
         for own, plans in self.source.label_map.items():
             if as_level(str(plans)) not in known:
                 raise DataError(
@@ -469,8 +476,8 @@ class _Reading:
     def _take(self, rows: TableRows, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
         """Read one line, or note why it can't be."""
         task, roles = self.task, self.source.columns
-        patient = cells.get(roles.patient, place)
-        if patient in self.missing:
+        patient = cells.get(roles.patient) or ("" if roles.patient in cells else _name_of(cells))
+        if not patient or patient in self.missing:
             return self._note("left out", "lines have no patient; fill in the column", place)
         inputs: list[float] = []
         for column in task.columns:
@@ -554,6 +561,11 @@ class _Reading:
 def _pairs(data: Cases) -> float:
     """Return the number of pairs of cases that can be compared."""
     return float(concordant_pairs(torch.zeros(len(data)), data.targets)[1].sum())
+
+
+def _name_of(cells: Mapping[str, str]) -> str:
+    """Return what stands for a line that names no patient: the same wherever the line stands."""
+    return hashlib.sha256("\x1f".join(cells.values()).encode()).hexdigest()[:32]
 
 
 class _Judge(Task):
