@@ -123,6 +123,7 @@ METHODS = Registry(
         "fedavgm": "medsilo.methods.fedopt:FedAvgM",
         "fedadam": "medsilo.methods.fedopt:FedAdam",
         "fedyogi": "medsilo.methods.fedopt:FedYogi",
+        "fedadagrad": "medsilo.methods.fedopt:FedAdagrad",
         "scaffold": "medsilo.methods.scaffold:Scaffold",
         "moon": "medsilo.methods.moon:Moon",
         "mr-mtl": "medsilo.methods.mr_mtl:MRMTL",

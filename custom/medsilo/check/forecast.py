@@ -36,7 +36,7 @@ class Rehearsal:
 
 def round_seconds(tried: Rehearsal, plan: Plan, cases: dict[str, int]) -> float:
     """Return how long a site will work in a round of this phase."""
-    batches = plan.training.local_epochs * steps_in(cases["train"], plan.training.batch_size)
+    batches = plan.training.steps_of_round(steps_in(cases["train"], plan.training.batch_size))
     return tried.batch * batches + tried.evaluation * cases["validation"]
 
 
@@ -86,7 +86,7 @@ def rehearsal_findings(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, 
 def rehearsal_table(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, int]) -> Table:
     """Return what was measured."""
     columns = ("phase", "s, first batch", "s a batch", "batches a round", "s a validation case", "s a round", "MB")
-    batches = plan.training.local_epochs * steps_in(cases["train"], plan.training.batch_size)
+    batches = plan.training.steps_of_round(steps_in(cases["train"], plan.training.batch_size))
     rows = [
         (
             one.phase,

@@ -146,6 +146,10 @@ class Algorithm(Section):
         """Return the study's phases, with those groups that the plan's input layer adds."""
         phases = self.phases(training)
         if self.amplitude:
+            if training.local_steps:
+                raise PlanError(
+                    "training.local_steps: what an amplitude averages is counted in whole passes; set it to null"
+                )
             phases = self.amplitude.over(phases)
         return Course(phases, self.outcome.delivery(phases[-1]))
 

@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from torch import nn, optim
 
-from medsilo.core.section import Section
+from medsilo.core.section import Section, added
 
 MOST_EPOCHS = 100_000  # of a study at each site
 
@@ -16,6 +16,13 @@ class Training(Section):
 
     rounds: int = Field(10, ge=1, le=10_000, description="rounds of the study")
     local_epochs: int = Field(1, ge=1, le=1000, description="passes over a site's training data per round")
+    local_steps: int | None = added(
+        None,
+        ge=1,
+        le=100_000,
+        description="mini-batches per round in place of `local_epochs`: at every site so many, in passes that begin "
+        "anew in each round. `null`: whole passes",
+    )
     batch_size: int = Field(
         16,
         ge=1,
@@ -47,6 +54,10 @@ class Training(Section):
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must lie in [0, 1), not {self.betas}")
         return self
+
+    def steps_of_round(self, in_epoch: int) -> int:
+        """Return the mini-batches of a round at a site that has so many in one pass."""
+        return self.local_steps or self.local_epochs * in_epoch
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """The torch optimizer of this plan."""

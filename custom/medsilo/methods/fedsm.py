@@ -208,7 +208,7 @@ class ModelsAndSelector(Algorithm):
         """Give the selector's lesson, for a round's passes over the data."""
         optimizer = bench.optimizers["selector"]
         alike = self.selector_sync == "server-adam" and self.selector_weighting == "hospitals"
-        steps = bench.steps * bench.training.local_epochs if alike and self.selector_step == "batch" else 1
+        steps = bench.training.steps_of_round(bench.steps) if alike and self.selector_step == "batch" else 1
         moments = cast(Moments | None, bench.modules.get("moments"))
         if moments:
             moments.lend(optimizer)
