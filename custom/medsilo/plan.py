@@ -401,6 +401,7 @@ class Plan(Section):
                 "tracking.sensitivity: a threshold is chosen in classifications into two classes, without a promise of "
                 "privacy; remove it"
             )
+        self.algorithm.fits(self.task)
         self._has_data_for_its_sites()
         self._can_weigh_classes()
         self._network_reads_task(networks["model"])
@@ -498,6 +499,11 @@ class Plan(Section):
 
     def _keeps_its_promise(self, networks: Mapping[str, nn.Module]) -> None:
         """All that leaves a hospital follows from noisy gradients of single cases."""
+        if not self.task.by_case:
+            raise PlanError(
+                "privacy: Cox's loss compares the cases of a batch, so no bound holds for one; learn whether the event "
+                "comes by a fixed time (task.kind=classification), or leave privacy out"
+            )
         if self.training.truncate:
             raise PlanError(
                 "training.truncate: which cases a hospital trains on would depend on the others' numbers of cases; set "
@@ -567,7 +573,7 @@ class Plan(Section):
 
     def _blueprint(self) -> Blueprint:
         task = self.task
-        make = partial(self.network.build, task.channels, task.classes)
+        make = partial(self.network.build, task.channels, task.outputs)
         return Blueprint(make, task.shape, task.channels, self.participation.sites)
 
     def cautions(self, sites: Sequence[str]) -> list[str]:

@@ -123,6 +123,7 @@ METHODS = Registry(
         "fedavgm": "medsilo.methods.fedopt:FedAvgM",
         "fedadam": "medsilo.methods.fedopt:FedAdam",
         "fedyogi": "medsilo.methods.fedopt:FedYogi",
+        "fedadagrad": "medsilo.methods.fedopt:FedAdagrad",
         "scaffold": "medsilo.methods.scaffold:Scaffold",
         "moon": "medsilo.methods.moon:Moon",
         "mr-mtl": "medsilo.methods.mr_mtl:MRMTL",
@@ -159,6 +160,7 @@ TASKS = Registry(
         "synthetic-activity": "medsilo.tasks.synthetic.activity:SyntheticActivity",
         "synthetic-histology": "medsilo.tasks.synthetic.histology:SyntheticHistology",
         "synthetic-prostate": "medsilo.tasks.synthetic.prostate:SyntheticProstate",
+        "table": "medsilo.tasks.own.patient_table:PatientTable",
     },
 )
 
@@ -171,6 +173,8 @@ NETWORKS = Registry(
         "basic-unet": "medsilo.models.basic_unet:BasicUNet",
         "densenet121": "medsilo.models.densenet121:DenseNet121",
         "lenet5": "medsilo.models.lenet5:LeNet5",
+        "linear": "medsilo.models.linear:Linear",
+        "mlp": "medsilo.models.mlp:Mlp",
         "small-cnn": "medsilo.models.small_cnn:SmallCnn",
         "unet": "medsilo.models.unet:UNet",
         "vgg11": "medsilo.models.vgg11:Vgg11",

@@ -139,6 +139,7 @@ def test_a_circle_is_found() -> None:
 # ---------------------------------------------------------------------------------------------------- names
 # Public classes that may share a name, by the modules they are in.
 SHARED_CLASSES = {  # a method and the server's step that it is named for: users know both by their paper's name
+    "FedAdagrad": {"methods.fedopt", "mixing.server"},
     "FedAdam": {"methods.fedopt", "mixing.server"},
     "FedAvgM": {"methods.fedopt", "mixing.server"},
     "FedNova": {"methods.fednova", "mixing.server"},

@@ -14,7 +14,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.spill import Kept, StoredVector
 from medsilo.mixing.mixers import UniformMean, WeightedMean
-from medsilo.mixing.server import REACH, FedAdam, FedAvgM, FedNova, FedYogi, Scaffold
+from medsilo.mixing.server import REACH, FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi, Scaffold
 
 N = {"a": 10.0, "b": 25.0, "c": 65.0}
 SITES = list(N)
@@ -104,6 +104,17 @@ def momentum(lr: float, beta: float) -> Rule:
     return step
 
 
+def adagrad(lr: float, beta: float, tau: float) -> Rule:
+    state: dict[str, np.ndarray | float] = {"m": 0.0, "v": tau**2}
+
+    def step(w: np.ndarray, sent: Numbers, reach: dict[str, float]) -> np.ndarray:
+        d = towards(sent, w)
+        state["m"], state["v"] = beta * state["m"] + (1 - beta) * d, state["v"] + d**2
+        return w + lr * state["m"] / (np.sqrt(state["v"]) + tau)
+
+    return step
+
+
 def control(w: np.ndarray, sent: Numbers, reach: dict[str, float]) -> np.ndarray:
     return w + len(sent) / len(SITES) * towards(sent, w, uniform=True)
 
@@ -116,6 +127,7 @@ CASES: dict[str, tuple[Callable[[], WeightedMean], Callable[[], Rule]]] = {
     "fedadam, uniform": (lambda: FedAdam(0.1, tau=0.01, uniform=True), lambda: adam(0.1, 0.01, uniform=True)),
     "fedadam, torch": (lambda: FedAdam(0.1, tau=0.01, variant="torch"), lambda: adam(0.1, 0.01, "torch")),
     "fedyogi": (lambda: FedYogi(0.1, tau=0.5), lambda: adam(0.1, 0.5, yogi=True)),
+    "fedadagrad": (lambda: FedAdagrad(0.1, 0.9, 0.01), lambda: adagrad(0.1, 0.9, 0.01)),
     "scaffold": (Scaffold, lambda: control),
 }
 every_step = pytest.mark.parametrize("case", CASES)

@@ -91,7 +91,7 @@ class FinishedRun:
         """Return the personal models in the run's super model by site, in evaluation mode; empty where it has none."""
         found = {}
         for path in sorted((self.folder / paths.SUPER_MODEL).glob(paths.EXPERT_FILES)):
-            model = self.plan.network.build(self.plan.task.channels, self.plan.task.classes)
+            model = self.plan.network.build(self.plan.task.channels, self.plan.task.outputs)
             model.load_state_dict(load_tensors(path)[0])
             found[path.stem] = model.to(device).eval()
         return found

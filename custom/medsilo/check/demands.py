@@ -7,7 +7,7 @@ from pathlib import Path
 from medsilo.check.result import Cell, Finding, Table
 from medsilo.core.coarse import Resolution
 from medsilo.core.text import size_text
-from medsilo.federation.evaluation import MOST
+from medsilo.federation.evaluation import MOST, PAIR
 from medsilo.federation.limits import asked_of, learning_per_answer
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, with_own_split
 from medsilo.plan import Plan
@@ -119,11 +119,14 @@ def _steps(plan: Plan, settings: SiteSettings, survey: Survey) -> Table:
     for part in ("validation", "test"):
         patients = survey.parts[part].patients
         if patients >= settings.least(False):
-            fine = Resolution(1 / patients, settings.patients_in_step(False))
+            weight = 1 / patients if plan.task.by_case else min(1.0, PAIR / patients)
+            fine = Resolution(weight, settings.patients_in_step(False))
             rows.append([part, fine.step(low, high) or "exact", fine.step(0, MOST) or "exact"])
         else:
             rows.append([part, "not told", "not told"])
     note = f"Counts leave in multiples of {settings.count_unit(False)}. Patients with many images make steps larger."
+    if not plan.task.by_case:
+        note += f" So does a patient who is in many of the pairs that {plan.task.metric} compares."
     return Table("How coarsely scores leave", ("part", f"steps of {plan.task.metric}", "steps of the loss"), rows, note)
 
 

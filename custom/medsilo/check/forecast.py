@@ -37,7 +37,7 @@ class Rehearsal:
 
 def round_seconds(tried: Rehearsal, plan: Plan, cases: dict[str, int]) -> float:
     """Return how long a site will work in a round of this phase."""
-    batches = plan.training.local_epochs * steps_in(cases["train"], plan.training.batch_size)
+    batches = plan.training.steps_of_round(steps_in(cases["train"], plan.training.batch_size))
     validated = cases["validation"] * plan.validations / (plan.rounds + 1)  # in a round, on average
     return tried.batch * batches + tried.evaluation * validated
 
@@ -87,7 +87,7 @@ def rehearsal_findings(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, 
 
 def rehearsal_table(tried: Sequence[Rehearsal], plan: Plan, cases: dict[str, int]) -> Table:
     """Return what was measured."""
-    batches = plan.training.local_epochs * steps_in(cases["train"], plan.training.batch_size)
+    batches = plan.training.steps_of_round(steps_in(cases["train"], plan.training.batch_size))
     rows = [
         (
             one.phase,

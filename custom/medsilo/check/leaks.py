@@ -12,7 +12,7 @@ from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.group import Average, views
 from medsilo.course.phase import Stretch
-from medsilo.federation.evaluation import MOST
+from medsilo.federation.evaluation import MOST, PAIR
 from medsilo.federation.protection import planned_answers
 from medsilo.federation.sealed.what import sealed_layout
 from medsilo.learning.training import Training
@@ -221,6 +221,11 @@ def _coarse(plan: Plan, settings: SiteSettings) -> list[str]:
             f"Scores leave in steps that {patients} patients together can move at most ({steps} patients in the part; "
             f"score_cases); losses likewise, a case counting for at most {MOST:g}."
         ]
+        if not plan.task.by_case:
+            lines.append(
+                f"A score of pairs ({plan.task.metric}) leaves in coarser steps, by the share of pairs that a patient "
+                f"is in, and only where that is at most {PAIR} / smallest_metric."
+            )
     else:
         lines = ["Scores and losses leave exactly (score_cases is 0)."]
     if unit > 1:

@@ -68,7 +68,7 @@ def rehearse(
     """
     settings = settings.model_copy(update={"records": folder})  # nothing of it counts
     Participant(plan, site, sites, settings, folder, data)  # all that is asked before the first round
-    short = plan.with_changes(["training.local_epochs=1", "training.truncate=false"])
+    short = plan.with_changes(["training.local_epochs=1", "training.local_steps=null", "training.truncate=false"])
     tried, seen = [], set[str]()
     for stretch, short_stretch in zip(plan.course.stretches(), short.course.stretches(), strict=True):
         phase = short_stretch.phase

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (starting.init, "/data/kidney -o study"),
         (running.run, "jobs/fedbn --set training.rounds=3 --set seed=1"),
         (running.compare, "--methods local,fedavg,harmofl --seeds 0,1,2 --set training.rounds=10"),
+        (running.reproduce, "flamby --data DATA"),
         (running.resume, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),
     "For a consortium's lead": (

@@ -19,7 +19,7 @@ LEDGER_ACTIONS = ("show", "verify", "export")
 def predict(
     screen: Screen,
     model: options.Model,
-    images: Annotated[list[Path], typer.Argument(help="images, DICOM folders, or folders with such")],
+    images: Annotated[list[Path], typer.Argument(help="images, DICOM folders, or folders with such; or tables")],
     *,
     out: Annotated[
         Path,
@@ -34,16 +34,20 @@ def predict(
     device: Annotated[str, typer.Option(metavar="DEVICE", help=options.DEVICES)] = "auto",
     site_config: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="a folder with a medsilo.yaml: masks get the values of its data.label_map"),
+        typer.Option(
+            metavar="FOLDER",
+            help="a folder with a medsilo.yaml: masks get the values of its data.label_map, tables are read as it says",
+        ),
     ] = None,
 ) -> int:
-    """Find masks or classes in a hospital's own images.
+    """Find masks or classes in a hospital's own images, or what a table's lines ask for.
 
     Writes a mask for each image, on its own grid, predictions.csv and .json, and overview.png with outlines of what was
-    found in the first images. Ends with 1 if any image failed.
+    found in the first images; of tables predictions.csv and .json. Ends with 1 if any image or line failed.
     """
     screen.note("reading the model")
     from medsilo.deploy.predict import predict_all
+    from medsilo.deploy.predict_table import predict_tables, site_part
     from medsilo.deploy.source import open_source
     from medsilo.site.settings import make_settings, read_settings
 
@@ -52,12 +56,17 @@ def predict(
     folder = folder_of_settings(site_config)
     data = read_settings(folder).data if folder else None
     source = open_source(model, site)
+    chosen = settings.compute().device
     with screen.busy("predicting"):
-        failed = predict_all(source, images, out, settings.compute().device, screen.say, data)
+        if source.plan.task.reads_tables:
+            failed = predict_tables(source, images, out, chosen, screen.say, data, site_part(model, site))
+        else:
+            failed = predict_all(source, images, out, chosen, screen.say, data)
     screen.say(f"predictions: {out / 'predictions.csv'}")
     screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
     if failed:
-        screen.warn(f"images that failed: {failed}; the reasons are in predictions.csv")
+        what = "lines" if source.plan.task.reads_tables else "images"
+        screen.warn(f"{what} that failed: {failed}; the reasons are in predictions.csv")
     return 1 if failed else 0
 
 

@@ -69,6 +69,8 @@ class Seeds:
 
 
 USUAL_SEEDS = Seeds((0, 1, 2))
+TABLES = ("flamby",)  # that medsilo reproduce knows
+PUBLISHED_SEEDS = Seeds((42, 43, 44, 45, 46))
 DEMO_SEEDS = Seeds((0, 1, 2, 3, 4, 5))
 
 

@@ -18,8 +18,10 @@ from medsilo.course.declared import Private, not_declared
 from medsilo.course.outcome import OneModel, Outcome
 from medsilo.course.phase import Course, Phase
 from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.learning.layers import head_names
 from medsilo.learning.steps import Step
 from medsilo.learning.training import Training
+from medsilo.tasks.task import Task
 
 INPUT = "amplitude"  # the name of the input layer among a site's networks
 
@@ -133,6 +135,9 @@ class Algorithm(Section):
     def suits(self, training: Training) -> None:
         """Raise a PlanError when the method makes no sense with this training."""
 
+    def fits(self, task: Task) -> None:
+        """Raise a PlanError when the method makes no sense for this task."""
+
     def check(self, modules: Modules) -> None:
         """Raise a PlanError when the method makes no sense on these networks (they may lie on the meta device)."""
 
@@ -141,6 +146,10 @@ class Algorithm(Section):
         """Return the study's phases, with those groups that the plan's input layer adds."""
         phases = self.phases(training)
         if self.amplitude:
+            if training.local_steps:
+                raise PlanError(
+                    "training.local_steps: what an amplitude averages is counted in whole passes; set it to null"
+                )
             phases = self.amplitude.over(phases)
         return Course(phases, self.outcome.delivery(phases[-1]))
 
@@ -151,6 +160,11 @@ class Algorithm(Section):
             return modules
         if build.shape is None:
             raise PlanError("algorithm.amplitude: needs images of one size; set task.size or algorithm.amplitude=null")
+        if len(build.shape) < 2:
+            raise PlanError(
+                "algorithm.amplitude: a table's columns have no spectrum; set algorithm.amplitude=null (HarmoFL's step "
+                "is algorithm.perturbation, which any method takes)"
+            )
         return modules | {INPUT: self.amplitude.layer(build.shape)}
 
     def privately(self) -> Private:
@@ -174,6 +188,16 @@ class Algorithm(Section):
         layer = self.input_layer(modules)
         model = modules[name]
         return model if layer is None else nn.Sequential(OrderedDict(input=layer, model=model))
+
+
+def require_features(model: nn.Module, method: str) -> None:
+    """Raise a PlanError if a method needs layers before the head, and this network has none."""
+    heads = head_names(model)
+    if not heads or not without(model.state_dict(), heads):
+        raise PlanError(
+            f"algorithm.name: {method} needs features, and this network has no layer before its last; choose a deeper "
+            "one, such as network.name=mlp for a table"
+        )
 
 
 # What "paper" says of a method that its paper describes without HarmoFL's halves.

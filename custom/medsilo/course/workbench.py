@@ -75,6 +75,6 @@ class Workbench:
         Returns the first lesson's mean loss in the last epoch. share: of all its mini-batches, only the first.
         """
         lessons = lessons or (self.lesson(),)
-        most = max(1, math.ceil(share * self.training.local_epochs * self.steps))
+        most = max(1, math.ceil(share * self.training.steps_of_round(self.steps)))
         epochs = enumerate(range(0, most, self.steps))
         return [self.epoch(lessons, number, most - done) for number, done in epochs][-1]

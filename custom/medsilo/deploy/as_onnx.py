@@ -18,8 +18,10 @@ BATCH = 3  # cases that it is tried with
 NEAR = 1e-3  # of the largest score: further off than this, the file is not the network
 
 
-def write_onnx(network: nn.Module, shape: tuple[int, ...], path: Path) -> str:
+def write_onnx(network: nn.Module, shape: tuple[int, ...], path: Path, called: str = INPUT) -> str:
     """Write a network that reads cases of this shape, any number at once; return why not where that can't be.
+
+    called: the input's name.
 
     The file is tried with ONNX Runtime, and kept only where it finds what the network finds.
     """
@@ -41,14 +43,14 @@ def write_onnx(network: nn.Module, shape: tuple[int, ...], path: Path) -> str:
                 network,
                 (images,),
                 path,
-                input_names=[INPUT],
+                input_names=[called],
                 output_names=[OUTPUT],
                 dynamic_shapes=({0: torch.export.Dim("cases", min=1, max=1 << 16)},),
                 external_data=False,
                 dynamo=True,
             )
             session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-            alike = all(_alike(network, session, cases) for cases in (images, images[:1]))
+            alike = all(_alike(network, session, cases, called) for cases in (images, images[:1]))
     except Exception as error:  # exporter and runtime raise anything over what they don't know
         path.unlink(missing_ok=True)
         return f"PyTorch's exporter does not know one of the network's operations ({type(error).__name__})"
@@ -59,9 +61,9 @@ def write_onnx(network: nn.Module, shape: tuple[int, ...], path: Path) -> str:
 
 
 @torch.inference_mode()
-def _alike(network: nn.Module, session: object, images: torch.Tensor) -> bool:
+def _alike(network: nn.Module, session: object, images: torch.Tensor, called: str) -> bool:
     expected = network(images)
-    (found,) = session.run([OUTPUT], {INPUT: images.numpy()})  # type: ignore[attr-defined]
+    (found,) = session.run([OUTPUT], {called: images.numpy()})  # type: ignore[attr-defined]
     return bool((torch.from_numpy(found) - expected).abs().max() <= NEAR * expected.abs().max())
 
 

@@ -20,6 +20,7 @@ from medsilo.deploy.card import card
 from medsilo.deploy.predict import BATCH
 from medsilo.deploy.source import GLOBAL_MODEL, Source, open_source
 from medsilo.deploy.supermodel import SuperModel
+from medsilo.deploy.table_model import export_table_model
 from medsilo.tasks.bundled import IN_MONAI, InMonai
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -38,6 +39,8 @@ def export(source: Source, out: Path) -> str:
     if out.exists():
         raise MedsiloError("the bundle's folder exists; choose another", private=str(out))
     task = source.plan.task
+    if task.reads_tables:
+        return export_table_model(source, out, ONNX)
     words = task.in_monai()
     if words is None or task.shape is None:
         raise MedsiloError(f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does")
@@ -53,7 +56,7 @@ def export(source: Source, out: Path) -> str:
 
 def _without_medsilo(source: Source) -> dict[str, Any] | None:
     """Return the network's definition, where it is one of MONAI's with nothing added to it."""
-    shape = source.plan.task.channels, source.plan.task.classes
+    shape = source.plan.task.channels, source.plan.task.outputs
     with torch.device("meta"):
         plain = source.plan.network.build(*shape).state_dict()
     return source.plan.network.monai(*shape) if plain.keys() == source.network.state_dict().keys() else None

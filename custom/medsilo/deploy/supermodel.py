@@ -135,7 +135,7 @@ def assemble(
     outputs = len(sites) + (rule != "threshold")
 
     def expert(name: str, tensors: Tensors) -> nn.Module:
-        return _filled(plan.network.build(plan.task.channels, plan.task.classes), name, tensors)
+        return _filled(plan.network.build(plan.task.channels, plan.task.outputs), name, tensors)
 
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn, only to be replaced
         model = SuperModel(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -41,6 +42,7 @@ PICTURES = 3
 MOST = 2.0  # loss of a patient's case, from where on it is all one in what is told
 CLASS = 4  # times the least: the cases of each class of a part where patients' classes are told apart
 LOSS = "loss"  # of each case
+PAIR = 2  # cases of a pair: of n patients each is in 2 / n of all pairs
 Measure = Callable[[Tensor, Tensor], Measures]
 Part = Literal["validation", "test"]
 
@@ -66,6 +68,11 @@ class Evaluation:
         self.protected = protection.on
         self.resolution: dict[str, Resolution]
         self.resolution = {part: protection.resolution(self.patients[part]) for part in PARTS}
+        self.sway = {part: self.task.sway(getattr(data, part), self.patients[part]) for part in PARTS}
+        for part, share in self.sway.items():
+            if share is not None:
+                own = self.resolution[part]
+                self.resolution[part] = replace(own, weight=max(own.weight, share))
         self.too_near = {part for part in protection.too_near(data) if self._how(part) == "exact"}
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         for part, cases in self.cases.items():
@@ -86,14 +93,14 @@ class Evaluation:
         task, order = self.task, self._order(part, model)
         measure = measure or (lambda output, target: {task.metric: task.case_scores(output, target)})
         if self.protected:
-            measure = with_losses(measure, task.loss)
+            measure = with_losses(measure, task.case_losses)
         measure = of_numbers(measure)
         data = self._in_order(part, order)
         loss, measures = evaluate(model, data, task.loss, measure, self.compute, stop, task.infer)
         if order is not None:
             back = order.argsort()
             measures = {name: values[back] for name, values in measures.items()}
-        return loss, float(measures[task.metric].mean()), measures
+        return loss, task.score(measures[task.metric]), measures
 
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the cases as this model is evaluated on them."""
@@ -129,7 +136,7 @@ class Evaluation:
         difference to another score, or if the study promises privacy and it is neither public nor has noise."""
         if self._how(part) != "exact":
             return self._how(part) == "noisy"
-        if part in self.too_near:
+        if part in self.too_near or (self.protected and (self.sway[part] or 0) * self.least > PAIR):
             return False
         return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
 
@@ -305,12 +312,11 @@ def of_numbers(measure: Measure) -> Measure:
     return measured
 
 
-def with_losses(measure: Measure, loss: Callable[[Tensor, Tensor], Tensor]) -> Measure:
+def with_losses(measure: Measure, losses: Callable[[Tensor, Tensor], Tensor]) -> Measure:
     """Return what measures each case's loss, too."""
 
     def measured(output: Tensor, target: Tensor) -> Measures:
-        losses = [loss(output[case : case + 1], target[case : case + 1]) for case in range(len(output))]
-        return {**measure(output, target), LOSS: torch.stack(losses)}
+        return {**measure(output, target), LOSS: losses(output, target)}
 
     return measured
 

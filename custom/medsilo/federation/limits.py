@@ -77,7 +77,7 @@ def learning_per_answer(plan: Plan, train: int) -> float:
     that moves them by next to nothing gets its own model back with scores of it: it asks and doesn't train.
     """
     training = plan.training
-    steps = training.local_epochs * steps_in(train, training.batch_size)
+    steps = training.steps_of_round(steps_in(train, training.batch_size))
     trained = sum(phase.rounds for phase in plan.course.phases if phase.trains)
     return training.learning_rate * steps * trained / plan.rounds
 

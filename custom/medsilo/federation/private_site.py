@@ -73,7 +73,7 @@ class PrivateSite:
     @property
     def steps(self) -> int:
         """Return the steps of one round."""
-        return self.plan.training.local_epochs * self.steps_in_epoch
+        return self.plan.training.steps_of_round(self.steps_in_epoch)
 
     @property
     def steps_in_epoch(self) -> int:

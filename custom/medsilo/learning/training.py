@@ -17,6 +17,13 @@ class Training(Section):
 
     rounds: int = Field(10, ge=1, le=10_000, description="rounds of the study")
     local_epochs: int = Field(1, ge=1, le=1000, description="passes over a site's training data per round")
+    local_steps: int | None = added(
+        None,
+        ge=1,
+        le=100_000,
+        description="mini-batches per round in place of `local_epochs`: at every site so many, in passes that begin "
+        "anew in each round. `null`: whole passes",
+    )
     batch_size: int = Field(
         16,
         ge=1,
@@ -54,6 +61,10 @@ class Training(Section):
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must lie in [0, 1), not {self.betas}")
         return self
+
+    def steps_of_round(self, in_epoch: int) -> int:
+        """Return the mini-batches of a round at a site that has so many in one pass."""
+        return self.local_steps or self.local_epochs * in_epoch
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """The torch optimizer of this plan."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.section import added
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, without
+from medsilo.course.algorithm import BY_ITSELF, Algorithm, require, require_features, without
 from medsilo.course.declared import Private
 from medsilo.course.group import FURTHEST, Facts, Group, Ranges, network
 from medsilo.course.outcome import Outcome, OwnModels
@@ -342,6 +342,7 @@ class DAdaFed(AdaFed):
         require(
             head_names(modules["model"]), self.name, "features", "choose a network with a linear or convolution layer"
         )
+        require_features(modules["model"], self.name)
 
     def private(self) -> Private:
         return self._private()

@@ -63,3 +63,18 @@ class FedYogi(FedAdam):
 
     def step(self, server: ServerSide) -> steps.FedYogi:
         return steps.FedYogi(self.server_lr, self.server_betas, self.tau, self.variant, self.weighting == "uniform")
+
+
+class FedAdagrad(ServerStep):
+    """m ← β m + (1 - β) D; v ← v + D²; w ← w + η m / (√v + τ)."""
+
+    title = "FedAdagrad"
+    paper = "Reddi et al. 2021"
+
+    name: Literal["fedadagrad"] = "fedadagrad"
+    server_lr: float = Field(0.1, gt=0, le=1000, description="the server's step along the sites' mean change (η)")
+    server_beta: float = Field(0.0, ge=0, lt=1, description="decay rate of the server's mean change (β₁)")
+    tau: float = Field(1e-3, gt=0, le=1, description="τ: the smaller, the more adaptive")
+
+    def step(self, server: ServerSide) -> steps.FedAdagrad:
+        return steps.FedAdagrad(self.server_lr, self.server_beta, self.tau, self.weighting == "uniform")

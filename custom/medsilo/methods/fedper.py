@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from medsilo.core.tensors import Modules, Tensors
-from medsilo.course.algorithm import require, without
+from medsilo.course.algorithm import require, require_features, without
 from medsilo.course.declared import Private
 from medsilo.course.group import Group
 from medsilo.course.outcome import Outcome, OwnModels
@@ -38,6 +38,7 @@ class FedPer(Averaging):
     def check(self, modules: Modules) -> None:
         heads = head_names(modules["model"])
         require(heads, self.name, "the head", "choose a network with a linear or convolution layer")
+        require_features(modules["model"], self.name)
 
 
 def body(modules: Modules) -> Tensors:

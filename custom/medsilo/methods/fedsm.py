@@ -41,6 +41,7 @@ from medsilo.methods.pfedme import PFedMe
 from medsilo.mixing.mixers import Gallery, Identity, Mixer, SoftPull, UniformMean
 from medsilo.mixing.server import FedAdam
 from medsilo.models.activity_cnn import ActivityCnn
+from medsilo.models.mlp import Mlp
 from medsilo.models.network import Network
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.models.vgg11 import Vgg11
@@ -51,6 +52,7 @@ MOST_STEPS = 1e9
 
 PersonalMethod = Annotated[FineTuning | APFL | PerFedAvg | PFedMe | Ditto, Field(discriminator="name")]
 COMPACT: Mapping[int, Network] = {  # by axes
+    0: Mlp(norm="none"),
     1: ActivityCnn(norm="group"),
     2: SmallCnn(width=32, norm="group"),
     3: SmallCnn(dimensions=3, width=16, norm="group"),
@@ -118,6 +120,13 @@ class ModelsAndSelector(Algorithm):
         if self.amplitude:
             raise PlanError(f"algorithm.amplitude: {self.name}'s super model has no input layer; set it to null")
         return self
+
+    def fits(self, task: Task) -> None:
+        if not task.by_case:
+            raise PlanError(
+                f"algorithm.name: {self.name} asks another model for each case, and risks of two models can't be "
+                "compared; choose fedavg, or ditto for models of the hospitals' own"
+            )
 
     def cautions(self, sites: Sequence[str]) -> list[str]:
         if self.pull * len(sites) >= 1:
@@ -199,7 +208,7 @@ class ModelsAndSelector(Algorithm):
         """Give the selector's lesson, for a round's passes over the data."""
         optimizer = bench.optimizers["selector"]
         alike = self.selector_sync == "server-adam" and self.selector_weighting == "hospitals"
-        steps = bench.steps * bench.training.local_epochs if alike and self.selector_step == "batch" else 1
+        steps = bench.training.steps_of_round(bench.steps) if alike and self.selector_step == "batch" else 1
         moments = cast(Moments | None, bench.modules.get("moments"))
         if moments:
             moments.lend(optimizer)

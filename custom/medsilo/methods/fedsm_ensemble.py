@@ -6,10 +6,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from medsilo.core.errors import PlanError
 from medsilo.course.outcome import Outcome
 from medsilo.deploy.super_model_outcome import SuperModelOutcome
 from medsilo.learning.loop import LossFunction
 from medsilo.methods.fedsm_extra import SelectorAfterwards
+from medsilo.tasks.task import Task
 
 
 class FedSMEnsemble(SelectorAfterwards):
@@ -22,6 +24,14 @@ class FedSMEnsemble(SelectorAfterwards):
     @property
     def outcome(self) -> Outcome:
         return SuperModelOutcome("mixture", self.selector_network)
+
+    def fits(self, task: Task) -> None:
+        super().fits(task)
+        if task.outputs < 2:
+            raise PlanError(
+                f"algorithm.name: {self.name} mixes probabilities of classes, and networks of this task give one "
+                "number; choose fedsm"
+            )
 
     def objective(self, scores: Tensor, outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:
         return loss(mixed(scores, outputs), targets)

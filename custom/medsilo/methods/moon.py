@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from medsilo.core.errors import PlanError
 from medsilo.core.section import added
 from medsilo.core.tensors import Modules
+from medsilo.course.algorithm import require_features
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.contrast import contrast, frozen_features, with_features, with_projection
 from medsilo.learning.layers import head_names
@@ -46,6 +47,7 @@ class Moon(FedAvg):
     def check(self, modules: Modules) -> None:
         if not head_names(modules["model"]):
             raise PlanError("algorithm.name: moon needs features; choose a network with a linear or convolution layer")
+        require_features(modules["model"], self.name)
 
     def work(self, bench: Workbench) -> float:
         arrived = copy.deepcopy(bench.modules["model"]).requires_grad_(False)

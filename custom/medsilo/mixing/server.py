@@ -221,6 +221,24 @@ class FedYogi(FedAdam):
         v.sub_(squares * (v - squares).sign_(), alpha=1 - self.betas[1])
 
 
+class FedAdagrad(ServerOptimizer):
+    """m ← β m + (1 - β) D, v ← v + D² from v = τ², u = m / (√v + τ)."""
+
+    def __init__(self, lr: float = 0.1, beta: float = 0.0, tau: float = 1e-3, uniform: bool = False) -> None:
+        super().__init__(lr, uniform)
+        self.beta, self.tau = beta, tau
+
+    @property
+    def first(self) -> tuple[float, ...]:
+        return (0.0, self.tau**2)
+
+    def update(self, d: Tensor, *memory: Tensor) -> Tensor:
+        m, v = memory
+        m.lerp_(d, 1 - self.beta)
+        v.add_(d.square())
+        return m / v.sqrt().add_(self.tau)
+
+
 class Scaffold(UniformMean):
     """Karimireddy et al. 2020, the server's control variate: c ← c + |S| / N · mean over S of (c_i⁺ - c_i).
 

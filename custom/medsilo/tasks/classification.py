@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor, stack
+from torch import Tensor, cat, stack, zeros_like
 from torch.nn import functional
 
 from medsilo.tasks.decisions import DECIDED, PLACED, RELIABILITY, calibration_error, judged, rates_of, reliability
@@ -32,20 +32,25 @@ class Classification(Task):
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.classes,)
 
+    def scores(self, output: Tensor) -> Tensor:
+        """Return a score for each class: one output of two classes is the second's, against 0 of the first."""
+        return output if output.shape[1] > 1 else cat([zeros_like(output), output], 1)
+
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return functional.cross_entropy(output, target)
+        return functional.cross_entropy(self.scores(output), target)
 
     @property
     def cross_entropy(self) -> float:
         return 1.0
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return (output.argmax(1) == target).float()
+        return (self.scores(output).argmax(1) == target).float()
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
         """Beside the metric: the class, the class found, and the probability of each class."""
-        probabilities = {f"p{label}": column for label, column in enumerate(output.softmax(1).unbind(1))}
-        return {**super().measures(output, target), "label": target, "found": output.argmax(1), **probabilities}
+        scores = self.scores(output)
+        probabilities = {f"p{label}": column for label, column in enumerate(scores.softmax(1).unbind(1))}
+        return {**super().measures(output, target), "label": target, "found": scores.argmax(1), **probabilities}
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Classes are told apart only where each that occurs has `least` cases."""

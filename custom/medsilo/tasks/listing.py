@@ -67,7 +67,7 @@ def find(source: DataSource, folder: Path, masks: bool) -> Listing:
     listing.entries.sort(key=lambda entry: entry.name)
     listing.add("left out", "folders are links, which are not followed; copy them into the data folder", links)
     _refuse_links(listing, source.folder)
-    _check_patients(listing)
+    check_patients(listing)
     return listing
 
 
@@ -78,7 +78,7 @@ def files_below(folder: Path) -> tuple[dict[str, Path], list[str]]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         links += [name for name in folders if Path(place, name).is_symlink()]
         for path in (Path(place, name) for name in files if not name.startswith(".")):
-            found[_plain(path.relative_to(folder).as_posix())] = path
+            found[plain(path.relative_to(folder).as_posix())] = path
     return dict(sorted(found.items())), links
 
 
@@ -98,8 +98,8 @@ def links_out(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def _plain(text: str) -> str:
-    """Letters with marks are written in two ways, which look the same and are not equal."""
+def plain(text: str) -> str:
+    """Return a text in the one of the two ways in which letters with marks are written."""
     return unicodedata.normalize("NFC", text)
 
 
@@ -138,7 +138,7 @@ def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[st
 
     One that ends with a slash fits folders, each with one DICOM series.
     """
-    expression = re.compile(_expression(_plain(pattern)))
+    expression = re.compile(_expression(plain(pattern)))
     if pattern.endswith("/"):
         names = {f"{PurePosixPath(name).parent}/": path.parent for name, path in names.items()}
     found: dict[str, Path] = {}
@@ -181,7 +181,7 @@ def _tell_patients(source: DataSource, listing: Listing) -> None:
             listing.problems.append(Problem("note", what, len(listing.entries)))
         return
     try:
-        expression = re.compile(_plain(source.patient))
+        expression = re.compile(plain(source.patient))
     except re.error as error:
         raise DataError(f"data.patient is no regular expression ({error}); correct it") from error
     found = {entry.name: expression.search(entry.name) for entry in listing.entries}
@@ -204,7 +204,7 @@ def _by_table(source: DataSource, folder: Path, table: str, names: dict[str, Pat
     empty: defaultdict[str, list[str]] = defaultdict(list)
     absent = []
     for number, line in enumerate(lines, 2):
-        given = {column: _plain((line.get(column) or "").strip()) for column in line if column is not None}
+        given = {column: plain((line.get(column) or "").strip()) for column in line if column is not None}
         place = f"line {number}"
         lacking = [column for column in (*images, columns.label, columns.patient) if not given[column]]
         for column in lacking:
@@ -228,7 +228,7 @@ def _by_table(source: DataSource, folder: Path, table: str, names: dict[str, Pat
     listing.add("left out", "lines of the table name a file that is not in the data folder", absent)
     doubled = [name for name, count in counted.items() if count > 1]
     listing.add("stops", "images stand in several lines of the table; give each one line", doubled)
-    _check_parts(listing)
+    check_parts(listing)
     return listing
 
 
@@ -260,8 +260,8 @@ def _lines(path: Path, needed: Sequence[str]) -> Iterator[dict[str, str]]:
     return reader
 
 
-def _check_parts(listing: Listing) -> None:
-    """Either the table gives every case its part, or none."""
+def check_parts(listing: Listing) -> None:
+    """Note parts that are none: either the table gives every case its part, or none."""
     parts = [entry.part for entry in listing.entries]
     if any(parts):
         wrong = [entry.name for entry in listing.entries if entry.part not in PARTS]
@@ -281,7 +281,8 @@ def _refuse_links(listing: Listing, root: Path) -> None:
     listing.drop(what, [entry for entry in listing.entries if leads_out(entry)])
 
 
-def _check_patients(listing: Listing) -> None:
+def check_patients(listing: Listing) -> None:
+    """Note patients whom the table puts into two parts."""
     fixed = {part: [entry.patient for entry in listing.entries if entry.part == part] for part in PARTS}
     what = "patients are in two parts by the table, so that the test would be of known patients; give each one part"
     listing.add("stops", what, sorted(in_two_parts(fixed)))

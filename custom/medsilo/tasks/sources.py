@@ -11,15 +11,15 @@ from medsilo.core.section import Section
 from medsilo.tasks.splits import Shares
 
 
-def _as_tuple(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
     """Settings are read strictly, and YAML has lists where these have tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
-Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_as_tuple)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
-OwnShares = Annotated[Shares, BeforeValidator(_as_tuple)]
+Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
+Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
+OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
 Draw = Callable[[Mapping[str, str]], dict[str, str]]  # who has a part already -> everybody's part
 Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]  # patients, what draws, whether that is for good
 
@@ -44,6 +44,10 @@ class DataSource(Section):
     table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
     columns: Columns = Columns()
     label_map: dict[str | int, str | int] = {}  # this site's labels to the plan's
+    # Of a table whose lines are cases themselves (task `table`):
+    names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
+    levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's
+    missing: Names = ("", "NA", "N/A", "NaN", "nan", "null", "?")  # what stands where a value is not known
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
     shares: OwnShares | None = None
     split: int | None = Field(None, ge=0, lt=2**32)

@@ -52,6 +52,8 @@ class Survey:
     spacing: tuple[Range, ...] | None = None  # millimetres along x, y (and z)
     intensity: Range | None = None
     problems: tuple[Problem, ...] = ()
+    fixed: bool = False  # whether a table says who is in which part
+    scales: dict[str, Range] = field(default_factory=dict)  # of a table: what its numbers were standardised with
 
     @property
     def usable(self) -> bool:
@@ -63,6 +65,7 @@ class Survey:
         facts = asdict(self)
         for problem in facts["problems"]:
             del problem["private"]
+        del facts["scales"]
         return facts
 
     @classmethod

@@ -85,6 +85,8 @@ class Task(Section):
         "`medsilo compare --folds 5` runs all of them. `null`: the task's own parts",
     )
 
+    by_case: ClassVar[bool] = True  # whether a case's loss and score are its own; else the cases beside it matter
+    reads_tables: ClassVar[bool] = False  # whether it is tasks.own.patient_table.PatientTable
     reads_images: ClassVar[bool] = False  # whether `inputs_of` takes image files
     split_by_site: ClassVar[bool] = False  # whether a site can decide who is in which part, by `data` in its settings
 
@@ -92,6 +94,11 @@ class Task(Section):
     def shape(self) -> tuple[int, ...] | None:
         """The shape of one case's input; None when cases differ."""
         return None
+
+    @property
+    def outputs(self) -> int:
+        """The numbers that a network gives for a case, or for a place of it."""
+        return self.classes
 
     needs_data: ClassVar[bool] = False  # whether a site has to say where its data lie
     most_sites: ClassVar[int | None] = None  # of a study; None: any number
@@ -211,9 +218,17 @@ class Task(Section):
         """Return how much the cross entropy of labels counts in the loss; 0 where it has no part in it."""
         return 0.0
 
+    def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of every case of a batch, [batch]."""
+        return torch.stack([self.loss(output[case : case + 1], target[case : case + 1]) for case in range(len(output))])
+
     @abstractmethod
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         """The metric of every case of a batch: [batch], float32."""
+
+    def score(self, scores: Tensor) -> float:
+        """Return the metric of several cases from those of each."""
+        return float(scores.mean())
 
     augments: ClassVar[bool] = False  # whether `augmented` changes anything
 
@@ -276,6 +291,10 @@ class Task(Section):
     def told_range(self, name: str) -> tuple[float, float]:
         """Return the range to which a measure of one patient's case is cut before its coarse mean is told."""
         return self.range_of(name)
+
+    def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
+        """Return the share of a score over these cases that one patient can move; None: that of the patient's cases."""
+        return None
 
     def figures(self, counts: Counts) -> Figures:
         """Return what is reported, from one site's counts or from those of several added up."""

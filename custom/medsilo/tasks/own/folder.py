@@ -4,7 +4,7 @@ import math
 import re
 from abc import abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -21,6 +21,7 @@ from medsilo.tasks.bundled import IN_MONAI, InMonai
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.metrics import Counts, Figures, Measures
+from medsilo.tasks.own.dividing import dealt, divided
 from medsilo.tasks.own.measuring import ClassJudge, StructureJudge
 from medsilo.tasks.own.patches import Augmentation, augmented, from_windows, middle_of, patch
 from medsilo.tasks.partition import Partition
@@ -28,7 +29,7 @@ from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCas
 from medsilo.tasks.resizing import resized, resized_to_nearest
 from medsilo.tasks.scans import Scan, read_scan, refuse_palette
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import Shares, parts_by_rank
+from medsilo.tasks.splits import Shares
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, range_of, ranges_of, repeated
 from medsilo.tasks.task import SiteData, Task
 from medsilo.tasks.volumes import SAME_PLACE
@@ -298,9 +299,9 @@ class FolderTask(Task):
         listing = find(source, own if natural else source.folder, self.segments)
         classes = self._classes_of(listing, source)
         if self.partition is not None:
-            listing.entries = self._dealt(self.partition, site, sites, listing.entries, classes)
+            listing.entries = dealt(self.partition, site, sites, listing.entries, classes)
         source = source if keeps else source.once()
-        parts = self._split(listing, source)
+        parts = divided(listing, source, self.shares, self.split)
         unfolded = self.model_copy(update={"fold": None})  # images are prepared once for all folds
         cache_key = f"{unfolded.model_dump_json()} {source.label_map}"
         numbers = self._numbers(source)
@@ -312,34 +313,6 @@ class FolderTask(Task):
         ready = {part: ReadyCases(held[part], [self._chosen(one.facts) for one in held[part]]) for part in PARTS}
         needed = ("test",) if source.only_tested else PARTS
         return self._told(listing, held, ready, numbers, needed), ready
-
-    def _dealt(
-        self, partition: Partition, site: str, sites: Sequence[str], entries: list[Entry], classes: dict[str, int]
-    ) -> list[Entry]:
-        """A simulated site's share of one folder."""
-        order = sorted(sites)
-        owners = partition.deal(
-            [entry.patient for entry in entries],
-            [classes.get(entry.name, 0) for entry in entries],
-            [entry.site for entry in entries],
-            order,
-        )
-        return [entries[place] for place in owners[order.index(site)]]
-
-    def _split(self, listing: Listing, source: DataSource) -> dict[str, list[Entry]]:
-        """Return each entry's part: the table's, or by its patient's rank, as the site or else the plan has it."""
-        if any(entry.part for entry in listing.entries):
-            place = {entry.patient: entry.part for entry in listing.entries}
-        else:
-            classes = _own_classes(listing.entries)
-            split = self.split if source.split is None else source.split
-            draw = partial(parts_by_rank, classes, source.shares or self.shares, split)
-            usable = all(problem.severity != "stops" for problem in listing.problems)
-            enough = len(classes) >= len(PARTS)
-            if source.only_tested and not enough:
-                draw = partial(_into_the_test, classes)
-            place = source.parts(classes, draw, for_good=usable and (enough or source.only_tested))
-        return {part: [entry for entry in listing.entries if place[entry.patient] == part] for part in PARTS}
 
     def _chosen(self, facts: Facts) -> list[int]:
         """Return which of an entry's cases are used."""
@@ -509,19 +482,6 @@ def _twice(held: dict[str, list[HeldEntry]]) -> Iterator[Problem]:
         if found:
             names = tuple(" = ".join(f"{name} ({part})" for name, part in several) for several in found)
             yield Problem("note", what, sum(len(several) - 1 for several in found), names)
-
-
-def _own_classes(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return each patient's class as the site calls it, so that no plan moves anybody: that of most of the images."""
-    labels: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for entry in entries:
-        labels[entry.patient][entry.label if isinstance(entry.label, str) else ""] += 1
-    return {patient: min(own, key=lambda label: (-own[label], label)) for patient, own in labels.items()}
-
-
-def _into_the_test(classes: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the parts of patients who are fewer than parts: who has none yet is tested."""
-    return {patient: known.get(patient, "test") for patient in classes}
 
 
 def _scan_of(path: Path) -> Scan:

@@ -1,0 +1,83 @@
+"""The columns that a plan reads of every hospital's table, and the numbers that a network reads of them."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from medsilo.core.section import Section
+from medsilo.tasks.listing import plain
+from medsilo.tasks.sources import as_tuple
+
+Text = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
+LARGEST = 1e9
+
+
+class Column(Section):
+    """One column: numbers, or categories where `levels` are given. Every hospital reads it in the same way."""
+
+    name: Text = Field(description="its name in the plan; a hospital says in `data.names` what it is called there")
+    levels: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = Field(
+        (), max_length=1000, description="of categories: all that there may be, in turn; one input each, 0 or 1"
+    )
+    low: float = Field(-LARGEST, ge=-LARGEST, le=LARGEST, description="of numbers: the least that is possible")
+    high: float = Field(LARGEST, ge=-LARGEST, le=LARGEST, description="of numbers: the greatest that is possible")
+    mean: float | None = Field(None, ge=-LARGEST, le=LARGEST, description="of numbers, with `standardise: plan`")
+    deviation: float | None = Field(None, gt=0, le=LARGEST, description="of numbers, with `standardise: plan`")
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        of_numbers = {"low", "high", "mean", "deviation"}
+        if self.levels and any(getattr(self, key) != type(self).model_fields[key].default for key in of_numbers):
+            raise ValueError(f"{self.name}: has levels, so low, high, mean and deviation say nothing; remove them")
+        if self.levels and len({as_level(level) for level in self.levels}) < max(2, len(self.levels)):
+            raise ValueError(f"{self.name}: give two or more levels, each once")
+        if self.low >= self.high:
+            raise ValueError(f"{self.name}: low has to be below high")
+        return self
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def inputs(self) -> int:
+        """The numbers that a network reads of it."""
+        return len(self.levels) or 1
+
+    def read(self, cell: str, own: Mapping[str, str]) -> list[float] | None:
+        """Return the inputs that a cell stands for; None where it is no value of this column.
+
+        own: this hospital's levels, as `as_level` has them, to the plan's.
+        """
+        if self.levels:
+            places = {as_level(level): place for place, level in enumerate(self.levels)}
+            place = places.get(as_level(own.get(as_level(cell), cell)))
+            return None if place is None else [float(place == other) for other in range(len(self.levels))]
+        value = as_number(cell)
+        return [value] if value is not None and self.low <= value <= self.high else None
+
+
+def _named(value: Any) -> Any:
+    """Return a column of numbers that is given by its name alone."""
+    return Column(name=value) if isinstance(value, str) else value
+
+
+ReadColumns = Annotated[tuple[Annotated[Column, BeforeValidator(_named)], ...], Field(min_length=1, max_length=5000)]
+
+
+def as_number(cell: str) -> float | None:
+    """Return the number that is written there; None where there is none, or none that is finite."""
+    if not NUMBER.fullmatch(cell):
+        return None
+    value = float(cell)
+    return value if math.isfinite(value) else None
+
+
+def as_level(cell: str) -> str:
+    """Return a level as it is compared: a whole number is the same however it is written, as 1 and 1.0."""
+    text = plain(str(cell).strip())
+    value = as_number(text)
+    return str(int(value)) if value is not None and value == int(value) else text

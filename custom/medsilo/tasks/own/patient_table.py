@@ -1,0 +1,606 @@
+"""A hospital's own table: a line per case, CSV or Parquet."""
+
+import hashlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.models.linear import Linear
+from medsilo.models.network import Network
+from medsilo.tasks.classification import Classification
+from medsilo.tasks.listing import OTHER_NAMES, TABLE, Entry, Listing, check_parts, check_patients
+from medsilo.tasks.metrics import Counts, Figures, Measures
+from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number
+from medsilo.tasks.own.dividing import dealt, divided
+from medsilo.tasks.own.sheet import Sheet, read_sheet
+from medsilo.tasks.partition import Partition
+from medsilo.tasks.regression import Regression
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.splits import Shares
+from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
+from medsilo.tasks.survival import Survival, concordant_pairs
+from medsilo.tasks.task import Cases, SiteData, Task, folded, patients_of
+
+EVENTS = ("censored", "event")  # 0 and 1
+FURTHEST = 100.0  # standard deviations from the mean, to which inputs are cut
+MOST_INPUTS = 20_000
+TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
+ALONE = (
+    "every line counts as a patient of its own; if a patient has several, say which column names the patient "
+    "(data.columns.patient)"
+)
+Scales = tuple[Tensor, Tensor]  # what is subtracted of each input, and what it is divided by
+
+
+class PatientTable(Task):
+    """The agreement of sites that learn from tables of their own. Where a table lies is each site's own affair."""
+
+    title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
+    needs_data: ClassVar[bool] = True
+    split_by_site: ClassVar[bool] = True
+    reads_tables: ClassVar[bool] = True
+    evaluation_batch: ClassVar[int] = 1_000_000  # a table lies in memory, and concordance compares all cases of a part
+
+    name: Literal["table"] = "table"
+    kind: Literal["classification", "regression", "survival"] = Field("classification", description="what is learned")
+    columns: ReadColumns = Field(
+        default=(Column(name="age"),),
+        description="what the network reads: names of columns with numbers, or `{name: ..., levels: [...]}` of "
+        "categories ([your-data.md](your-data.md#a-table))",
+    )
+    target: Text = Field(default="outcome", description="column with the class, or with the number of a regression")
+    labels: tuple[Text, ...] = Field(
+        default=("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
+    )
+    range: tuple[float, float] = Field(
+        default=(0.0, 1.0), description="the least and the greatest number of a regression that is possible"
+    )
+    time: Text = Field(
+        default="time", description="of survival: column with the time until the event or the last visit"
+    )
+    event: Text = Field(default="event", description="of survival: column with 1 (event) or 0 (censored)")
+    missing: Literal["leave-out", "mean", "mark"] = Field(
+        "leave-out",
+        description="lines with a value missing: left out; or the site's training mean takes its place (a category is "
+        "none of its levels); or that and one input more per column, which is 1 there",
+    )
+    standardise: Literal["site", "plan", "none"] = Field(
+        "site",
+        description="numbers less their mean, divided by their standard deviation: of each site's training cases, or "
+        "those that the plan gives with each column",
+    )
+    shares: Shares = Field(
+        default=(0.6, 0.2, 0.2), description="of patients in training, validation and test, if the site fixes no parts"
+    )
+    split: int = Field(default=0, ge=0, lt=2**32, description="another number splits the patients in another way")
+    partition: Partition | None = Field(default=None, description="deals one table to simulated sites")
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        names = [column.name for column in self.columns]
+        outcomes = self._outcomes
+        if twice := sorted(name for name, count in Counter([*names, *outcomes]).items() if count > 1):
+            raise ValueError(f"column {twice[0]!r} is named twice; name each once, and no outcome among the columns")
+        if len({as_level(label) for label in self.labels}) < len(self.labels):
+            raise ValueError(f"labels {list(self.labels)}: name each once")
+        if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
+            raise ValueError(f"range {list(self.range)}: give the least and the greatest number of {self.target}")
+        if self.channels > MOST_INPUTS:
+            raise ValueError(f"columns: a network would read {self.channels} numbers of a case; {MOST_INPUTS} may be")
+        lacking = [one.name for one in self.columns if not one.levels and None in (one.mean, one.deviation)]
+        if self.standardise == "plan" and lacking:
+            raise ValueError(f"standardise: plan needs mean and deviation of every number; {lacking[0]!r} lacks them")
+        if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
+            raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
+        return self
+
+    # ------------------------------------------------------------------------------------------ what kind it is
+    @property
+    def _outcomes(self) -> tuple[str, ...]:
+        """The columns that are learned."""
+        return (self.time, self.event) if self.kind == "survival" else (self.target,)
+
+    @property
+    def channels(self) -> int:  # type: ignore[override]
+        """The numbers that a network reads of a case."""
+        return self.read_numbers + (len(self.columns) if self.missing == "mark" else 0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels,)
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        """The classes of a classification."""
+        return len(self.labels) if self.kind == "classification" else 0
+
+    @property
+    def outputs(self) -> int:
+        """One number, also for two classes."""
+        return self.classes if self.classes > 2 else 1
+
+    @property
+    def by_case(self) -> bool:  # type: ignore[override]
+        """The kind's."""
+        return self._family.by_case
+
+    @property
+    def metric(self) -> str:  # type: ignore[override]
+        """The kind's."""
+        return self._family.metric
+
+    @property
+    def largest_input(self) -> float:  # type: ignore[override]
+        """By how numbers are standardised."""
+        if self.standardise != "none":
+            return FURTHEST
+        return max(1.0, *(max(abs(one.low), abs(one.high)) for one in self.columns if not one.levels))
+
+    @property
+    def deals(self) -> bool:
+        return self.partition is not None
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return self.labels if self.kind == "classification" else ()
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the numbers that a network reads, in turn."""
+        each = [f"{one.name} = {level}" if level else one.name for one in self.columns for level in one.levels or ("",)]
+        marks = [f"{column.name} is missing" for column in self.columns] if self.missing == "mark" else []
+        return (*each, *marks)
+
+    @property
+    def _family(self) -> Task:
+        return _family(self)
+
+    def default_network(self) -> Network:
+        return Linear()
+
+    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.outputs,)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._family.loss(output, target)
+
+    def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._family.case_losses(output, target)
+
+    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._family.case_scores(output, target)
+
+    def measures(self, output: Tensor, target: Tensor) -> Measures:
+        return self._family.measures(output, target)
+
+    def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
+        return self._family.counts(measures, patients, least)
+
+    @property
+    def layout(self) -> dict[str, int]:
+        return self._family.layout
+
+    def range_of(self, name: str) -> tuple[float, float]:
+        return self._family.range_of(name)
+
+    def score(self, scores: Tensor) -> float:
+        return self._family.score(scores)
+
+    def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
+        return self._family.sway(data, patients)
+
+    def figures(self, counts: Counts) -> Figures:
+        return self._family.figures(counts)
+
+    def answers(self, output: Tensor) -> list[dict[str, float | str]]:
+        """Return what a network's output says of each case, by the name of a column of predictions.csv."""
+        family = self._family
+        if isinstance(family, Classification):
+            shares = family.scores(output.double()).softmax(1)
+            named = [f"probability_{label}" for label in self.labels]
+            return [
+                {"class": self.labels[max(range(len(own)), key=own.__getitem__)], **dict(zip(named, own, strict=True))}
+                for own in shares.tolist()
+            ]
+        if isinstance(family, Regression):
+            return [{self.target: value} for value in family.values_of(output.double()).tolist()]
+        return [{"log_risk": value} for value in output[:, 0].double().tolist()]
+
+    # ------------------------------------------------------------------------------------------ from a file
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        return self.read(site, sites, seed, None if folder is None else DataSource(folder=folder))
+
+    def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
+        return self._standardised(self._checked(site, sites, source))
+
+    def site_data(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
+        """Return the parts of the plan's fold, if it has one: they are dealt before anything is standardised."""
+        data = self._checked(site, sites, source)
+        if self.fold is not None:
+            if data.survey and data.survey.fixed:
+                raise DataError("this site's table fixes who is tested, so there are no folds; compare without --folds")
+            data = folded(data, self.fold, (source.split if source else None) or 0)
+        return self._standardised(data)
+
+    def survey(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> Survey:
+        try:
+            return self._examined(site, sites, source)[0]
+        except MedsiloError as error:
+            return Survey.stopped(str(error), error.private)
+
+    def _checked(self, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
+        survey, parts = self._examined(site, sites, source)
+        wrong = [problem for problem in survey.problems if problem.severity == "stops"]
+        if wrong:
+            private = "; ".join(name for problem in wrong for name in problem.private)
+            raise DataError("; ".join(f"{problem.what} ({problem.count})" for problem in wrong), private)
+        return SiteData(*(parts[part] for part in PARTS), survey=survey)
+
+    def _standardised(self, data: SiteData) -> SiteData:
+        """Return the cases as a network reads them; the survey keeps what numbers were standardised with."""
+        parts: dict[str, Cases] = {part: getattr(data, part) for part in PARTS}
+        known = parts["train"] if len(parts["train"]) else parts["test"]  # a site that does not train has only these
+        scales = self.scales_of(known.inputs)
+        train, validation, test = (
+            Cases(self.finished(own.inputs, scales), own.targets, own.patients) for own in parts.values()
+        )
+        told = {name: (float(a), float(b)) for name, a, b in zip(self.input_names, *scales, strict=False)}
+        survey = data.survey and replace(data.survey, scales=told)
+        return replace(data, train=train, validation=validation, test=test, survey=survey)
+
+    def scales_of(self, raw: Tensor) -> Scales:
+        """Return what is subtracted of each input and what it is divided by. raw: [cases, inputs], NaN where unknown.
+
+        Categories stay as they are. A number that is missing becomes the mean, by either rule.
+        """
+        means, deviations = torch.zeros(raw.shape[1]).double(), torch.ones(raw.shape[1]).double()
+        place = 0
+        for column in self.columns:
+            if not column.levels:
+                known = raw[:, place][~raw[:, place].isnan()]
+                if self.standardise == "plan":
+                    means[place], deviations[place] = float(column.mean or 0), float(column.deviation or 1)
+                elif len(known):
+                    means[place] = known.mean()
+                    spread = float(known.std()) if len(known) > 1 and self.standardise == "site" else 0.0
+                    deviations[place] = spread if spread > 0 else 1.0
+            place += column.inputs
+        return means, deviations
+
+    @property
+    def needs_scales(self) -> bool:
+        """Return whether a hospital's own numbers are needed to read its cases."""
+        return self.standardise == "site" or (self.standardise == "none" and self.missing != "leave-out")
+
+    @property
+    def read_numbers(self) -> int:
+        """The numbers that are read of a line, without marks."""
+        return sum(column.inputs for column in self.columns)
+
+    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
+        """Return what a survey told of `scales_of`."""
+        pairs = [told[name] for name in self.input_names[: self.read_numbers]]
+        means, deviations = torch.tensor(pairs, dtype=torch.float64).unbind(1)
+        return means, deviations
+
+    def finished(self, raw: Tensor, scales: Scales) -> Tensor:
+        """Return what the network reads: standardised, with missing values as the plan has it."""
+        means, deviations = scales
+        known = raw.where(~raw.isnan(), means)
+        inputs = known
+        if self.standardise != "none":
+            inputs = ((known - means) / deviations).clamp(-FURTHEST, FURTHEST)
+        if self.missing == "mark":
+            first = [sum(column.inputs for column in self.columns[:place]) for place in range(len(self.columns))]
+            inputs = torch.cat([inputs, raw[:, first].isnan().to(inputs.dtype)], 1)
+        return inputs.float()
+
+    def file(self, source: DataSource, folder: Path) -> Path:
+        """Return the site's table, which has to lie in its data folder."""
+        name = source.table or TABLE
+        path = folder / name if (folder / name).is_file() else source.folder / name
+        if not path.is_file():
+            hint = "correct data.table" if source.table else f"name it under data.table, or call it {TABLE}"
+            raise DataError(f"there is no table in the data folder; {hint}", str(path))
+        if not path.resolve().is_relative_to(source.folder.resolve()):
+            raise DataError("the table is not in the data folder but leads out of it; copy it there", str(path))
+        return path
+
+    def rows(self, path: Path, source: DataSource, outcome: bool = True) -> "TableRows":
+        """Return the cases of a table as numbers, and what is wrong with others.
+
+        outcome: whether it is read, too; without it, no line is left out for the lack of one.
+        """
+        return _Reading(self, source, outcome).read(path)
+
+    def _examined(self, site: str, sites: Sequence[str], source: DataSource | None) -> tuple[Survey, dict[str, Cases]]:
+        """Return what there is in a site's table, read once, and the parts, not standardised yet."""
+        self.check_source(source)
+        assert source is not None
+        if source.images or source.labels or source.patient or source.cache == "disk":
+            raise DataError(
+                "data: a table has no images, labels, patient pattern or cache on the disk; leave these keys out, and "
+                "name columns under data.columns and data.names"
+            )
+        own = source.folder / site
+        natural = self.partition is None and own.is_dir() and not own.is_symlink()
+        found = self.rows(self.file(source, own if natural else source.folder), source)
+        listing = found.listing
+        if self.partition is not None:
+            listing.entries = dealt(self.partition, site, sites, listing.entries, found.classes)
+        check_parts(listing)
+        check_patients(listing)
+        parts = divided(listing, source, self.shares, self.split)
+        cases = {part: found.cases(parts[part], self.kind) for part in PARTS}
+        return self._told(listing, cases, ("test",) if source.only_tested else PARTS), cases
+
+    def _told(self, listing: Listing, cases: Mapping[str, Cases], needed: Sequence[str]) -> Survey:
+        for part in needed:
+            if not len(cases[part]):
+                what = f"the {part} part has no cases; bring more patients, or fix the parts by a column of the table"
+                listing.problems.append(Problem("stops", what, 1))
+        if self.kind == "survival":
+            for part in (part for part in needed if part != "train" and len(cases[part])):
+                if self.sway(cases[part], cases[part].patients) == 1.0 and _pairs(cases[part]) == 0:
+                    what = f"the {part} part has no two cases to compare, an event and a longer time; bring more cases"
+                    listing.problems.append(Problem("stops", what, 1))
+        shown = {part: self._part(own) for part, own in cases.items()}
+        if self.kind != "regression" and sum(count > 0 for count in shown["train"].classes.values()) == 1:
+            what = "all training cases are of one class: this site's model of its own learns nothing"
+            listing.problems.append(Problem("note", what, shown["train"].cases))
+        copies = repeated(
+            patient + digest(torch.cat([inputs, target.reshape(-1).double()]))
+            for own in cases.values()
+            for patient, inputs, target in zip(own.patients, own.inputs, own.targets, strict=True)
+        )
+        if copies:
+            listing.problems.append(Problem("note", TWICE, copies))
+        left_out = [problem for problem in listing.problems if problem.severity == "left out"]
+        return Survey(
+            shown,
+            unreadable=sum(problem.count for problem in left_out),
+            patients_in_two_parts=sum(p.count for p in listing.problems if p.what.startswith("patients are in two")),
+            duplicates=copies,
+            problems=tuple(listing.problems),
+            fixed=any(entry.part for entry in listing.entries),
+        )
+
+    def _part(self, data: Cases) -> PartFacts:
+        counts: dict[str, int] = {}
+        if self.kind != "regression":
+            labels = data.targets[:, 1] if self.kind == "survival" else data.targets
+            names = EVENTS if self.kind == "survival" else self.labels
+            known = torch.bincount(labels.long(), minlength=len(names)).tolist()
+            counts = dict(zip(names, known, strict=True))
+        return PartFacts(len(data), len(set(patients_of(data))), counts)
+
+
+@dataclass
+class TableRows:
+    """The cases of a table: what each line is, its inputs as they stand there, its outcome."""
+
+    listing: Listing
+    width: int  # inputs of a line
+    inputs: dict[str, list[float]]  # by the line's place
+    outcomes: dict[str, tuple[float, ...]]
+    classes: dict[str, int]  # of a classification, or whether there was an event
+    names_patients: bool = False  # whether a column does
+
+    @property
+    def as_read(self) -> Tensor:
+        """The inputs of all cases, in the table's order."""
+        return self._inputs(list(self.inputs))
+
+    def _inputs(self, names: Sequence[str]) -> Tensor:
+        found = [self.inputs[name] for name in names]
+        return torch.tensor(found, dtype=torch.float64).reshape(len(names), self.width)
+
+    def cases(self, entries: Sequence[Entry], kind: str) -> Cases:
+        """Return these cases as tensors, not standardised yet."""
+        names = [entry.name for entry in entries]
+        inputs = self._inputs(names)
+        outcomes = torch.tensor([self.outcomes[name] for name in names], dtype=torch.float64)
+        if kind == "survival":
+            targets = outcomes.reshape(len(names), 2).float()
+        else:
+            targets = outcomes.reshape(len(names)).to(torch.long if kind == "classification" else torch.float32)
+        return Cases(inputs, targets, [entry.patient for entry in entries])
+
+
+class _Reading:
+    """One reading of one table."""
+
+    def __init__(self, task: PatientTable, source: DataSource, outcome: bool) -> None:
+        self.task, self.source, self.outcome = task, source, outcome
+        self.missing = frozenset(source.missing)
+        self.levels = {
+            name: {as_level(own): str(plan) for own, plan in kinds.items()} for name, kinds in source.levels.items()
+        }
+        self.labels = self._own_labels()
+        self.listing = Listing()
+        self.wrong: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # (severity, what) -> lines
+
+    def read(self, path: Path) -> TableRows:
+        task, source = self.task, self.source
+        known = {column.name for column in task.columns} | set(task._outcomes)
+        for key in (*source.names, *source.levels):
+            if key not in known:
+                raise DataError(
+                    "data.names or data.levels has a column that the plan does not read; write the plan's name first",
+                    private=key,
+                )
+        columns = [*(one.name for one in task.columns), *(task._outcomes if self.outcome else ())]
+        called = {name: source.names.get(name, name) for name in columns}
+        roles = source.columns
+        if clash := [name for name, own in called.items() if own in (roles.patient, roles.part, roles.site)]:
+            raise DataError(
+                f"the plan reads column {clash[0]!r}, which names patients, parts or sites in this table, and such "
+                "columns are never read; ask for another plan, or correct data.columns"
+            )
+        needed = {own: name for name, own in called.items()}
+        if len(needed) < len(called):
+            raise DataError("data.names: two columns of the plan have the same name here; give each its own")
+        if "patient" in roles.model_fields_set:
+            needed[roles.patient] = "patient"
+        sheet = read_sheet(path, needed, (roles.patient, roles.part, roles.site))
+        rows = TableRows(self.listing, task.read_numbers, {}, {}, {})
+        rows.names_patients = roles.patient in sheet.columns
+        for place, cells in sheet.lines:
+            self._take(rows, place, dict(zip(sheet.columns, cells, strict=True)), called)
+        self._tell(sheet)
+        return rows
+
+    def _own_labels(self) -> dict[str, int]:
+        names = EVENTS if self.task.kind == "survival" else self.task.labels
+        known = {as_level(label): number for number, label in enumerate(names)}
+        if all(as_number(label) is None for label in names):
+            known |= {str(number): number for number in range(len(names))}
+        for own, plans in self.source.label_map.items():
+            if as_level(str(plans)) not in known:
+                raise DataError(
+                    f"data.label_map: a value is not among the plan's labels: {', '.join(names)}", str(plans)
+                )
+            known[as_level(str(own))] = known[as_level(str(plans))]
+        return known
+
+    def _take(self, rows: TableRows, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
+        """Read one line, or note why it can't be."""
+        task, roles = self.task, self.source.columns
+        patient = cells.get(roles.patient) or ("" if roles.patient in cells else _name_of(cells))
+        if not patient or patient in self.missing:
+            return self._note("left out", "lines have no patient; fill in the column", place)
+        inputs: list[float] = []
+        for column in task.columns:
+            text = cells[called[column.name]]
+            if text in self.missing:
+                inputs += [math.nan] * column.inputs
+                what = f"lines have no value of {column.name!r}"
+                if task.missing == "leave-out":
+                    return self._note("left out", f"{what}; fill it in, or agree on task.missing=mean", place)
+                self._note("note", f"{what}; task.missing is {task.missing}", place)
+                continue
+            values = column.read(text, self.levels.get(column.name, {}))
+            if values is None:
+                return self._refuse(column, place)
+            inputs += values
+        if self.outcome:
+            texts = [cells[called[name]] for name in task._outcomes]
+            if (outcome := self._outcome(texts, place)) is None:
+                return None
+            rows.outcomes[place] = outcome
+            rows.classes[place] = int(outcome[-1]) if task.kind != "regression" else 0
+        rows.inputs[place] = inputs
+        label = str(rows.classes[place]) if self.outcome and task.kind != "regression" else ""
+        part = cells.get(roles.part, "").lower()
+        entry = Entry(place, (), label, patient, OTHER_NAMES.get(part, part), cells.get(roles.site, ""))
+        rows.listing.entries.append(entry)
+        return None
+
+    def _refuse(self, column: Column, place: str) -> None:
+        """Note a value that its column can't have."""
+        if column.levels:
+            what = f"lines have a level of {column.name!r} that the plan does not know; add it to data.levels"
+            self._note("stops", what, place)
+        else:
+            bounds = (
+                "" if (column.low, column.high) == (-LARGEST, LARGEST) else f" from {column.low:g} to {column.high:g}"
+            )
+            what = f"lines have a value of {column.name!r} that is not a number{bounds}; correct it"
+            self._note("left out", f"{what}, or name it under data.missing", place)
+
+    def _outcome(self, texts: Sequence[str], place: str) -> tuple[float, ...] | None:
+        """Return what is learned of a line; None where it has none, which is noted."""
+        task = self.task
+        if any(text in self.missing for text in texts):
+            self._note("left out", "lines have no outcome", place)
+            return None
+        if task.kind != "regression":
+            label = self.labels.get(as_level(texts[-1]))
+            if label is None:
+                names = ", ".join(EVENTS if task.kind == "survival" else task.labels)
+                self._note(
+                    "stops", f"lines have a label that is not the plan's ({names}); add it to data.label_map", place
+                )
+                return None
+            if task.kind == "classification":
+                return (float(label),)
+        number = as_number(texts[0])
+        low, high = (0.0, LARGEST) if task.kind == "survival" else task.range
+        if number is None or not low <= number <= high:
+            self._note(
+                "left out", f"lines have an outcome that is not a number from {low:g} to {high:g}; correct it", place
+            )
+            return None
+        return (number,) if task.kind == "regression" else (number, float(label or 0))
+
+    def _note(self, severity: str, what: str, place: str) -> None:
+        self.wrong[severity, what].append(place)
+
+    def _tell(self, sheet: Sheet) -> None:
+        """Put what was found into the listing."""
+        for (severity, what), places in self.wrong.items():
+            self.listing.add(severity, what, places)
+        self.listing.add(
+            "left out", "lines have more or fewer cells than the first; export the table again", sheet.uneven
+        )
+        self.listing.add("left out", "lines have a cell that is too long", sheet.long)
+        if self.listing.entries and self.source.columns.patient not in sheet.columns:
+            self.listing.problems.append(Problem("note", ALONE, len(self.listing.entries)))
+
+
+def _pairs(data: Cases) -> float:
+    """Return the number of pairs of cases that can be compared."""
+    return float(concordant_pairs(torch.zeros(len(data)), data.targets)[1].sum())
+
+
+def _name_of(cells: Mapping[str, str]) -> str:
+    """Return what stands for a line that names no patient: the same wherever the line stands."""
+    return hashlib.sha256("\x1f".join(cells.values()).encode()).hexdigest()[:32]
+
+
+class _Judge(Task):
+    title: ClassVar[str] = "of another task"
+
+    def default_network(self) -> Network:
+        raise TypeError("this measures and has no network")
+
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        raise TypeError("this measures and has no data")
+
+
+class _Classes(_Judge, Classification):
+    names: tuple[str, ...]
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        return len(self.names)
+
+
+class _Values(_Judge, Regression):
+    range: tuple[float, float]
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        return self.range
+
+
+class _Risks(_Judge, Survival):
+    pass
+
+
+@cache
+def _family(task: PatientTable) -> Task:
+    """Return what measures this kind of task."""
+    if task.kind == "classification":
+        return _Classes(names=task.labels)
+    return _Values(range=task.range) if task.kind == "regression" else _Risks()

@@ -1,0 +1,72 @@
+"""Tasks that give every case a number."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn import functional
+
+from medsilo.tasks.metrics import Counts, Figures, Measures
+from medsilo.tasks.task import Task
+
+ABSOLUTE, SQUARED = "mae", "mse"  # of the errors in the target's own unit
+
+
+class Regression(Task):
+    """Mean squared error; closeness, 1 - |error| / (greatest - least), and of the whole test set MAE and RMSE.
+
+    The network's output is a share of the way from the least to the greatest possible value. For scores it is cut to
+    that range; for the loss it is not.
+    """
+
+    metric: ClassVar[str] = "closeness"
+    classes: ClassVar[int] = 0
+    outputs: ClassVar[int] = 1
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The least and the greatest value that a case can have."""
+        raise NotImplementedError
+
+    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (1,)
+
+    def shares_of(self, values: Tensor) -> Tensor:
+        """Return values as shares of the way from the least to the greatest."""
+        low, high = self.limits
+        return (values - low) / (high - low)
+
+    def values_of(self, output: Tensor) -> Tensor:
+        """Return the numbers that a network's output stands for, [batch], cut to the possible range."""
+        low, high = self.limits
+        return low + output[:, 0].clamp(0, 1) * (high - low)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return functional.mse_loss(output[:, 0], self.shares_of(target))
+
+    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
+        return 1 - (output[:, 0].clamp(0, 1) - self.shares_of(target)).abs()
+
+    def measures(self, output: Tensor, target: Tensor) -> Measures:
+        """Beside the metric: the error's size and its square; the number that is right and the one found."""
+        found = self.values_of(output)
+        error = found - target
+        sizes = {ABSOLUTE: error.abs(), SQUARED: error.square()}
+        return {**super().measures(output, target), **sizes, "value": target, "found": found}
+
+    def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
+        return super().counts({name: measures[name] for name in (self.metric, ABSOLUTE, SQUARED)}, patients, least)
+
+    @property
+    def layout(self) -> dict[str, int]:
+        return {**super().layout, ABSOLUTE: 2, SQUARED: 2}
+
+    def range_of(self, name: str) -> tuple[float, float]:
+        low, high = self.limits
+        return {ABSOLUTE: (0.0, high - low), SQUARED: (0.0, (high - low) ** 2)}.get(name) or super().range_of(name)
+
+    def figures(self, counts: Counts) -> Figures:
+        figures = super().figures(counts)
+        squared = figures.pop(SQUARED, None)
+        return figures if squared is None else {**figures, "rmse": math.sqrt(squared)}

@@ -1,0 +1,64 @@
+"""FLamby's tables: the data as its protocol has them, the published facts, and the verdict on a cell."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from medsilo.cli import main
+from medsilo.study.flamby import BENCHMARKS, BRCA, HEART, PublishedCell, Work, published, read_heart, write_tables
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+with_data = pytest.mark.skipif(
+    bool(HEART.lacking(DATA) or BRCA.lacking(DATA)), reason="needs ../shared/data/heart_uci and tcga_brca"
+)
+
+
+def test_five_published_seeds_stand_for_every_cell() -> None:
+    told = published()
+    assert {len(scores) for scores in told.values()} == {5}
+    single = {"heart_uci": 4, "tcga_brca": 6}
+    for benchmark in BENCHMARKS:
+        methods = {*benchmark.rates, "pooled", *(f"single {n}" for n in range(single[benchmark.folder]))}
+        assert {method for own, method in told if own == benchmark.folder} == methods
+    assert sum(told["tcga_brca", "fedadam"]) / 5 == pytest.approx(0.842, abs=5e-4)
+    assert sum(told["heart_uci", "fedavg"]) / 5 == pytest.approx(0.748, abs=5e-4)
+
+
+def test_a_cell_agrees_within_two_standard_errors() -> None:
+    """Both spreads are 0.1, so that the difference of two means of four has an error of 0.0707."""
+    theirs = (0.5 - 0.0866025, 0.5 - 0.0866025, 0.5 + 0.0866025, 0.5 + 0.0866025)
+    near, far = (tuple(own + shift for own in theirs) for shift in (0.141, 0.142))
+    assert PublishedCell("set", "fedavg", "all", near, theirs).error == pytest.approx(0.0707, abs=1e-4)
+    assert PublishedCell("set", "fedavg", "all", near, theirs).agrees
+    assert PublishedCell("set", "fedavg", "all", far, theirs).row()[-1] == "DIFFERS"
+
+
+def test_lines_without_a_value_are_left_out_and_two_columns_become_dummies(tmp_path: Path) -> None:
+    for name in ("cleveland", "hungarian", "switzerland", "va"):
+        rows = [[50 + n, 1, 1 + n % 4, 130, 200, 0, n % 3, 150, 0, 1.5, 2, 0, 3, n % 2] for n in range(12)]
+        rows += [[60, 1, 1, "?", 200, 0, 0, 150, 0, 1.5, 2, 0, 3, 0], [60, 1, 1, 0, 200, 0, 0, 150, 0, 1.5, 2, 0, 3, 0]]
+        with (tmp_path / f"processed.{name}.data").open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+    lines = read_heart(tmp_path)["va"]
+    assert [list(line.values())[8:14] for line in lines[:2]] == [[0, 0, 0, 0, 0, 0], [1, 0, 0, 1, 0, 1]]
+    assert [sum(line["part"] == part for line in lines) for part in ("train", "test")] == [7, 5]
+    assert len(lines[0]) == 13 + 2
+
+
+def test_it_says_which_files_to_put_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "flamby", "--data", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert "processed.cleveland.data" in told.out and "brca.csv, train_test_split.csv" in told.out
+    assert "no set is there" in told.err
+
+
+@with_data
+@pytest.mark.slow
+def test_the_data_are_those_of_the_protocol_and_a_cell_is_near(tmp_path: Path) -> None:
+    lines = BRCA.read(DATA / BRCA.folder)
+    parts = [tuple(sum(line["part"] == part for line in own) for part in ("train", "test")) for own in lines.values()]
+    assert parts == [(248, 63), (156, 40), (164, 42), (129, 33), (129, 33), (40, 11)]
+    work = Work(BRCA, write_tables(lines, tmp_path), tuple(lines), tmp_path)
+    assert len(work.columns) == 39
+    assert 0.8 < work.on_all("fedadam", 42) < 0.9  # published: 0.842 with a standard deviation of 0.017

@@ -1,0 +1,388 @@
+"""A hospital's own table: what is read, what is refused, what is learned, and what a model says of other lines."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from medsilo.cli import main
+from medsilo.core.errors import DataError, MedsiloError, PlanError
+from medsilo.federation import inprocess
+from medsilo.plan import Plan, parse_plan
+from medsilo.site.settings import make_settings
+from medsilo.tasks.own import sheet
+from medsilo.tasks.own.patient_table import PatientTable
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survival import Survival, concordant_pairs
+from medsilo.tasks.task import Cases
+
+SITES = ("a", "b", "c")
+COLUMNS = ["age", {"name": "sex", "levels": ["m", "f"]}]
+HEAD = ("pid", "age", "sex", "outcome", "score", "time", "event", "site", "crea")
+
+
+def lines(patients: int = 30, seed: int = 0) -> list[list[Any]]:
+    """Patients whose outcome, score and time follow from age and sex."""
+    drawn = np.random.default_rng(seed)
+    age, sex = drawn.normal(60, 10, patients).round(1), drawn.integers(0, 2, patients)
+    risk = (age - 60) / 10 + sex - 0.5
+    times = (100 * np.exp(-risk) * drawn.uniform(0.8, 1.2, patients)).round(1)
+    return [
+        [
+            f"SECRET-{seed}-{n}", age[n], "MF"[sex[n]], int(risk[n] > 0), round(50 + 10 * risk[n], 1), times[n],
+            int(drawn.random() < 0.7), SITES[n % 3], n,
+        ]
+        for n in range(patients)
+    ]  # fmt: skip
+
+
+def write(folder: Path, rows: Sequence[Sequence[Any]], head: Sequence[str] = HEAD, name: str = "cases.csv") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([head, *rows])
+    return folder / name
+
+
+def described(folder: Path, **more: Any) -> dict[str, Any]:
+    levels = {"sex": {"M": "m", "F": "f"}}
+    return {"folder": str(folder), "columns": {"patient": "pid"}, "levels": levels, "split": 0, **more}
+
+
+def source_of(folder: Path, **more: Any) -> DataSource:
+    source = make_settings({"data": described(folder, **more)}, "a test").data
+    assert source
+    return source
+
+
+def plan_of(method: str = "fedavg", network: str = "linear", **task: Any) -> Plan:
+    return parse_plan(
+        {
+            "algorithm": {"name": method},
+            "task": {"name": "table", "columns": COLUMNS, **task},
+            "network": {"name": network},
+            "training": {"rounds": 5, "batch_size": 8, "learning_rate": 0.3},
+            "participation": {"sites": list(SITES)},
+        }
+    )
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "classification": {"kind": "classification"},
+    "regression": {"kind": "regression", "target": "score", "range": [0, 100]},
+    "survival": {"kind": "survival"},
+}
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    for number, site in enumerate(SITES):
+        write(folder / site, lines(seed=number))
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------- what is read
+def test_cases_are_encoded_alike_and_standardised_by_the_training_part(hospitals: Path) -> None:
+    data = plan_of(missing="mark").task.site_data("a", SITES, 0, source_of(hospitals))
+    rows = {f"{row[0]}": row for row in lines()}
+    own = [float(rows[patient][1]) for patient in data.train.patients]
+    assert [len(getattr(data, part)) for part in ("train", "validation", "test")] == [18, 6, 6]
+    for part in (data.train, data.test):
+        for patient, inputs, target in zip(part.patients, part.inputs, part.targets, strict=True):
+            _, age, sex, outcome, *_ = rows[patient]
+            expected = [(age - np.mean(own)) / np.std(own, ddof=1), sex == "M", sex == "F", 0, 0]
+            assert np.allclose(inputs, expected, atol=1e-6) and target == outcome
+    assert data.survey.scales["age"] == pytest.approx((np.mean(own), np.std(own, ddof=1)))
+
+
+def test_missing_values_follow_the_plans_rule_and_are_counted(tmp_path: Path) -> None:
+    rows = lines()
+    rows[3][1], rows[4][2] = "", "NA"
+    write(tmp_path, rows)
+    left = plan_of().task.survey("a", SITES, 0, source_of(tmp_path))
+    assert sum(part.cases for part in left.parts.values()) == 28
+    assert {p.what.partition(";")[0]: (p.severity, p.private) for p in left.problems} == {
+        "lines have no value of 'age'": ("left out", ("line 5",)),
+        "lines have no value of 'sex'": ("left out", ("line 6",)),
+    }
+    data = plan_of(missing="mark").task.site_data("a", SITES, 0, source_of(tmp_path))
+    found = {
+        patient: inputs.tolist()
+        for part in (data.train, data.validation, data.test)
+        for patient, inputs in zip(part.patients, part.inputs, strict=True)
+    }
+    assert found["SECRET-0-3"][0] == 0 and found["SECRET-0-3"][3:] == [1, 0]
+    assert found["SECRET-0-4"][1:] == [0, 0, 0, 1]
+
+
+BAD: list[tuple[Callable[[list[list[Any]]], Any], str, str]] = [
+    (lambda rows: rows[2].__setitem__(1, "nan "), "left out", "no value of 'age'"),
+    (lambda rows: rows[2].__setitem__(1, "1e999"), "left out", "'age' that is not a number"),
+    (lambda rows: rows[2].__setitem__(1, "sixty"), "left out", "'age' that is not a number"),
+    (lambda rows: rows[2].__setitem__(1, "1_0"), "left out", "'age' that is not a number"),
+    (lambda rows: rows[2].__setitem__(2, "X"), "stops", "level of 'sex' that the plan does not know"),
+    (lambda rows: rows[2].__setitem__(3, "maybe"), "stops", "a label that is not the plan's (no, yes)"),
+    (lambda rows: rows[2].__setitem__(0, ""), "left out", "no patient"),
+    (lambda rows: rows[2].append("surplus"), "left out", "more or fewer cells"),
+    (lambda rows: rows[2].__setitem__(8, "x" * 2000), "note", ""),  # a column that nobody reads
+    (lambda rows: rows[2].__setitem__(0, "x" * 2000), "left out", "a cell that is too long"),
+    (lambda rows: rows.append(rows[2]), "note", "lines of one patient are there twice"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "severity", "words"), BAD, ids=[words or "not read" for _, _, words in BAD])
+def test_a_bad_line_is_named_privately(spoil: Callable, severity: str, words: str, tmp_path: Path) -> None:
+    rows = lines()
+    spoil(rows)
+    write(tmp_path, rows)
+    survey = plan_of().task.survey("a", SITES, 0, source_of(tmp_path))
+    found = [problem for problem in survey.problems if words and words in problem.what]
+    assert [(problem.severity, problem.count) for problem in found] == ([(severity, 1)] if words else [])
+    assert "SECRET" not in json.dumps([problem.what for problem in survey.problems])
+    if words and "twice" not in words:
+        assert found[0].private == ("line 4",)
+    assert survey.usable == (severity != "stops")
+
+
+def test_an_unusable_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = plan_of().task
+    path = write(tmp_path, lines())
+
+    def words(**more: Any) -> str:
+        with pytest.raises(DataError) as told:
+            task.site_data("a", SITES, 0, source_of(tmp_path, **more))
+        assert "pid" not in str(told.value) and "SECRET" not in str(told.value)
+        return str(told.value)
+
+    assert "lacks 1 columns of the plan, first 'age'" in words(names={"age": "years"})
+    assert "a column that the plan does not read" in words(names={"years": "age"})
+    assert "names patients, parts or sites" in words(names={"age": "pid"})
+    assert "two columns of the plan have the same name" in words(names={"age": "sex"})
+    assert "not among the plan's labels" in words(label_map={"2": "dead"})
+    assert "there is no table" in words(table="other.csv")
+    assert "a table has no images" in words(images="*.png")
+    path.write_bytes(path.read_bytes() + b"\xff")
+    assert "not in UTF-8" in words()
+    write(tmp_path, lines(), [*HEAD[:-1], "age"])
+    assert "a column twice" in words()
+    write(tmp_path, lines())
+    monkeypatch.setattr(sheet, "MOST_LINES", 5)
+    assert "divide it" in words()
+    monkeypatch.setattr(sheet, "MOST_CHARACTERS", 9)
+    assert "a line of more than" in words()
+    monkeypatch.setattr(sheet, "MOST_BYTES", 5)
+    assert "leave out columns" in words()
+    path.unlink()
+    path.symlink_to(write(tmp_path.parent / "elsewhere", lines()))
+    assert "leads out of it" in words()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"columns": ["age", "outcome"]}, "named twice"),
+        ({"columns": ["age", "age"]}, "named twice"),
+        ({"columns": [{"name": "sex", "levels": ["1", "1.0"]}]}, "each once"),
+        ({"columns": [{"name": "age", "low": 3, "high": 2}]}, "low has to be below high"),
+        ({"columns": [{"name": "age", "levels": ["a", "b"], "low": 2}]}, "say nothing"),
+        ({"standardise": "plan"}, "needs mean and deviation"),
+        ({"kind": "regression", "range": [1, 1]}, "the least and the greatest"),
+        ({"columns": ["a\x1b[2J"]}, "columns"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(numbers: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        plan_of(**numbers)
+
+
+@pytest.mark.parametrize(
+    ("method", "network", "kind", "words"),
+    [
+        ("harmofl", "mlp", "classification", "columns have no spectrum"),
+        ("fedper", "linear", "classification", "needs features"),
+        ("fedbn", "linear", "classification", "batch norm"),
+        ("moon", "linear", "classification", "needs features"),
+        ("fedsm", "mlp", "survival", "risks of two models can't be compared"),
+        ("fedsm-ensemble", "mlp", "classification", "one number"),
+    ],
+)
+def test_methods_that_cannot_work_on_a_table_say_why(method: str, network: str, kind: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        plan_of(method, network, **KINDS[kind])
+
+
+def test_no_promise_of_privacy_is_made_for_coxs_loss() -> None:
+    private = ["privacy.epsilon=8", "privacy.delta=0.001", "privacy.clip=1"]
+    assert plan_of("fedavg").with_changes(private).privacy
+    with pytest.raises(PlanError, match="compares the cases of a batch"):
+        plan_of("fedavg", **KINDS["survival"]).with_changes(private)
+
+
+# ---------------------------------------------------------------------------------------------------- by hand
+@pytest.mark.parametrize(
+    ("times", "events", "risks", "expected"),
+    [  # by lifelines 0.30.3, which agrees in 2000 more
+        ("446712672373", "011101101111", (2, 0.5, 1, 0.5, 0, 1.5, 0, 0.5, 1, 1, 0, 2), 0.6956521739130435),
+        ("621336413566", "111011101000", (0.5, 0.5, 0, 0, 0.5, 0.5, 1, 1, 1.5, 2, 2, 1.5), 0.26744186046511625),
+        ("612226751134", "110111110010", (1.5, 1.5, 2, 0.5, 2, 0, 0, 2, 2, 0.5, 0, 0.5), 0.6142857142857143),
+    ],
+)
+def test_concordance_is_lifelines(times: str, events: str, risks: tuple[float, ...], expected: float) -> None:
+    target = torch.tensor([[float(t), float(e)] for t, e in zip(times, events, strict=True)])
+    right, compared = concordant_pairs(torch.tensor(risks), target)
+    assert float(right.sum() / compared.sum()) == pytest.approx(expected, abs=1e-12)
+
+
+def test_cox_by_hand() -> None:
+    """Breslow: two events at time 2, both over all who are seen as long."""
+    task = plan_of(**KINDS["survival"]).task
+    risks, target = torch.tensor([[0.5], [1.0], [-1.0], [0.0]]), torch.tensor([[2.0, 1], [2, 1], [1, 1], [3, 0]])
+    later = np.exp(0.5) + np.exp(1.0) + 1
+    terms = [np.log(later) - 0.5, np.log(later) - 1.0, np.log(later + np.exp(-1.0)) + 1, 0]
+    assert np.allclose(task.case_losses(risks, target), terms, atol=1e-6)
+    assert float(task.loss(risks, target)) == pytest.approx(np.mean(terms), abs=1e-6)
+
+
+def test_a_patients_share_of_the_pairs_decides_how_finely_it_is_told() -> None:
+    task = plan_of(**KINDS["survival"]).task
+    target = torch.tensor([[1.0, 1], [2, 0], [3, 0], [4, 0]])  # one event is in all pairs
+    assert task.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == 1
+    target[:, 1] = 1
+    assert task.sway(Cases(torch.zeros(4, 1), target, "abcd"), "abcd") == pytest.approx(3 / 6)
+
+
+def test_one_output_is_the_second_classes_score() -> None:
+    task = plan_of().task
+    output, target = torch.tensor([[0.7], [-0.2]]), torch.tensor([1, 1])
+    assert task.outputs == 1 and plan_of(labels=["x", "y", "z"]).task.outputs == 3
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(output[:, 0], target.float())
+    assert float(task.loss(output, target)) == pytest.approx(float(expected))
+    assert task.case_scores(output, target).tolist() == [1, 0]
+
+
+def test_regression_is_scored_in_its_own_unit() -> None:
+    task = plan_of(**KINDS["regression"]).task
+    output, target = torch.tensor([[0.5], [1.2]]), torch.tensor([40.0, 70.0])
+    figures = task.figures(task.counts(task.measures(output, target), ["p", "q"], 1))
+    assert figures["mae"] == pytest.approx(20) and figures["rmse"] == pytest.approx(np.sqrt(500))
+    assert figures["closeness"] == pytest.approx(0.8)
+    assert float(task.loss(output, target)) == pytest.approx((0.1**2 + 0.5**2) / 2)
+
+
+# ---------------------------------------------------------------------------------------------------- a study
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "classification",
+        pytest.param("regression", marks=pytest.mark.slow),
+        pytest.param("survival", marks=pytest.mark.slow),
+    ],
+)
+def test_a_study_learns_predicts_and_exports(kind: str, hospitals: Path, tmp_path: Path) -> None:
+    plan, run = plan_of(**KINDS[kind]), tmp_path / "fedavg-table"
+    settings = make_settings({"data": described(hospitals), "smallest_metric": 1, "score_cases": 0}, "a test")
+    study = inprocess.run(plan, folder=run, settings=settings)
+    metric = plan.task.metric
+    assert study.summary.pooled[metric] > 0.7
+    assert "SECRET" not in (run / "summary.json").read_text() + (run / "rounds.jsonl").read_text()
+
+    rows = [[row[0], row[1], row[2]] for row in lines(6, seed=9)]
+    rows[2][1] = "old"
+    table, out = write(tmp_path, rows, HEAD[:3], "new.csv"), tmp_path / "out"
+    write_settings(tmp_path / "local", hospitals / "a")
+    command = ["predict", str(run), str(table), "-o", str(out), "--site-config", str(tmp_path / "local")]
+    assert main([*command, "--site", "a"]) == 1
+    found = list(csv.DictReader((out / "predictions.csv").open()))
+    assert [(row["line"], row["patient"]) for row in found[:2]] == [("2", "SECRET-9-0"), ("3", "SECRET-9-1")]
+    assert "not a number" in found[2]["error"] and not any(row["error"] for row in found if row["line"] != "4")
+    mean, deviation = json.loads((run / "sites/a/data.json").read_text())["scales"]["age"]
+    weights = load_file(run / "sites/a/best.safetensors")
+    inputs = torch.tensor([(rows[0][1] - mean) / deviation, rows[0][2] == "M", rows[0][2] == "F"]).float()
+    output = float(weights["0.weight"][0] @ inputs + weights["0.bias"][0])
+    expected = {"classification": 1 / (1 + np.exp(-output)), "regression": 100 * output, "survival": output}[kind]
+    name = {"classification": "probability_yes", "regression": "score", "survival": "log_risk"}[kind]
+    assert float(found[0][name]) == pytest.approx(expected, rel=1e-4)
+
+    if kind == "classification":
+        return  # the exporter takes seconds: the slow ones export
+    assert main(["export", str(run), "-o", str(tmp_path / "bundle")]) == 0
+    assert (tmp_path / "bundle/models/model.onnx").is_file()
+    named = json.loads((tmp_path / "bundle/configs/inputs.json").read_text())["inputs"]
+    assert named == ["age", "sex = m", "sex = f"]
+    command[1:4] = [str(tmp_path / "bundle/models"), str(table), "-o"]
+    assert main(command) == 1  # by all lines of the hospital's own table
+
+
+def write_settings(local: Path, folder: Path) -> None:
+    local.mkdir(exist_ok=True)
+    (local / "medsilo.yaml").write_text(json.dumps({"data": described(folder)}))
+
+
+def test_a_model_whose_numbers_are_each_hospitals_own_asks_whose(hospitals: Path, tmp_path: Path) -> None:
+    from medsilo.deploy.predict_table import predict_tables
+    from medsilo.deploy.source import Source
+
+    plan = plan_of()
+    source = Source(plan.algorithm.whole(plan.build_networks()), plan, None, {})
+    with pytest.raises(MedsiloError, match="give --site-config"):
+        predict_tables(source, [hospitals / "a/cases.csv"], tmp_path, torch.device("cpu"), print, None, tmp_path)
+
+
+def test_a_hospital_that_protects_its_patients_tells_coarsely(hospitals: Path) -> None:
+    settings = make_settings({"data": described(hospitals)}, "a test")
+    study = inprocess.run(plan_of(**KINDS["survival"]), settings=settings)
+    for site in study.summary.sites.values():
+        told = site.test and site.test.get("concordance")
+        assert told is None or told in (0, 0.5, 1)
+
+
+@pytest.mark.slow
+def test_check_and_leak_report_tell_no_patient(
+    hospitals: Path, tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_settings(tmp_path / "local", hospitals / "a")
+    (tmp_path / "plan.yaml").write_text(plan_of().to_yaml())
+    job = [str(root / "jobs/fedavg"), "--plan", str(tmp_path / "plan.yaml")]
+    local = str(tmp_path / "local")
+    assert main(["check", "--job", job[0], *job[1:], "--site-config", local, "--site", "a"]) == 0
+    assert main(["leak-report", *job, "--local", local]) == 0
+    told = capsys.readouterr().out
+    assert "18 train" in told and "0.weight" not in told and "SECRET" not in told
+
+
+def test_one_table_is_dealt_to_simulated_sites(tmp_path: Path) -> None:
+    write(tmp_path, lines(60))
+    task = plan_of(partition={"kind": "column"}).task
+    data = task.site_data("b", SITES, 0, source_of(tmp_path))
+    known = {row[0]: row[7] for row in lines(60)}
+    assert {known[patient] for patient in (*data.train.patients, *data.test.patients)} == {"b"}
+
+
+def test_folds_are_standardised_by_their_own_training_part(hospitals: Path) -> None:
+    task = plan_of(fold={"number": 2, "of": 3}).task
+    data = task.site_data("a", SITES, 0, source_of(hospitals))
+    assert float(data.train.inputs[:, 0].mean()) == pytest.approx(0, abs=1e-6)
+    assert float(data.train.inputs[:, 0].std()) == pytest.approx(1, abs=1e-6)
+
+
+def test_parquet_is_read_as_csv(hospitals: Path, tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="needs medsilo[parquet]")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {name: list(values) for name, values in zip(HEAD, zip(*lines(), strict=True), strict=True)}
+    parquet.write_table(arrow.table(columns), tmp_path / "cases.parquet")
+    task = plan_of().task
+    own = task.site_data("a", SITES, 0, source_of(tmp_path, table="cases.parquet"))
+    other = task.site_data("a", SITES, 0, source_of(hospitals))
+    assert torch.equal(own.train.inputs, other.train.inputs) and own.test.patients == other.test.patients
+
+
+def test_every_key_is_explained(root: Path) -> None:
+    text = (root / "docs" / "your-data.md").read_text(encoding="utf-8")
+    assert [key for key in PatientTable.model_fields if f"`{key}`" not in text and f"{key}:" not in text] == ["fold"]
+    assert issubclass(type(plan_of(**KINDS["survival"]).task._family), Survival)
