@@ -11,7 +11,9 @@ import pytest
 
 from medsilo.cli import main
 from medsilo.runs import paths
+from medsilo.runs.reading import read_summary
 from medsilo.study.progress import Moment
+from tests.conftest import SITES
 
 pytestmark = pytest.mark.slow
 # Rounds that take longer than people like to wait for a line.
@@ -20,6 +22,9 @@ LONG = ["training.rounds=2", "training.local_epochs=30", "task.patients=12", "ta
 
 def test_a_simulation_is_never_silent_for_ten_seconds(tmp_path: Path, root: Path) -> None:
     command = [sys.executable, "-m", "medsilo.cli", "run", "fedavg", "--live", "--out", str(tmp_path), "--name", "run"]
+    (own := tmp_path / "config" / SITES[1]).mkdir(parents=True)  # a site with settings of its own
+    (own / "medsilo.yaml").write_text("score_digits: 1\n")
+    command += ["--site-config", str(tmp_path / "config")]
     changes = [part for change in LONG for part in ("--set", change)]
     started = time.monotonic()
     process = subprocess.Popen(
@@ -55,4 +60,6 @@ def test_a_simulation_is_never_silent_for_ten_seconds(tmp_path: Path, root: Path
     last = page.read_bytes()
     assert b'http-equiv="refresh"' not in last
     assert main(["report", str(tmp_path / "run")]) == 0 and page.read_bytes() == last
+    tests = [read_summary(tmp_path / "run").sites[site].test for site in SITES]
+    assert [test["loss"] == round(test["loss"], 1) for test in tests if test] == [False, True, False]
     assert not list((tmp_path / "run").rglob(paths.NOW))
