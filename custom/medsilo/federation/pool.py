@@ -62,7 +62,7 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
     tested: dict[str, Told] = {}
     for site, hospital in pool.hospitals.items():
         *curve, test = pool.scores[site]
-        tested[site] = hospital.tested(selected, *test)
+        told = tested[site] = hospital.tested(selected, *test)
         scored = iter(curve)
         validation = [next(scored)[1] if plan.validates(rounds) else None for rounds in range(plan.rounds + 1)]
         sites[site] = inner.changed(
@@ -71,8 +71,11 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
             validation=validation,
             **tested_as(
                 plan.task,
-                *(tested[site][key] for key in ("test", "test_loss", "test_cases", "counts")),
-                threshold=pool.thresholds.get(site),
+                told["test"],
+                told["test_loss"],
+                told["test_cases"],
+                told["counts"],
+                pool.thresholds.get(site),
             ),
         )
     return summary.changed(
@@ -83,8 +86,8 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
         pooled_test=means(plan.task, sites)["pooled_test"],
         pooled=plan.task.figures(
             added(
-                with_derived(told["counts"], plan.task.classes, pool.thresholds.get(site))
-                for site, told in tested.items()
+                with_derived(own["counts"], plan.task.classes, pool.thresholds.get(site))
+                for site, own in tested.items()
             )
         ),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import is_safe_name
-from medsilo.report import decisions, panels
+from medsilo.report import deciding, panels
 from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
 from medsilo.report.findings import CHOSEN, STANDS_OUT, SYNTHETIC, Answer, Notice
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
@@ -55,7 +55,7 @@ def render(run: RunResult, site: str, leaving: Leaving) -> str:
         metric=summary.metric,
         results=list(_results(run, site, told)),
         curve=_curve(run, site, told),
-        decisions=decisions.of_site(run, site, told),
+        decisions=deciding.of_site(run, site, told),
         part=_part(run, site, told),
         left=_left(told, leaving),
         withheld=told.withheld,

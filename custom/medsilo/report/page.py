@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from medsilo.core.errors import reading
-from medsilo.report import decisions, findings, holdings, panels
+from medsilo.report import deciding, findings, holdings, panels
 from medsilo.report.charts import NARROW, WIDE, Series, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks, guessing_at
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
@@ -51,7 +51,7 @@ def render(runs: Sequence[RunResult], title: str) -> str:
         checks=checks(subjects),
         gains=_gains(runs),
         figures=_figures(runs),
-        decisions=decisions.section(runs, looks),
+        decisions=deciding.section(runs, looks),
         overlays=panels.overlays_of_runs(runs),
         holdings=holdings.pictures(runs),
         crossed=[_crossed(run) for run in runs if run.cross],
@@ -123,7 +123,7 @@ def _dots(runs: Sequence[RunResult], looks: Sequence[int], chances: Sequence[flo
 def _figures(runs: Sequence[RunResult]) -> dict[str, Any]:
     """All that was measured of each site's test cases; what a site withholds is called so."""
     found = dict.fromkeys(name for run in runs for site in run.sites for name in run.site(site).figures)
-    names = [name for name in found if name not in decisions.FIGURES]  # these stand beside their threshold
+    names = [name for name in found if name not in deciding.FIGURES]  # these stand beside their threshold
     rows = []
     for run in runs:
         if any(run.site(site).figures for site in run.sites):
