@@ -20,7 +20,7 @@ from medsilo.study.compare import Study
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
-STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "scaffold"]  # the server makes a step of its own
+STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold"]  # the server makes a step of its own
 PERSONAL = [
     "mr-mtl",
     "ditto",

@@ -30,6 +30,7 @@ OWN: dict[str, list[str]] = {
     # what a first step of 0.01 an element makes of the last digit is less with a longer τ
     "fedadam": ["algorithm.tau=0.1"],
     "fedyogi": ["algorithm.tau=0.1"],
+    "fedadagrad": ["algorithm.tau=0.1"],
 }
 MEANS = [method for method in PLAIN if method != "local"]
 ADAFED = ["adafed", "d-adafed", "f-adafed"]
