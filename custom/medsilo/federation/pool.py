@@ -78,16 +78,13 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
                 pool.thresholds.get(site),
             ),
         )
+    classes = plan.task.classes
+    counts = (with_derived(told["counts"], classes, pool.thresholds.get(site)) for site, told in tested.items())
     return summary.changed(
         plan_hash=plan.hash,
         agreed=summary.agreed.changed(sites=list(sites), minimum=len(sites)),
         selected=Selection(by="mean", rounds=dict.fromkeys(sites, selected)),
         sites=sites,
         pooled_test=means(plan.task, sites)["pooled_test"],
-        pooled=plan.task.figures(
-            added(
-                with_derived(own["counts"], plan.task.classes, pool.thresholds.get(site))
-                for site, own in tested.items()
-            )
-        ),
+        pooled=plan.task.figures(added(counts)),
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medsilo.report import findings, panels
+from medsilo.report import deciding, findings, panels
 from medsilo.report.charts import WIDE, Series, bridged, line_chart, styles, swatch, ticks
 from medsilo.report.checks import checks, guessing_at
 from medsilo.report.findings import STANDS_OUT, Answer, Notice
@@ -67,7 +67,8 @@ def render(verdict: Verdict, found: Rows, template: str = "study.html", headline
         checks=checks(subjects),
         legend_entries=[{"name": row.title, "swatch": swatch(style)} for style, row in zip(looks, rows, strict=True)],
         curves=_curves(found, looks, verdict.metric),
-        figures=_figures(found),
+        figures=_figures(found, lambda name: name not in deciding.FIGURES),
+        decided=_figures(found, lambda name: name in deciding.FIGURES),
         overlays=panels.overlays_of_study(subjects),
         harmonised=panels.harmonised(subjects, most=1),
         similarity=panels.similarity(subjects),
@@ -247,9 +248,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.mean(known) if known and len(known) == len(values) else None
 
 
-def _figures(found: Rows) -> dict[str, Any]:
-    """All that was measured, over the sites' cases together: means over seeds."""
-    names = list(dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled))
+def _figures(found: Rows, shown: Callable[[str], bool]) -> dict[str, Any]:
+    """What was measured over the sites' cases together: means over seeds."""
+    told = dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled)
+    names = [name for name in told if shown(name)]
     rows = []
     for title, runs in found.items():
         values = [[run.summary.pooled.get(name) for run in runs] for name in names]
