@@ -453,10 +453,10 @@ class Plan(Section):
         if weights == "none":
             return
         if not self.task.cross_entropy:
-            instead = "task.criterion=dice-ce" if hasattr(self.task, "criterion") else "a loss with cross entropy"
+            instead = ", or task.criterion=dice-ce" if hasattr(self.task, "criterion") else ""
             raise PlanError(
-                f"training.class_weights: the loss of task {self.task.name} is Dice, in which each structure counts "
-                f"the same already; set none, or {instead}"
+                f"training.class_weights: the loss of task {self.task.name} has no cross entropy over classes, which "
+                f"they would change; set none{instead}"
             )
         if isinstance(weights, tuple) and len(weights) != classes:
             raise PlanError(
