@@ -1,5 +1,7 @@
 """Fixtures and helpers that all tests share."""
 
+import gc
+import locale
 import os
 import subprocess
 from collections.abc import Collection, Iterable, Iterator
@@ -50,6 +52,18 @@ def wanted(command: list[str]) -> Asked:
     values = parsed(command)[1]
     own = {field.name: values[field.name] for field in fields(Asked)}
     return Asked(**own | {"seeds": values["seeds"].numbers})
+
+
+@pytest.fixture(autouse=True)
+def same_locale() -> Iterator[None]:
+    """ITK's writer of DICOM sets the locale to "C", and files of later tests would be read as ASCII."""
+    yield
+    locale.setlocale(locale.LC_ALL, "")
+
+
+def pytest_sessionfinish() -> None:
+    """Keep what is left out of pytest's last searches for garbage, which take long on a busy machine."""
+    gc.freeze()
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.hospital import write_balls
 
 SMALL = ["task.persons=6", "task.windows=20", "training.rounds=2"]
 SIGNATURES = {
-    "load_plan": ["path", "changes", "allowed"],
+    "load_plan": ["path", "changes", "allowed", "method"],
     "run": ["plan", "engine", "sites", "folder", "changes", "data", "device", "on_round"],
     "compare": ["methods", "plan", "engine", "seeds", "folder", "changes", "against", "data", "device", "say"],
     "predict": ["model", "images", "out", "site", "device", "site_config"],

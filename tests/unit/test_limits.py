@@ -18,11 +18,12 @@ from medsilo.federation.limits import Clock, check_limits, free_disk, learning_p
 from medsilo.federation.participant import Participant
 from medsilo.federation.process import isolated
 from medsilo.federation.process.isolated import IsolatedParticipant
-from medsilo.plan import parse_plan
+from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import Limits, SiteSettings, make_settings
 from medsilo.tasks.listing import Entry, Listing
+from medsilo.tasks.own.dividing import divided
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import parts_by_rank
 from tests.conftest import SITES, make_plan
@@ -246,12 +247,14 @@ def test_a_split_that_the_hospital_fixed_no_plan_moves(tmp_path: Path) -> None:
     ]
     listing = Listing([Entry(f"{number}", (), Path("x"), f"p{number}") for number in range(40)])
     own = DataSource(folder=tmp_path, shares=(0.5, 0.25, 0.25), split=3)
-    parts = [
-        {part: [entry.name for entry in entries] for part, entries in plan.task._split(listing, own).items()}
-        for plan in plans
-    ]
+
+    def split(plan: Plan, source: DataSource) -> dict[str, list[str]]:
+        parts = divided(listing, source, plan.task.shares, plan.task.split)
+        return {part: [entry.name for entry in entries] for part, entries in parts.items()}
+
+    parts = [split(plan, own) for plan in plans]
     assert parts[0] == parts[1] == parts[2]
     expected = parts_by_rank({f"p{number}": "" for number in range(40)}, (0.5, 0.25, 0.25), 3)
     assert {f"p{name}" for name in parts[0]["test"]} == {name for name, part in expected.items() if part == "test"}
-    theirs = [plan.task._split(listing, DataSource(folder=tmp_path)) for plan in plans]
+    theirs = [split(plan, DataSource(folder=tmp_path)) for plan in plans]
     assert theirs[0] != theirs[1] and theirs[0] != theirs[2]

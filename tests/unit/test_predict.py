@@ -2,7 +2,6 @@
 
 import csv
 import json
-import locale
 from pathlib import Path
 
 import nibabel
@@ -149,7 +148,6 @@ def write_series(folder: Path, values: np.ndarray, without: int | None = None) -
         writer.KeepOriginalImageUIDOn()
         writer.SetFileName(str(folder / f"{number}.dcm"))
         writer.Execute(image)
-    locale.setlocale(locale.LC_ALL, "")  # ITK's writer sets "C", and files of other tests would be read as ASCII
 
 
 def test_a_dicom_series_is_one_case_and_a_gap_in_it_is_refused(folder, tmp_path) -> None:

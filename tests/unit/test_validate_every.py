@@ -15,6 +15,7 @@ from medsilo.report.page import write
 from medsilo.report.read import read
 from medsilo.runs.reading import read_rounds, read_summary
 from medsilo.runs.schema import Round
+from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan, slow_but
 
 SMALL = ["task.persons=8", "task.windows=10", "task.steps=32", "training.batch_size=16", "training.rounds=5"]
@@ -34,7 +35,9 @@ def test_a_plan_that_validates_after_every_round_is_the_plan_of_before() -> None
         sparse.validations == 4 and planned_answers(sparse)["validation"] == 4 and planned_answers(sparse)["train"] == 5
     )
     assert plan.validations == 6 == planned_answers(plan)["validation"]
-    assert any("after every 2 rounds and the last score" in line for line in _numbers(sparse, 1))
+    assert any(
+        "after every 2 rounds and the last score" in line for line in _numbers(sparse, SiteSettings(smallest_metric=1))
+    )
     with pytest.raises(MedsiloError, match="tracking.validate_every: 0 is too small"):
         plan_of("fedavg", 0)
 

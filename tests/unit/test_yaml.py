@@ -59,7 +59,7 @@ def test_bad_yaml_is_one_line_at_once(name: str, reader: str, tmp_path: Path) ->
     started = time.process_time()
     with pytest.raises(MedsiloError, match=words) as caught:
         read()
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 3  # 0.4 s at rest
     told = str(caught.value)
     assert "\n" not in told and "\x1b" not in told and len(told) < 2000
     told.encode()

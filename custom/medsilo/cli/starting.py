@@ -38,7 +38,7 @@ def init(
         typer.Option(
             metavar="FOLDER",
             parser=options.output_folder,
-            help="write a folder of three drawn hospitals there, to try medsilo with, and end",
+            help="write a folder of three drawn hospitals there to try out, and end",
         ),
     ] = None,
     device: options.Device = None,
