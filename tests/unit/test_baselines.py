@@ -26,7 +26,7 @@ from medsilo.learning.training import Training
 from medsilo.plan import Plan
 from medsilo.registry import METHODS, NETWORKS
 from medsilo.runs.messages import Parcel
-from tests.conftest import SITES, STEPPING, make_plan
+from tests.conftest import SITES, STEPPING, make_plan, slow_but
 from tests.unit.test_algorithms import CPU, SMALL, State, assert_close, initial, listen, load_data, with_state
 from tests.unit.test_harmofl import HALVES, assert_resumes, assert_same_models
 
@@ -492,7 +492,7 @@ def test_both_halves_of_harmofl_under_a_server_step_that_is_the_mean() -> None:
         assert_close(composed.models["hospital-b"].state_dict(), reference)
 
 
-@pytest.mark.parametrize("method", STEPPING)
+@pytest.mark.parametrize("method", slow_but(["scaffold"], STEPPING))
 def test_the_servers_state_survives_a_stop(method: str, tmp_path: Path) -> None:
     assert_resumes(make_plan(method, *SMALL, "training.rounds=4"), 2, tmp_path)
 

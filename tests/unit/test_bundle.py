@@ -42,14 +42,8 @@ def run_bundle(bundle: Path, images: Path, masks: Path, without_medsilo: bool) -
     assert "scan1" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "super model",
-        pytest.param("of monai alone", marks=pytest.mark.slow),
-        pytest.param("with an input layer", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["super model", "of monai alone", "with an input layer"])
 def test_monais_runner_finds_the_same_voxels(kind: str, tmp_path: Path) -> None:
     if kind == "super model":
         make_super_model().save(tmp_path / "model")

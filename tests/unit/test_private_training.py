@@ -20,7 +20,7 @@ from medsilo.privacy.agreed import Demands
 from medsilo.privacy.mechanisms import SampledGaussian
 from medsilo.registry import METHODS
 from medsilo.site.settings import SiteSettings
-from tests.conftest import SITES, make_plan
+from tests.conftest import SITES, make_plan, slow_but
 
 GROUP = ["network.name=activity-cnn", "network.norm=group"]
 PROMISE = 'privacy={"epsilon": 2.0, "delta": 0.001}'
@@ -168,7 +168,7 @@ def same(one: dict[str, dict[str, torch.Tensor]], other: dict[str, dict[str, tor
     )
 
 
-@pytest.mark.parametrize("method", ABLE)
+@pytest.mark.parametrize("method", slow_but(["fedavg", "fedsm", "harmofl"], ABLE))
 def test_every_method_trains_and_gives_the_same_tensors_again(method: str, tmp_path: Path) -> None:
     plan = promised(method, "training.batch_size=64")  # all cases in every step
     one = run(plan, tmp_path / "one")

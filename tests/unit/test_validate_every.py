@@ -43,7 +43,7 @@ def test_a_plan_that_validates_after_every_round_is_the_plan_of_before() -> None
 
 
 # Methods without a step of their own, with a model made for each validation, with a choice at each site, and pooled.
-@pytest.mark.parametrize("method", slow_but(["fedavg", "central"], ["fedavg", "fine-tuning", "fedbn", "central"]))
+@pytest.mark.parametrize("method", slow_but(["central"], ["fedavg", "fine-tuning", "fedbn", "central"]))
 def test_rounds_without_a_score_train_alike(method: str, tmp_path: Path) -> None:
     sites = {}
     for every in (1, 2):
@@ -63,6 +63,7 @@ def test_rounds_without_a_score_train_alike(method: str, tmp_path: Path) -> None
         assert summary.selected.rounds[SITES[0]] == max(means, key=lambda n: means[n])
 
 
+@pytest.mark.slow
 def test_resumed_and_shown(tmp_path: Path) -> None:
     plan, whole, folder = plan_of("fedbn", 2), tmp_path / "whole", tmp_path / "stopped"
     inprocess.run(plan, folder=whole)
