@@ -58,7 +58,14 @@ inprocess.run(load_plan(plan), folder=folder, on_round=after)
 """
 
 
-@pytest.mark.parametrize("moment", ["in the sum", "round told, not kept", "between rounds", "checkpoint kept"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "in the sum",
+        "round told, not kept",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("between rounds", "checkpoint kept")),
+    ],
+)
 def test_a_server_killed_in_round_three(moment: str, tmp_path: Path, root: Path) -> None:
     plan = planned("fedbn", [])
     inprocess.run(plan, folder=tmp_path / "whole")

@@ -25,7 +25,9 @@ SAMPLED = ["training.rounds=2", "privacy.adaptive={}"]  # batches of eight: Pois
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "threads"), [("fedavg", None), ("fedsm", 1), ("mr-mtl", None)])
+@pytest.mark.parametrize(
+    ("method", "threads"), [("fedavg", None), ("fedsm", 1), pytest.param("mr-mtl", None, marks=pytest.mark.long)]
+)
 def test_private_simulator_equals_the_loop(method: str, threads: int | None, tmp_path: Path) -> None:
     plan = promised(method, *SAMPLED)
     inprocess.run(plan, folder=tmp_path / "loop", settings=CPU)

@@ -15,8 +15,8 @@ from tests.federation.test_simulator import CPU, assert_same_outcome
     [
         pytest.param("fedavg", "pairwise", 1, marks=pytest.mark.slow),
         pytest.param("adafed", "group", None, marks=pytest.mark.slow),
-        pytest.param("adafed", "pairwise", None, marks=pytest.mark.slow),
-        pytest.param("f-adafed", "pairwise", None, marks=pytest.mark.slow),
+        pytest.param("adafed", "pairwise", None, marks=pytest.mark.long),
+        pytest.param("f-adafed", "pairwise", None, marks=pytest.mark.long),
         pytest.param("fedsm", "pairwise", None, marks=pytest.mark.slow),
     ],
 )

@@ -16,10 +16,10 @@ from tests.unit.test_tracking import curves_of
 CPU = SiteSettings(device="cpu")
 # A few methods that need most are tried at every change, one of each kind with the slow tests, all before a release.
 FIRST = ["fedsm-extra"]
-KINDS = ["adafed", "fedavg", "scaffold", "harmofl", "fedbn", "moon", "apfl", "pfedme", "f-adafed"]
+KINDS = ["adafed", "scaffold", "harmofl", "apfl"]
 MARKS = {method: pytest.mark.slow if method in KINDS else pytest.mark.long for method in METHODS}
 BY_KIND = [method if method in FIRST else pytest.param(method, marks=MARKS[method]) for method in METHODS]
-FROM_DISK = ["adafed", "fedsm-extra"]
+FROM_DISK = ["fedsm-extra"]
 OWN_FILES = (paths.STATE_FILES, paths.SEALED)  # of no interest here; masks are drawn anew in every run
 
 
@@ -69,7 +69,7 @@ def test_simulator_equals_the_loop(method: str, tmp_path: Path) -> None:
 def test_one_thread_for_all_sites_equals_the_loop(method: str, tmp_path: Path) -> None:
     """NVFlare then makes a new process for every task: a site's state must come from its disk.
 
-    Two of those with most to keep: that all live from what is on the disk, tests/unit/test_participant.py shows.
+    One of those with most to keep: that all live from what is on the disk, tests/unit/test_participant.py shows.
     """
     plan = make_plan(method, sites=SITES[:2])
     inprocess.run(plan, folder=tmp_path / "loop")
