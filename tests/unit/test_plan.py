@@ -336,12 +336,15 @@ def test_another_network_drops_the_former_ones_numbers() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- resolved
+OF_A_TABLE = ("task.labels=[a,b,c]", "network.name=mlp", "network.norm=batch")  # so that every method can take it
+
+
 @pytest.mark.parametrize("method", slow_but(["fedavg", "harmofl", "fedsm"], [*METHODS, "central"]))
 @pytest.mark.parametrize("task", TASKS)
 def test_the_resolved_plan_is_the_plan(method: str, task: str, tmp_path: Path) -> None:
     if method == "harmofl" and task in ("activity-windows", "table"):
         pytest.skip("HarmoFL needs images, or windows of a size that the plan knows")
-    plan = make_plan(method, f"task.name={task}")
+    plan = make_plan(method, f"task.name={task}", *(OF_A_TABLE if task == "table" else ()))
     written = from_text(tmp_path, plan.to_yaml())
     assert written == plan
     assert written.hash == plan.hash
