@@ -69,7 +69,8 @@ def test_fetch_brings_the_super_model_without_those_who_did_not_agree(
     consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     agrees, refuses = SITES[0], SITES[2]
-    write_job(tmp_path / "job", make_plan("fedsm", "training.rounds=1", sites=[agrees, refuses]))
+    plan = make_plan("fedsm", "training.rounds=1", "tracking.select=last", sites=[agrees, refuses])
+    write_job(tmp_path / "job", plan)
     kit, settings = consortium.kit(LEAD), consortium.kit(refuses) / "local/medsilo.yaml"
     before = settings.read_text()
     settings.write_text(before + "share_personal_model: false\n")
