@@ -92,7 +92,7 @@ def test_the_simulator_ends_with_its_command(sign: signal.Signals, moment: str, 
     ("sign", "engine"),
     [
         (signal.SIGTERM, "inprocess"),
-        (signal.SIGKILL, "simulator"),
+        pytest.param(signal.SIGKILL, "simulator", marks=pytest.mark.long),
         pytest.param(signal.SIGKILL, "inprocess", marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, "simulator", marks=pytest.mark.long),
     ],
@@ -107,6 +107,7 @@ def test_the_runs_of_a_comparison_end_with_it(sign: signal.Signals, engine: str,
     assert "Traceback" not in said
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_the_command_started_ends_when_only_the_simulator_is_killed(tmp_path: Path) -> None:
     write_job(tmp_path / "job", make_plan("fedavg", LONG))

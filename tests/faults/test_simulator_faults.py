@@ -97,6 +97,7 @@ def test_an_exception_at_a_site_is_a_refusal_without_patient_data(tmp_path: Path
     assert "MUELLER" in own_log.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_going_on_without_a_site_that_diverged_and_taking_it_back(tmp_path: Path) -> None:
     changes = ("training.rounds=3", "participation.minimum=2", "participation.when_missing=continue")
@@ -110,6 +111,7 @@ def test_going_on_without_a_site_that_diverged_and_taking_it_back(tmp_path: Path
     assert summary.sites["hospital-b"].contributed == 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_site_that_hangs_costs_its_time_and_no_more(tmp_path: Path) -> None:
     changes = ("participation.minimum=2", "participation.when_missing=continue", "participation.timeout=30")

@@ -62,6 +62,7 @@ def test_bare_simulator_runs_a_packed_job(foreign_python: tuple[str, dict[str, s
     assert_same_outcome(tmp_path / "loop", study)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_stale_package_at_a_site_is_refused(tmp_path: Path) -> None:
     """The job carries another version of the package than the one that is installed and wins."""

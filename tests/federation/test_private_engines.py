@@ -26,7 +26,8 @@ SAMPLED = ["training.rounds=2", "privacy.adaptive={}"]  # batches of eight: Pois
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "threads"), [("fedavg", None), ("fedsm", 1), pytest.param("mr-mtl", None, marks=pytest.mark.long)]
+    ("method", "threads"),
+    [("fedavg", None), *(pytest.param(*case, marks=pytest.mark.long) for case in (("fedsm", 1), ("mr-mtl", None)))],
 )
 def test_private_simulator_equals_the_loop(method: str, threads: int | None, tmp_path: Path) -> None:
     plan = promised(method, *SAMPLED)

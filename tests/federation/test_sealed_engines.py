@@ -13,7 +13,7 @@ from tests.federation.test_simulator import CPU, assert_same_outcome
 @pytest.mark.parametrize(
     "method, mode, threads",
     [
-        pytest.param("fedavg", "pairwise", 1, marks=pytest.mark.slow),
+        pytest.param("fedavg", "pairwise", 1, marks=pytest.mark.long),
         pytest.param("adafed", "group", None, marks=pytest.mark.slow),
         pytest.param("adafed", "pairwise", None, marks=pytest.mark.long),
         pytest.param("f-adafed", "pairwise", None, marks=pytest.mark.long),

@@ -63,6 +63,7 @@ def test_the_containers_entry_point_runs_a_kit(consortium: Consortium, root: Pat
         consortium.wait_for_log(site, REGISTERED, before)
 
 
+@pytest.mark.long
 def test_the_console_and_nvflares_commands_run_the_same_job(consortium: Consortium, tmp_path: Path) -> None:
     plan = make_plan("fedavg", sites=SITES)
     inprocess.run(plan, folder=tmp_path / "loop")

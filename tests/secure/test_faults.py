@@ -55,6 +55,7 @@ def stop_in_a_round(process: psutil.Process, record: Record) -> int:
     return seen + 1
 
 
+@pytest.mark.long
 @both
 def test_a_killed_and_a_hanging_trainer_cost_their_rounds(consortium: Consortium, tmp_path: Path) -> None:
     """At the strict hospital. Killed: refused at once. Hanging: lost when time is up, ended, and replaced."""
@@ -84,6 +85,7 @@ def test_a_killed_and_a_hanging_trainer_cost_their_rounds(consortium: Consortium
     assert not first.is_running() and not second.is_running()
 
 
+@pytest.mark.long
 @both
 def test_two_jobs_at_once(consortium: Consortium, tmp_path: Path) -> None:
     """At the same hospitals, with the same package: each as if it were alone."""
@@ -111,6 +113,7 @@ time.time = lambda: real() + 7200
 """
 
 
+@pytest.mark.long
 @alone
 def test_a_hospital_whose_clock_is_wrong(pair: Consortium, tmp_path: Path) -> None:
     """By two hours, in all its Python processes."""
@@ -156,7 +159,7 @@ def test_a_line_that_is_cut_for_twenty_seconds(pair: Consortium, tmp_path: Path)
 
 
 @alone
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_what_a_hospital_runs_ends_with_its_own_process(sign: signal.Signals, pair: Consortium, tmp_path: Path) -> None:
     """As its stop_fl.sh ends it: the job's process, and the trainer's, are gone ten seconds later."""
     changes = [*GO_ON, "training.rounds=2000", "participation.timeout=60"]

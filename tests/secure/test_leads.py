@@ -56,6 +56,7 @@ def watched(consortium: Consortium, who: str, job: str) -> list[str]:
     return heard
 
 
+@pytest.mark.long
 def test_a_study_is_its_submitters(
     consortium: Consortium, unfinished: tuple[str, Record], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

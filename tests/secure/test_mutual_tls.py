@@ -28,7 +28,7 @@ def gathered(consortium: Consortium, study: str, sites: list[str], folder: Path)
     ("method", "with_code", "sites"),
     [
         pytest.param("fedbn", False, SITES, id="installed"),
-        pytest.param("adafed", False, TEACHING, id="installed-adafed", marks=pytest.mark.slow),
+        pytest.param("adafed", False, TEACHING, id="installed-adafed", marks=pytest.mark.long),
         pytest.param("fedsm", True, TEACHING, id="packed-fedsm", marks=pytest.mark.slow),
     ],
 )
@@ -45,6 +45,7 @@ def test_over_tls_equals_the_loop(
     assert_same_outcome(tmp_path / "loop", gathered(consortium, study, sites, tmp_path / "secure"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_failed_study_is_no_success_for_nvflare_either(consortium: Consortium, tmp_path: Path) -> None:
     plan = make_plan("fedavg", "training.learning_rate=1000", "training.momentum=0.99")

@@ -30,6 +30,7 @@ def standing(book: Path) -> LedgerStanding:
     return Ledger(book, data).standing()
 
 
+@pytest.mark.long
 def test_a_hospital_that_dies_has_the_ledger_of_the_loop_and_at_most_one_answer_more(
     pair: Consortium, tmp_path: Path
 ) -> None:

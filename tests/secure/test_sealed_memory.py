@@ -136,6 +136,7 @@ def models_of(consortium: Consortium, plan: Plan, study: str) -> tuple[dict[str,
     return found, initial[name].double().reshape(-1).numpy()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "mode"),
     [

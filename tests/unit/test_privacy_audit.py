@@ -95,7 +95,8 @@ def test_a_batch_that_is_taken_several_times_is_found(times: int, trainings: int
     assert not audited(0, trainings, steps=1, makes=takes(times)).holds
 
 
-@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("steps", [1, 5])
 def test_forty_trainings_that_keep_their_claim(steps: int) -> None:
     found = [audited(seed, trainings=400, steps=steps) for seed in range(40)]
     lowest, highest = min(one.lower for one in found), max(one.lower for one in found)
