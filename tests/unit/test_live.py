@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: the states of sites, no long silence, a page that is renewed."""
+"""A person who watches a study: the states of sites, no long silence, a page that is renewed."""
 
 import re
 import threading

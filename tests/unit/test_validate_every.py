@@ -1,5 +1,6 @@
 """Validation after every n-th round only: the same training, scores where they are due, and what follows from fewer."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from medsilo.core.files import load_tensors
 from medsilo.federation import inprocess
 from medsilo.federation.protection import planned_answers
 from medsilo.plan import Plan
-from medsilo.report.charts import Series, bridged
+from medsilo.report.charts import Series, bridged, validation_chart
 from medsilo.report.page import write
 from medsilo.report.read import read
 from medsilo.runs.reading import read_rounds, read_summary
@@ -91,3 +92,10 @@ def test_lines_go_on_over_rounds_that_nobody_validates() -> None:
     assert bridged([one], set()) == [one]
     (over,) = bridged([one], {1})
     assert (over.values, over.places, over.ring) == ([0.1, 0.3, None], [0, 2, 3], 1)
+
+
+def test_a_curve_goes_on_over_rounds_without_a_score() -> None:
+    """On the page of a hospital and on the live one: one line, not a point by itself at every other round."""
+    drawn = validation_chart([Series("a", [0.5, None, 0.7], 0)], "dice", key="a", last_x=2)
+    assert drawn and re.search(r'class="line" d="M[^M"]+L[^M"]+"', drawn)
+    assert validation_chart([Series("a", [None, None], 0)], "dice", key="a", last_x=2) is None

@@ -182,7 +182,7 @@ def watch(
 
 
 class _Heard:
-    """What the server last told of who is asked and who has answered."""
+    """The last word of the server about who is asked and who has answered."""
 
     def __init__(self) -> None:
         self._turns: Turns | None = None

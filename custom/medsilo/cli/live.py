@@ -69,7 +69,7 @@ def shown_live(progress: StudyProgress) -> Iterator[Callable[[str], None]]:
 
 
 class _Words(ProgressColumn):
-    """What goes on, asked for anew at every look."""
+    """A column of words that are asked for anew at every look."""
 
     max_refresh = 0.5
 

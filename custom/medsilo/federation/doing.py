@@ -13,7 +13,7 @@ PAUSE = 0.25  # seconds between two words; an answer that takes less is made wit
 
 
 class NowFile:
-    """What a site does while it makes an answer, and how far its training is."""
+    """A site's progress with an answer: the work that goes on, and the share of its batches that is done."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._clock = folder / paths.NOW, clock

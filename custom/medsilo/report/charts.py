@@ -46,6 +46,25 @@ def bridged(series: Sequence[Series], skipped: Collection[int]) -> list[Series]:
     return [_bridged(one, [n for n in range(len(one.values)) if n not in skipped]) for one in series]
 
 
+def validation_chart(series: Sequence[Series], metric: str, *, key: str, last_x: float) -> Markup | None:
+    """Draw scores by round, over the whole width; rounds in which no site was scored are passed over."""
+    longest = max((len(one.values) for one in series), default=0)
+    skipped = {n for n in range(longest) if all(n >= len(one.values) or one.values[n] is None for one in series)}
+    known = [value for one in series for value in one.values if value is not None]
+    if not known:
+        return None
+    return line_chart(
+        bridged(series, skipped),
+        key=key,
+        title=f"Validation {metric} by round",
+        x_label="rounds",
+        y_label=f"validation {metric}",
+        y_ticks=ticks(min(known), max(known)),
+        last_x=last_x,
+        width=WIDE,
+    )
+
+
 def _bridged(one: Series, kept: Sequence[int]) -> Series:
     ring = kept.index(one.ring) if one.ring in kept else None
     return replace(one, values=[one.values[n] for n in kept], places=[one.place(n) for n in kept], ring=ring)

@@ -8,7 +8,7 @@ from typing import Any
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import is_safe_name
 from medsilo.report import deciding, panels
-from medsilo.report.charts import WIDE, Series, line_chart, swatch, ticks
+from medsilo.report.charts import Series, swatch, validation_chart
 from medsilo.report.findings import CHOSEN, STANDS_OUT, SYNTHETIC, Answer, Notice
 from medsilo.report.formats import between, bytes_text, cell, seconds_text
 from medsilo.report.panels import Subject
@@ -150,19 +150,9 @@ def _curve(run: RunResult, site: str, told: SiteResult) -> dict[str, Any] | None
     if len(run.sites) >= LEAST:
         series.append(Series("Mean of all hospitals", run.mean_curve, -1))
     drawn = [one for one in series if any(value is not None for value in one.values)]
-    known = [value for one in drawn for value in one.values if value is not None]
-    if not known:
+    chart = validation_chart(drawn, run.summary.metric, key="curve", last_x=last_round([run]))
+    if chart is None:
         return None
-    chart = line_chart(
-        drawn,
-        key="curve",
-        title=f"Validation {run.summary.metric} by round",
-        x_label="rounds",
-        y_label=f"validation {run.summary.metric}",
-        y_ticks=ticks(min(known), max(known)),
-        last_x=last_round([run]),
-        width=WIDE,
-    )
     rounds = [
         (str(n), [cell(_at(one.values, n)) for one in drawn]) for n in range(max(len(one.values) for one in drawn))
     ]

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from medsilo.report.charts import WIDE, Series, bridged, line_chart, swatch, ticks
+from medsilo.report.charts import Series, swatch, validation_chart
 from medsilo.report.findings import CHOSEN, Answer
 from medsilo.report.table import MISSING, number
 from medsilo.report.template import fill, save
@@ -67,19 +67,5 @@ def _curves(progress: StudyProgress) -> dict[str, Any]:
         values = [line.sites[site].validation if site in line.sites else None for line in rounds]
         if any(value is not None for value in values):
             series.append(Series(site, [*[None] * (first - 1), *values], style))
-    skipped = {n for n in range(first - 1 + len(rounds)) if all(one.values[n] is None for one in series)}
-    series = bridged(series, skipped)
-    known = [value for one in series for value in one.values if value is not None]
-    if not known:
-        return {"chart": None, "swatches": []}
-    chart = line_chart(
-        series,
-        key="live",
-        title=f"Validation {progress.metric} by round",
-        x_label="rounds",
-        y_label=f"validation {progress.metric}",
-        y_ticks=ticks(min(known), max(known)),
-        last_x=progress.planned,
-        width=WIDE,
-    )
+    chart = validation_chart(series, progress.metric, key="live", last_x=progress.planned)
     return {"chart": chart, "swatches": [{"name": one.name, "swatch": swatch(one.style)} for one in series]}

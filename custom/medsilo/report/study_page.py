@@ -249,7 +249,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _figures(found: Rows, shown: Callable[[str], bool]) -> dict[str, Any]:
-    """What was measured over the sites' cases together: means over seeds."""
+    """Return the measures over all sites' cases together, as means over seeds."""
     told = dict.fromkeys(name for runs in found.values() for run in runs for name in run.summary.pooled)
     names = [name for name in told if shown(name)]
     rows = []

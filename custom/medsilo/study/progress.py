@@ -30,7 +30,7 @@ class SiteProgress:
 
 @dataclass(frozen=True)
 class Moment:
-    """What is known of a study between two rounds: the server's turns, and what sites on this machine do."""
+    """The state of a study between two rounds: the server's turns, and the work of sites on this machine."""
 
     turns: "Turns | None" = None
     doing: "Mapping[str, Doing]" = field(default_factory=dict)

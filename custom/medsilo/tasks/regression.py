@@ -1,6 +1,7 @@
 """Tasks that give every case a number."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -25,9 +26,9 @@ class Regression(Task):
     outputs: ClassVar[int] = 1
 
     @property
+    @abstractmethod
     def limits(self) -> tuple[float, float]:
-        """The least and the greatest value that a case can have."""
-        raise NotImplementedError
+        """Return the least and the greatest value that a case can have."""
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (1,)

@@ -20,7 +20,7 @@ from medsilo.models.network import Network
 from medsilo.tasks.bundled import IN_MONAI, InMonai
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.listing import Entry, Listing, find
-from medsilo.tasks.metrics import Counts, Figures, Measures
+from medsilo.tasks.own.by_kind import ByKind
 from medsilo.tasks.own.dividing import dealt, divided
 from medsilo.tasks.own.measuring import ClassJudge, StructureJudge
 from medsilo.tasks.own.patches import Augmentation, augmented, from_windows, middle_of, patch
@@ -47,7 +47,7 @@ TWICE = "images are there twice; remove the copies"
 APART = "images are there twice, in two parts, so that one is judged by what another knows; remove the copies"
 
 
-class FolderTask(Task):
+class FolderTask(ByKind):
     """The agreement of sites that learn from folders of their own. Where the files lie is each site's own affair.
 
     Numbers along axes are given as x, y (and z). Images are resized to `size`; or they keep a size of their own. Then a
@@ -134,11 +134,6 @@ class FolderTask(Task):
         return self.segments and not self.alike
 
     @property
-    def metric(self) -> str:  # type: ignore[override]
-        """The kind's."""
-        return self._family.metric
-
-    @property
     def classes(self) -> int:  # type: ignore[override]
         """The labels, and the background of a segmentation."""
         return len(self.labels) + self.segments
@@ -172,18 +167,9 @@ class FolderTask(Task):
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.classes, *shape[1:]) if self.segments else (self.classes,)
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._family.loss(output, target)
-
     @property
     def cross_entropy(self) -> float:
         return self._family.cross_entropy
-
-    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._family.case_scores(output, target)
-
-    def measures(self, output: Tensor, target: Tensor) -> Measures:
-        return self._family.measures(output, target)
 
     def masks(self, labels: Tensor) -> Tensor:
         return self._family.masks(labels)
@@ -200,22 +186,6 @@ class FolderTask(Task):
         for value, label in self._numbers(source).items():
             own.setdefault(label, value)
         return own
-
-    def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        return self._family.counts(measures, patients, least)
-
-    @property
-    def layout(self) -> dict[str, int]:
-        return self._family.layout
-
-    def range_of(self, name: str) -> tuple[float, float]:
-        return self._family.range_of(name)
-
-    def told_range(self, name: str) -> tuple[float, float]:
-        return self._family.told_range(name)
-
-    def figures(self, counts: Counts) -> Figures:
-        return self._family.figures(counts)
 
     # ------------------------------------------------------------------------------------------ in training and use
     def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from medsilo.models.linear import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
 from medsilo.tasks.listing import OTHER_NAMES, TABLE, Entry, Listing, check_parts, check_patients
-from medsilo.tasks.metrics import Counts, Figures, Measures
+from medsilo.tasks.own.by_kind import ByKind
 from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number
 from medsilo.tasks.own.dividing import dealt, divided
 from medsilo.tasks.own.sheet import Sheet, read_sheet
@@ -42,7 +42,7 @@ ALONE = (
 Scales = tuple[Tensor, Tensor]  # what is subtracted of each input, and what it is divided by
 
 
-class PatientTable(Task):
+class PatientTable(ByKind):
     """The agreement of sites that learn from tables of their own. Where a table lies is each site's own affair."""
 
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
@@ -135,11 +135,6 @@ class PatientTable(Task):
         return self._family.by_case
 
     @property
-    def metric(self) -> str:  # type: ignore[override]
-        """The kind's."""
-        return self._family.metric
-
-    @property
     def largest_input(self) -> float:  # type: ignore[override]
         """By how numbers are standardised."""
         if self.standardise != "none":
@@ -171,36 +166,14 @@ class PatientTable(Task):
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.outputs,)
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._family.loss(output, target)
-
     def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
         return self._family.case_losses(output, target)
-
-    def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._family.case_scores(output, target)
-
-    def measures(self, output: Tensor, target: Tensor) -> Measures:
-        return self._family.measures(output, target)
-
-    def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
-        return self._family.counts(measures, patients, least)
-
-    @property
-    def layout(self) -> dict[str, int]:
-        return self._family.layout
-
-    def range_of(self, name: str) -> tuple[float, float]:
-        return self._family.range_of(name)
 
     def score(self, scores: Tensor) -> float:
         return self._family.score(scores)
 
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
         return self._family.sway(data, patients)
-
-    def figures(self, counts: Counts) -> Figures:
-        return self._family.figures(counts)
 
     def answers(self, output: Tensor) -> list[dict[str, float | str]]:
         """Return what a network's output says of each case, by the name of a column of predictions.csv."""
