@@ -44,7 +44,7 @@ def test_submit_watch_fetch(consortium: Consortium, tmp_path: Path, capsys: pyte
 
     code, out, err = medsilo(capsys, "watch", job, "--kit", kit)
     assert (code, err) == (0, [])
-    rounds = [line.split()[:3] for line in out if line.startswith("round ")]
+    rounds = [line.split()[:3] for line in out if line.startswith("round ") and "/15 " in line]  # no word of waiting
     assert rounds == [["round", f"{number}/15", site] for number in range(1, 16) for site in SITES[:2]]
     assert out[-1].startswith("FINISHED:COMPLETED; results: medsilo fetch")
 

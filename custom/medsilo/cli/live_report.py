@@ -7,7 +7,7 @@ from pathlib import Path
 from medsilo.runs import paths
 from medsilo.study.progress import StudyProgress
 
-EVERY = 5.0  # seconds between two pages inside a round
+EVERY = 1.0  # seconds between two pages inside a round
 
 
 class LivePage:
@@ -18,7 +18,7 @@ class LivePage:
         self._written, self._done = 0.0, -1
 
     def renew(self) -> None:
-        """Write the page after a round, and every few seconds inside one."""
+        """Write the page after a round, and every second inside one."""
         if self.progress.done == self._done and time.monotonic() - self._written < EVERY:
             return
         if not self._written:
