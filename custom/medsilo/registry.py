@@ -126,6 +126,7 @@ METHODS = Registry(
         "fedadagrad": "medsilo.methods.fedopt:FedAdagrad",
         "scaffold": "medsilo.methods.scaffold:Scaffold",
         "moon": "medsilo.methods.moon:Moon",
+        "cyclic": "medsilo.methods.cyclic:Cyclic",
         "mr-mtl": "medsilo.methods.mr_mtl:MRMTL",
         "ditto": "medsilo.methods.ditto:Ditto",
         "apfl": "medsilo.methods.apfl:APFL",

@@ -652,7 +652,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "fedbn": 10,
         "fedper": 2,
         "harmofl": 0,
-        **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "moon"), 0),
+        **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "moon", "cyclic"), 0),
         "scaffold": len(list(study.participants[A].state.model.parameters())),
         **dict.fromkeys(FEDSM, 0),
         "local": all_of_it,

@@ -8,6 +8,14 @@ from medsilo.course.group import Facts, Group
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Workbench
 
+# Who of the hospitals trains in a round: from its number, all of them in sorted order, and the plan's seed.
+Turn = Callable[[int, Sequence[str], int], Sequence[str]]
+
+
+def all_at_once(number: int, sites: Sequence[str], seed: int) -> Sequence[str]:
+    """Let every hospital train in every round."""
+    return sites
+
 
 def learn(bench: Workbench) -> float:
     """Train "model" as the plan says."""
@@ -22,6 +30,7 @@ class Phase:
     rounds: int
     groups: tuple[Group, ...] = ()
     work: Callable[[Workbench], float] = learn  # what a site does in a round; returns the training loss, or NaN
+    turn: Turn = all_at_once  # who trains and sends in a round; the others are given what there is, and validate it
     # What the server does before the phase: it may change initial weights that have not travelled yet, and returns
     # facts for the summary's details. It is not done again when a study is resumed.
     before: Callable[[ServerSide, Modules], Facts] | None = None

@@ -202,7 +202,8 @@ class Participant:
         self._receive(self._opened(asked, groups), phase)
         metrics = self._validate(number - 1, stop)
         self._keep_common(asked, number - 1)
-        train_loss = self._train(number, phase, stop)
+        learns = self._has_turn(number, phase)
+        train_loss = self._train(number, phase, stop) if learns else math.nan
         metrics["train_loss"] = _number(train_loss)
         self.state.refuse_divergence(number)
         self._refuse_impossible(number, phase)
@@ -216,10 +217,19 @@ class Participant:
         tells = self.validated is not None and self.evaluation.tells("validation")
         self.protection.note(train=told["train_loss"] is not None, validation=tells)
         samples = self.evaluation.samples(self._samples())
-        given = self._give(phase)
+        given = self._give(phase) if learns else {}
         if self.sealed:
             told["sealing"], given = self.sealed.seal(asked, phase, given, samples)
         return {"samples": 1 if self.evaluation.sealed_parts else samples, **told}, given
+
+    @property
+    def _trainers(self) -> list[str]:
+        """The hospitals that train in this study, in sorted order."""
+        return [site for site in self.sites if site not in self.plan.participation.unseen]
+
+    def _has_turn(self, number: int, phase: Phase) -> bool:
+        """Return whether this site trains in a round."""
+        return self.site in phase.turn(number, self._trainers, self.plan.seed)
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
         """Raise Refused for numbers that the server would refuse, while the reason is still known."""
@@ -493,7 +503,7 @@ class Participant:
 
         return Workbench(
             self.site,
-            [site for site in self.sites if site not in self.plan.participation.unseen],
+            self._trainers,
             self.state.modules,
             self.state.optimizers,
             self.plan.training,
