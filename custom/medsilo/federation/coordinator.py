@@ -251,7 +251,6 @@ class Coordinator:
         """Ask every site, as often as the plan allows; those that are away are not asked."""
         asked = self.sites if task == "round" else self.everyone
         exchange = Exchange([site for site in asked if site not in away])
-        learners = phase.turn(number, self.sites, self.plan.seed) if task == "round" else ()
         expected = self.state.expected(phase) if task == "round" else {}
         if self.sealed and task == "round":
             expected = self.sealed.expected(expected)
@@ -274,10 +273,11 @@ class Coordinator:
 
         def receive(site: str, reply: Parcel) -> None:
             answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
-            check_forms(reply.groups, expected if site in learners else {})
+            trained = task == "round" and phase.trains_at(site, number, self.sites, self.plan.seed)
+            check_forms(reply.groups, expected if trained else {})
             exchange.bytes_up[site] = reply.size()
             if isinstance(answer, Trained):
-                if site in learners:
+                if trained:
                     self._take(site, reply.groups, answer, phase)
                 self.state.has_settled(site)
             exchange.replies[site] = answer

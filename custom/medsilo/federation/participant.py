@@ -202,7 +202,7 @@ class Participant:
         self._receive(self._opened(asked, groups), phase)
         metrics = self._validate(number - 1, stop)
         self._keep_common(asked, number - 1)
-        learns = self._has_turn(number, phase)
+        learns = phase.trains_at(self.site, number, self._trainers, self.plan.seed)
         train_loss = self._train(number, phase, stop) if learns else math.nan
         metrics["train_loss"] = _number(train_loss)
         self.state.refuse_divergence(number)
@@ -226,10 +226,6 @@ class Participant:
     def _trainers(self) -> list[str]:
         """The hospitals that train in this study, in sorted order."""
         return [site for site in self.sites if site not in self.plan.participation.unseen]
-
-    def _has_turn(self, number: int, phase: Phase) -> bool:
-        """Return whether this site trains in a round."""
-        return self.site in phase.turn(number, self._trainers, self.plan.seed)
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
         """Raise Refused for numbers that the server would refuse, while the reason is still known."""

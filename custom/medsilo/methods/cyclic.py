@@ -57,12 +57,12 @@ class Cyclic(Algorithm):
         told = "in a round one hospital trains and sends its model, which the next is given as it is"
         return [Phase("train", training.rounds, (model,), turn=self.turn, says=(told,))]
 
-    def turn(self, number: int, sites: Sequence[str], seed: int) -> Sequence[str]:
+    def turn(self, number: int, sites: Sequence[str], seed: int) -> str:
         """Return whose turn it is."""
         cycle, place = divmod(number - 1, len(sites))
         if self.order == "drawn":
             place = int(torch.randperm(len(sites), generator=generator_for(seed, "cycle", cycle))[place])
-        return [sites[place]]
+        return sites[place]
 
     def suits(self, training: Training) -> None:
         if self.amplitude and not self.amplitude.released_alone:
