@@ -19,7 +19,8 @@ def test_five_published_seeds_stand_for_every_cell() -> None:
     assert {len(scores) for scores in told.values()} == {5}
     single = {"heart_uci": 4, "tcga_brca": 6}
     for benchmark in BENCHMARKS:
-        methods = {*benchmark.rates, "pooled", *(f"single {n}" for n in range(single[benchmark.folder]))}
+        methods = {*benchmark.rates, "pooled", *(f"personal {one}" for one in benchmark.personal)}
+        methods |= {*(f"single {n}" for n in range(single[benchmark.folder]))}
         assert {method for own, method in told if own == benchmark.folder} == methods
     assert sum(told["tcga_brca", "fedadam"]) / 5 == pytest.approx(0.842, abs=5e-4)
     assert sum(told["heart_uci", "fedavg"]) / 5 == pytest.approx(0.748, abs=5e-4)
