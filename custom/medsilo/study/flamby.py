@@ -79,7 +79,7 @@ class PublishedCell:
         away = fmean(self.ours) - fmean(self.theirs)
         told = f"{away / self.error:+.1f}" if self.error else f"{away:+.3f}"
         verdict = "agrees" if self.agrees else "DIFFERS"
-        return [self.set, self.method, self.test, _shown(self.theirs), _shown(self.ours), told, verdict]
+        return [self.set, self.method, self.test, shown(self.theirs), shown(self.ours), told, verdict]
 
 
 HEADS = ("set", "method", "tested on", "published", "here", "standard errors apart", "verdict")
@@ -90,7 +90,8 @@ def spread(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-def _shown(values: Sequence[float]) -> str:
+def shown(values: Sequence[float]) -> str:
+    """Return mean and standard deviation."""
     return f"{fmean(values):.3f} ± {spread(values):.3f}"
 
 
