@@ -2,7 +2,7 @@
 
     python -m benchmarks.flamby_better --data DATA [--cells DIR] [--draws N]
 
-For each set, every candidate trains on three quarters of each hospital's training cases and is scored on the rest, three
+For each set, every candidate trains on three quarters of each hospital's training cases and is scored on the rest, N
 times drawn anew. The one with the best mean then trains on all training cases, with FLamby's five seeds, and is tested
 once, beside the best published row run again here. Beside it stands what FLamby's code trains as Cyclic: each hospital
 has a copy of the model, none is handed on, and the first one's is tested.
