@@ -15,9 +15,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from scipy import stats
 from sklearn.model_selection import train_test_split
@@ -26,6 +27,7 @@ from medsilo.federation import inprocess
 from medsilo.study.flamby import BENCHMARKS, POOLED, Benchmark, Lines, Work, published, shown, write_tables
 
 SEEDS = (42, 43, 44, 45, 46)
+DRAWS = 1000  # seeds between a draw and the next try for it
 HELD = 0.25  # of each hospital's training cases, when candidates are compared
 BEST = {"heart_uci": "cyclic", "tcga_brca": "fedadam"}  # of the published federated rows
 
@@ -37,9 +39,11 @@ class Candidate:
     method: str
     rate: float
     changes: tuple[str, ...] = ()
+    one_scale: bool = False  # numbers are standardised by all hospitals' training cases, in training as in the test
 
     def __str__(self) -> str:
-        return " ".join([self.method, f"rate={self.rate:g}", *self.changes])
+        scale = ["one scale"] if self.one_scale else []
+        return " ".join([self.method, f"rate={self.rate:g}", *self.changes, *scale])
 
 
 def candidates(benchmark: Benchmark) -> Iterator[Candidate]:
@@ -62,6 +66,11 @@ def candidates(benchmark: Benchmark) -> Iterator[Candidate]:
     )
     for changes, rate in product(more, rates):
         yield Candidate("fedavg", rate, changes)
+    # FLamby's federated models learn in each hospital's scale and are tested in that of all together.
+    for changes, rate in product(((), more[1], more[4]), rates):
+        yield Candidate("fedavg", rate, changes, one_scale=True)
+    for method, rate in product(("scaffold", "cyclic"), rates):
+        yield Candidate(method, rate, one_scale=True)
 
 
 def held_out(lines: Lines, seed: int) -> Lines:
@@ -71,10 +80,19 @@ def held_out(lines: Lines, seed: int) -> Lines:
         trained = [line for line in own if line["part"] == "train"]
         outcomes = [str(line.get("outcome", line.get("E"))) for line in trained]
         stratify = outcomes if min(outcomes.count(one) for one in set(outcomes)) > 1 else None
-        _, held = train_test_split(range(len(trained)), test_size=HELD, random_state=seed, stratify=stratify)
-        chosen = set(held)
+        draws = (
+            train_test_split(range(len(trained)), test_size=HELD, random_state=seed + DRAWS * again, stratify=stratify)
+            for again in count()
+        )
+        chosen = next(set(held) for _, held in draws if _can_be_scored([trained[place] for place in held]))
         found[site] = [line | {"part": "test" if place in chosen else "train"} for place, line in enumerate(trained)]
     return found
+
+
+def _can_be_scored(lines: Sequence[dict[str, Any]]) -> bool:
+    """Return whether there are two cases to compare, where cases are survival times."""
+    deaths = [float(line["T"]) for line in lines if float(line.get("E", 0))]
+    return "T" not in lines[0] or any(float(line["T"]) > min(deaths, default=math.inf) for line in lines)
 
 
 def first_alone(work: Work, seed: int) -> float:
@@ -85,19 +103,30 @@ def first_alone(work: Work, seed: int) -> float:
     return work.score(plan, inprocess.run(plan, settings=work.settings).models[first], POOLED)
 
 
+def _scaled(columns: Sequence[str], lines: Lines) -> Iterator[dict[str, Any]]:
+    """Yield each column with mean and deviation over all training cases, which sums of the hospitals' tell."""
+    trained = [line for own in lines.values() for line in own if line["part"] == "train"]
+    for name in columns:
+        values = [float(line[name]) for line in trained]
+        yield {"name": name, "mean": fmean(values), "deviation": stdev(values) or 1.0}
+
+
 class Trials:
     """Scores of candidates on one set, kept in a file so that a run that was stopped goes on."""
 
     def __init__(self, benchmark: Benchmark, lines: Lines, place: Path, name: str, cells: Path) -> None:
         self.work = Work(benchmark, write_tables(lines, place / name), tuple(lines), place / name)
         self.name, self.file = name, cells / f"{benchmark.folder}.json"
+        self.scale = json.dumps(list(_scaled(self.work.columns, lines)))
 
     def score(self, candidate: Candidate, seed: int) -> float:
         """Return the score of one model on all hospitals' held-out cases."""
         known = json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
         key = f"{self.name} {seed} {candidate}"
         if key not in known:
-            plan = self.work.federated(candidate.method, candidate.rate, seed).with_changes(list(candidate.changes))
+            scale = ("task.standardise=plan", f"task.columns={self.scale}") if candidate.one_scale else ()
+            plan = self.work.federated(candidate.method, candidate.rate, seed)
+            plan = plan.with_changes([*candidate.changes, *scale])
             study = inprocess.run(plan, settings=self.work.settings)
             known[key] = self.work.score(plan, study.models[self.work.sites[0]], POOLED)
             self.file.parent.mkdir(parents=True, exist_ok=True)
