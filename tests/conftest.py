@@ -21,16 +21,11 @@ from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.study.compare import Study
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
-PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
-STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold"]  # the server makes a step of its own
-PERSONAL = [
-    "mr-mtl",
-    "ditto",
-    "apfl",
-    "per-fedavg",
-    "pfedme",
-    "fine-tuning",
-]  # a network of the site's own beside the shared one
+PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper", "fedrep"]  # one phase, one group
+# the server makes a step of its own
+STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold", "feddyn"]
+INSIDE_FEDSM = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]  # may make its personal models
+PERSONAL = ["mr-mtl", "fedala", *INSIDE_FEDSM, "fedbabu", "fedrod"]  # a network of the site's own beside the shared one
 FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
 METHODS = [*PLAIN, *STEPPING, "moon", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed", *FEDSM]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
