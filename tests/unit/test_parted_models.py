@@ -17,7 +17,9 @@ from medsilo.federation import inprocess
 from medsilo.learning.class_weights import balanced_softmax
 from medsilo.learning.layers import head_names, learning_only, names_of_last_layers
 from medsilo.registry import METHODS
-from tests.conftest import SITES, make_plan
+from medsilo.site.settings import make_settings
+from tests.conftest import NEWER, SITES, make_plan
+from tests.unit import test_table as table
 from tests.unit.test_algorithms import listen
 from tests.unit.test_personal import EPOCHS, ROUNDS, SERVER, SIZES, SMALL, Array, Batches, Sgd, Site, data_of, in_epoch
 
@@ -366,7 +368,7 @@ def test_no_head_of_fedbabu_travels_and_the_lead_gets_the_one_that_was_drawn(tmp
     transport, _ = listen(plan, tmp_path)
     first, (lead, _) = plan.build_networks()["model"], load_tensors(tmp_path / "global" / "last.safetensors")
     head = set(head_names(first))
-    parcels = [parcel.groups.get("body", {}).keys() for _, parcel in [*transport.sent, *transport.received]]
+    parcels = [parcel.groups.get("global", {}).keys() for _, parcel in [*transport.sent, *transport.received]]
     assert any(parcels) and not any(names & head for names in parcels)
     assert {name for name, tensor in first.state_dict().items() if torch.equal(lead[name], tensor)} == head
 
@@ -382,3 +384,15 @@ REFUSED = [
 def test_plans_that_make_no_sense_are_refused(method: str, changes: list[str], says: str) -> None:
     with pytest.raises(PlanError, match=says):
         make_plan(method, *changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", NEWER)
+def test_they_learn_from_a_table(method: str, tmp_path: Path) -> None:
+    """FedRoD with one score for two classes; FedALA and FedDyn with a network that has one layer, too."""
+    for number, site in enumerate(table.SITES):
+        table.write(tmp_path / site, table.lines(seed=number))
+    settings = make_settings({"data": table.described(tmp_path), "smallest_metric": 1, "score_cases": 0}, "a test")
+    for network in ("mlp", "linear") if method in ("fedala", "feddyn") else ("mlp",):
+        plan = table.plan_of(method, network, kind="classification")
+        assert inprocess.run(plan, settings=settings).summary.pooled["auroc"] > 0.75

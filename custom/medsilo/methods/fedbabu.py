@@ -35,7 +35,7 @@ class FedBABU(FineTuning):
         return modules
 
     def shared(self) -> Group:
-        return Group("body", body_of("global"), self.mean, title="shared model without the last layer")
+        return Group("global", body_of("global"), self.mean, title="shared model without the last layer")
 
     def check(self, modules: Modules) -> None:
         has_body_and_head(modules["global"], self.name)

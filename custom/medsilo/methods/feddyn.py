@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from medsilo.core.tensors import Modules
 from medsilo.course.declared import Private
@@ -40,11 +41,13 @@ class FedDyn(ServerStep):
 
     def work(self, bench: Workbench) -> float:
         """− g_k + α (w_k − w) in the gradient is a pull towards w + g_k/α."""
-        weights, gradients = learning_weights(bench.modules["model"]), list(bench.modules["gradient"].parameters())
+        weights = learning_weights(bench.modules["model"])
+        gradients: list[Tensor] = list(bench.modules["gradient"].parameters())
         arrived = [weight.detach().clone() for weight in weights]
         pull = pull_towards(weights, torch._foreach_add(arrived, gradients, alpha=1 / self.alpha), self.alpha)
         with correcting(bench.optimizers["model"], pull):
             loss = bench.train()
         with torch.no_grad():
-            torch._foreach_sub_(gradients, torch._foreach_sub(weights, arrived), alpha=self.alpha)
+            for gradient, weight, before in zip(gradients, weights, arrived, strict=True):
+                gradient.sub_(weight - before, alpha=self.alpha)
         return loss
