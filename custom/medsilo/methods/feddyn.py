@@ -13,7 +13,7 @@ from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.steps import correcting, pull_towards
 from medsilo.methods.server_step import ServerStep, learning_weights, zeros_like
 from medsilo.mixing.mixers import Mixer
-from medsilo.mixing.server import FedDyn as ServerState
+from medsilo.mixing.server import DynamicStep
 
 
 class FedDyn(ServerStep):
@@ -37,7 +37,7 @@ class FedDyn(ServerStep):
         return Private(("model",), says="g_k and h follow from noisy weights; the pull is added to the noisy gradient")
 
     def step(self, server: ServerSide) -> Mixer:
-        return ServerState(self.alpha)
+        return DynamicStep(self.alpha)
 
     def work(self, bench: Workbench) -> float:
         """− g_k + α (w_k − w) in the gradient is a pull towards w + g_k/α."""

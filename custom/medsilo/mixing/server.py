@@ -239,8 +239,8 @@ class FedAdagrad(ServerOptimizer):
         return m / v.sqrt().add_(self.tau)
 
 
-class FedDyn(ServerOptimizer):
-    """Acar et al. 2021: h ← h - α/N Σ (θ_k - θ) over those of the N sites that answered, u = D - h/α."""
+class DynamicStep(ServerOptimizer):
+    """FedDyn's, Acar et al. 2021: h ← h - α/N Σ (θ_k - θ) over those of the N sites that answered, u = D - h/α."""
 
     def __init__(self, alpha: float) -> None:
         super().__init__(lr=1.0, uniform=True)
