@@ -21,18 +21,16 @@ from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.study.compare import Study
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
-PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
-STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold"]  # the server makes a step of its own
-PERSONAL = [
-    "mr-mtl",
-    "ditto",
-    "apfl",
-    "per-fedavg",
-    "pfedme",
-    "fine-tuning",
-]  # a network of the site's own beside the shared one
+PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper", "fedrep"]  # one phase, one group
+# the server makes a step of its own
+STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold", "feddyn"]
+INSIDE_FEDSM = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]  # may make its personal models
+PERSONAL = ["mr-mtl", "fedala", *INSIDE_FEDSM, "fedbabu", "fedrod"]  # a network of the site's own beside the shared one
 FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
 METHODS = [*PLAIN, *STEPPING, "moon", "cyclic", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed", *FEDSM]
+# not tried at every change in all that is tried of others
+NEWER = ["cyclic", "fedrep", "feddyn", "fedala", "fedbabu", "fedrod"]
+AS_ANOTHER = ["fedrep", "fedbabu", "feddyn"]  # keep and send what fedper, fine-tuning and scaffold do
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 
@@ -128,6 +126,13 @@ def slow_but(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
 
     def of(case: Any) -> Any:
         values = case if isinstance(case, tuple) else (case,)
-        return case if case in fast or values[0] in fast else pytest.param(*values, marks=pytest.mark.slow)
+        if case in fast or values[0] in fast:
+            return case
+        return pytest.param(*values, marks=pytest.mark.long if values[0] in AS_ANOTHER else pytest.mark.slow)
 
     return [of(case) for case in cases]
+
+
+def all_but_newer(*methods: str) -> list[Any]:
+    """Return the methods as a parameter's cases; the newer ones are slow, or tried before a release."""
+    return slow_but([method for method in methods if method not in NEWER], methods)

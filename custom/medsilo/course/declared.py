@@ -129,6 +129,7 @@ ABLE = (
     "fedprox",
     "fedbn",
     "fedper",
+    "feddyn",
     "ditto",
     "mr-mtl",
     "harmofl",

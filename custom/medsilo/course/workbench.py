@@ -54,6 +54,7 @@ class Workbench:
     random: Generator  # for what a method draws at this site in this round
     rule: StepRule | None  # the plan's, where steps are not plain
     private: PrivateSteps | None = None  # how networks learn, where the plan promises privacy
+    labels: Callable[[], Sequence[int]] = tuple  # how often each label occurs among all training cases
 
     def lesson(self, name: str = "model", objective: Objective | None = None, step: Step | None = None) -> Lesson:
         """Return how one network learns from a batch; by default the task, by the plan's step."""

@@ -454,8 +454,12 @@ class Participant:
         task, weights = self.plan.task, self.plan.training.class_weights
         if weights == "none":
             return task.loss
-        counted = balanced(label_counts(self.data.train, task.classes)) if weights == "balanced" else weights
+        counted = balanced(self._labels()) if weights == "balanced" else weights
         return weighted(task.loss, torch.as_tensor(counted), task.cross_entropy)
+
+    def _labels(self) -> list[int]:
+        """Return how often each label occurs among the training cases."""
+        return label_counts(self.data.train, self.plan.task.classes)
 
     def _train(self, number: int, phase: Phase, stop: Stop) -> float:
         if self.plan.training.optimizer_state == "reset":
@@ -512,6 +516,7 @@ class Participant:
             generator_for(self.plan.seed, self.site, "method", number),
             self.plan.algorithm.perturbation,
             private,
+            self._labels,
         )
 
     # ------------------------------------------------------------------ evaluation
