@@ -21,7 +21,7 @@ from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.study.compare import Study
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
-PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
+PLAIN = ["local", "fedavg", "fedprox", "fedbn", "silobn", "fedper"]  # one phase, one group
 STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold"]  # the server makes a step of its own
 PERSONAL = [
     "mr-mtl",

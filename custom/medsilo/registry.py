@@ -118,6 +118,7 @@ METHODS = Registry(
         "fedavg": "medsilo.methods.fedavg:FedAvg",
         "fedprox": "medsilo.methods.fedprox:FedProx",
         "fedbn": "medsilo.methods.fedbn:FedBN",
+        "silobn": "medsilo.methods.silobn:SiloBN",
         "fedper": "medsilo.methods.fedper:FedPer",
         "fednova": "medsilo.methods.fednova:FedNova",
         "fedavgm": "medsilo.methods.fedopt:FedAvgM",

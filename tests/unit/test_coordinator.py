@@ -650,6 +650,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "fedavg": 0,
         "fedprox": 0,
         "fedbn": 10,
+        "silobn": 6,
         "fedper": 2,
         "harmofl": 0,
         **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "moon"), 0),

@@ -237,6 +237,9 @@ class Participant:
         self._truncate(asked.train_cases)
         self._stand_after(number, asked.last)
         self._receive(self._opened(asked, groups), self.plan.course.delivery)
+        if not self.trains:
+            part = self.data.train if self.cases["train"] else self.data.test
+            self.plan.algorithm.measure_unseen(self.state.modules, (inputs for inputs, _ in self._in_order(part, stop)))
         metrics = self._validate(number, stop)
         self._keep_common(asked, number)
         self.state.refuse_divergence(number)
@@ -485,12 +488,6 @@ class Participant:
                 data = passed_through(layer, data, learns=purpose == SHUFFLE)
             return train_epoch(data, lessons, self.compute, stop)
 
-        def in_order() -> Iterator[tuple[Tensor, Tensor]]:
-            cases = self.evaluation.pieces(self.data.train, "in order")
-            for inputs, targets in batches(cases, self.plan.task.evaluation_batch, self.compute):
-                stop()
-                yield layer.eval()(inputs) if layer else inputs, targets
-
         return Workbench(
             self.site,
             [site for site in self.sites if site not in self.plan.participation.unseen],
@@ -500,13 +497,21 @@ class Participant:
             self._loss,
             self.compute,
             epoch,
-            in_order,
+            lambda: self._in_order(self.data.train, stop),
             self.private.size if self.private else self.cases["train"],
             steps,
             generator_for(self.plan.seed, self.site, "method", number),
             self.plan.algorithm.perturbation,
             private,
         )
+
+    def _in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield a part's cases once, behind the input layer."""
+        layer = self.plan.algorithm.input_layer(self.state.modules)
+        cases = self.evaluation.pieces(part, "in order")
+        for inputs, targets in batches(cases, self.plan.task.evaluation_batch, self.compute):
+            stop()
+            yield layer.eval()(inputs) if layer else inputs, targets
 
     # ------------------------------------------------------------------ evaluation
     def _validate(self, rounds: int, stop: Stop) -> Metrics:
