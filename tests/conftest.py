@@ -32,7 +32,7 @@ PERSONAL = [
     "fine-tuning",
 ]  # a network of the site's own beside the shared one
 FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
-METHODS = [*PLAIN, *STEPPING, "moon", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed", *FEDSM]
+METHODS = [*PLAIN, "fedrdn", *STEPPING, "moon", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed", *FEDSM]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 

@@ -119,6 +119,7 @@ METHODS = Registry(
         "fedprox": "medsilo.methods.fedprox:FedProx",
         "fedbn": "medsilo.methods.fedbn:FedBN",
         "silobn": "medsilo.methods.silobn:SiloBN",
+        "fedrdn": "medsilo.methods.fedrdn:FedRDN",
         "fedper": "medsilo.methods.fedper:FedPer",
         "fednova": "medsilo.methods.fednova:FedNova",
         "fedavgm": "medsilo.methods.fedopt:FedAvgM",

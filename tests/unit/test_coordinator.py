@@ -610,7 +610,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         networks = {name: modules[name].state_dict() for name in ("model", "local", "own-control") if name in modules}
         travels = {name for group in ("model", "body", "buffers", "personal") for name in reply.groups.get(group, {})}
         public = [tensor for group in asked.groups.values() for tensor in group.values()]
-        untrained = reply.groups and not reply.groups.keys() - {"statistics", "selector", "moments"}
+        untrained = reply.groups and not reply.groups.keys() - {"statistics", "channels", "selector", "moments"}
         if asked.facts["task"] == "round" and not untrained:
             kept[site] += [
                 (f"{network}/{name}" if network == "own-control" else name, tensor.clone())
@@ -653,6 +653,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "silobn": 6,
         "fedper": 2,
         "harmofl": 0,
+        "fedrdn": 0,
         **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "moon"), 0),
         "scaffold": len(list(study.participants[A].state.model.parameters())),
         **dict.fromkeys(FEDSM, 0),

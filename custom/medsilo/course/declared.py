@@ -129,6 +129,7 @@ ABLE = (
     "fedprox",
     "fedbn",
     "fedper",
+    "fedrdn",
     "ditto",
     "mr-mtl",
     "harmofl",
