@@ -128,6 +128,7 @@ METHODS = Registry(
         "fedadagrad": "medsilo.methods.fedopt:FedAdagrad",
         "scaffold": "medsilo.methods.scaffold:Scaffold",
         "moon": "medsilo.methods.moon:Moon",
+        "feddg-ga": "medsilo.methods.feddg_ga:FedDGGA",
         "mr-mtl": "medsilo.methods.mr_mtl:MRMTL",
         "ditto": "medsilo.methods.ditto:Ditto",
         "apfl": "medsilo.methods.apfl:APFL",

@@ -33,7 +33,7 @@ from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, Summary
 from medsilo.site.settings import SiteSettings
 from medsilo.study.progress import round_lines
 from medsilo.tasks.task import SiteData
-from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, make_plan, slow_but
+from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, WEIGHED, make_plan, slow_but
 
 A, B, C = SITES
 CPU = SiteSettings(device="cpu")
@@ -653,7 +653,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "silobn": 6,
         "fedper": 2,
         "harmofl": 0,
-        "fedrdn": 0,
+        **dict.fromkeys(["fedrdn", *WEIGHED], 0),
         **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "moon"), 0),
         "scaffold": len(list(study.participants[A].state.model.parameters())),
         **dict.fromkeys(FEDSM, 0),

@@ -1,4 +1,4 @@
-"""Normalise images by the channels' mean and deviation: a hospital's own, or a hospital's that is drawn for each image."""
+"""Normalise images by the channels' mean and deviation: a hospital's own, or those of one drawn for each image."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
