@@ -23,7 +23,7 @@ from medsilo.study.compare import Study
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 PLAIN = ["local", "fedavg", "fedprox", "fedbn", "silobn", "fedper"]  # one phase, one group
 STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold"]  # the server makes a step of its own
-WEIGHED = ["feddg-ga"]  # the server finds out how much each hospital counts
+WEIGHED = ["feddg-ga", "fedlws", "fedawa", "fedce"]  # the server finds out how much each hospital counts
 PERSONAL = [
     "mr-mtl",
     "ditto",
@@ -33,7 +33,10 @@ PERSONAL = [
     "fine-tuning",
 ]  # a network of the site's own beside the shared one
 FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
-METHODS = [*PLAIN, "fedrdn", *STEPPING, *WEIGHED, "moon", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed", *FEDSM]
+METHODS = [
+    *(*PLAIN, "fedrdn", *STEPPING, *WEIGHED, "moon", *PERSONAL, "harmofl"),
+    *("adafed", "d-adafed", "f-adafed", *FEDSM),
+]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 

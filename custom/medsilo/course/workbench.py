@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.tensors import Modules
-from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, OutputLoss, evaluate, lesson, objective_of
+from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective, OutputLoss, lesson, objective_of
 from medsilo.learning.private import PrivateSteps, unless_empty
 from medsilo.learning.steps import Step, plain_step
 from medsilo.learning.training import Training
@@ -54,6 +54,9 @@ class Workbench:
     random: Generator  # for what a method draws at this site in this round
     rule: StepRule | None  # the plan's, where steps are not plain
     private: PrivateSteps | None = None  # how networks learn, where the plan promises privacy
+    # Numbers that a method sends beside tensors, as the hospital lets them leave; None where it does not.
+    told_loss: Callable[[nn.Module], float | None] = lambda model: None  # over the training cases, without dropout
+    told_score: Callable[[nn.Module], float | None] = lambda model: None  # over the validation cases
 
     def lesson(self, name: str = "model", objective: Objective | None = None, step: Step | None = None) -> Lesson:
         """Return how one network learns from a batch; by default the task, by the plan's step."""
@@ -68,10 +71,6 @@ class Workbench:
         if not isinstance(objective, OutputLoss):
             raise MedsiloError(f"privacy: what {name} learns is more than a loss of its output, which has no account")
         return self.private.lesson(name, model, objective.loss, optimizer, step)
-
-    def mean_loss(self) -> float:
-        """Return the mean loss of "model" over the training cases, as it is evaluated and not as it trains."""
-        return evaluate(self.modules["model"], self.data(), self.loss, lambda output, target: {}, self.compute)[0]
 
     def train(self, *lessons: Lesson, share: float = 1.0) -> float:
         """Do the plan's local epochs, by default on "model" alone: each batch is loaded once and serves every lesson.

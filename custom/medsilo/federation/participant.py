@@ -38,7 +38,17 @@ from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.sealed_site import SealedSite
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.class_weights import balanced, weighted
-from medsilo.learning.loop import DrawnCases, Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.loop import (
+    DrawnCases,
+    Lesson,
+    LossFunction,
+    Stop,
+    batches,
+    evaluate,
+    passed_through,
+    steps_in,
+    train_epoch,
+)
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
 from medsilo.privacy.mechanisms import Charge
@@ -503,7 +513,26 @@ class Participant:
             generator_for(self.plan.seed, self.site, "method", number),
             self.plan.algorithm.perturbation,
             private,
+            lambda model: self._told_loss(model, stop),
+            lambda model: self._told_score(model, stop),
         )
+
+    def _told_loss(self, model: nn.Module, stop: Stop) -> float | None:
+        """Return a network's mean loss over the training cases as it may leave, and count it as told."""
+        data = self._in_order(self.train, stop)
+        loss, _ = evaluate(model, data, self._loss, lambda output, target: {}, self.compute, stop)
+        told = _number(self.evaluation.train_loss(loss, self._samples()))
+        self.protection.note(train=told is not None)
+        return self.settings.rounded(told)
+
+    def _told_score(self, model: nn.Module, stop: Stop) -> float | None:
+        """Return a network's score over the validation cases as it may leave, and count it as told."""
+        if not self.cases["validation"] or not self.evaluation.tells("validation") or self.evaluation.noisy:
+            return None
+        whole = self.plan.algorithm.whole({**self.state.modules, "model": model})
+        score = self.evaluate(self.data.validation, stop, whole)[1]
+        self.protection.note(validation=1)
+        return self.settings.rounded(_number(self.evaluation.score("validation", score)))
 
     def _in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield a part's cases once, behind the input layer."""

@@ -1,20 +1,20 @@
 """FedDG-GA: Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from medsilo.core.tensors import Modules, Tensors
+from medsilo.core.tensors import Modules
 from medsilo.course.group import Average, Group
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.training import Training
 from medsilo.methods.weighed import Weighed
-from medsilo.mixing.late import LateMean, Renew, Shares, Weighing
+from medsilo.mixing.late import LateMean, Renew, Sent, Shares, Weighing
 
 WIDEST = 100.0  # a gap between two mean losses; beyond it all is one
 
@@ -60,26 +60,29 @@ class FedDGGA(Weighed):
             ranges=lambda modules, task: {"gap": (-WIDEST, WIDEST)},
             says=lambda tensors: [
                 "gap: in every round, how much larger the mean loss over all training cases is under the shared model "
-                "than under this site's own"
+                "than under this site's own, from losses as they are told; 0 where none is"
             ],
             average=Average("the difference of two mean losses over a site's training cases", lambda cases, _: cases),
         )
-        return [Phase("train", training.rounds, (gap, self.model()), self.work)]
+        return [Phase("train", training.rounds, (gap, *self.mixture()), self.work)]
 
     def work(self, bench: Workbench) -> float:
         """Measure the gap of the model that has arrived, train, and measure the loss for the next gap."""
-        gap = cast(Gap, bench.modules["gap"])
-        if gap.measured:
-            gap.value.copy_((bench.mean_loss() - gap.own_loss).clamp(-WIDEST, WIDEST))
+        gap, model = cast(Gap, bench.modules["gap"]), bench.modules["model"]
+        shared = bench.told_loss(model)
+        gap.value.zero_()
+        if shared is not None and gap.measured:
+            gap.value.copy_((shared - gap.own_loss).clamp(-WIDEST, WIDEST))
         loss = bench.train()
-        gap.own_loss.fill_(bench.mean_loss())
-        gap.measured.fill_(True)
+        own = bench.told_loss(model)
+        gap.own_loss.fill_(own or 0.0)
+        gap.measured.fill_(own is not None)
         return loss
 
     def adjusted(self, rounds: int) -> Renew:
         """Return how the server moves the weights towards the sites whose gap is large."""
 
-        def adjust(a: dict[str, float], sent: Mapping[str, Tensors], number: int) -> dict[str, float]:
+        def adjust(a: dict[str, float], sent: Sent, number: int) -> dict[str, float]:
             gaps = {site: float(tensors["gap"]) for site, tensors in sent.items()}
             largest = max(map(abs, gaps.values()))
             if not largest:

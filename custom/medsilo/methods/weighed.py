@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from medsilo.course.algorithm import BY_ITSELF, Algorithm
-from medsilo.course.group import Group, network
+from medsilo.course.group import Group
 from medsilo.course.server_side import ServerSide
+from medsilo.methods.server_step import other_tensors, trained_weights
 from medsilo.mixing.late import LateMean, Shares, at_most
 
 
 class Weighed(Algorithm):
-    """θ ← Σ_k a_k θ_k of the whole model, with weights that the server works out when all sites have answered."""
+    """θ ← Σ_k a_k θ_k, also of running statistics, with weights that the server works out once all have answered."""
 
     protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**BY_ITSELF, "algorithm.largest_share": 1.0}}
 
@@ -25,15 +26,23 @@ class Weighed(Algorithm):
         "others. The paper has no bound, which is 1",
     )
 
-    def model(self) -> Group:
-        """Return the group of the model."""
-        return Group(
+    def mixture(self) -> tuple[Group, Group]:
+        """Return the groups of the model: trained weights, and beside them what is averaged with the same weights."""
+        model = Group(
             "model",
-            network("model"),
+            trained_weights,
             lambda server: LateMean(lambda mean: at_most(self.weigh(server, mean), self.largest_share)),
             undefended=f"mixing: how much a hospital counts is what {self.name} finds out, so a robust rule or a cap "
             "can't take its mean's place; lower algorithm.largest_share, or use fedavg",
         )
+        buffers = Group(
+            "buffers",
+            other_tensors,
+            lambda server: LateMean(lambda mean: server.mixers["model"].shares),
+            title="running statistics",
+            undefended=model.undefended,
+        )
+        return model, buffers
 
     @abstractmethod
     def weigh(self, server: ServerSide, mean: LateMean) -> Shares:

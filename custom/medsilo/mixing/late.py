@@ -29,11 +29,18 @@ class LateMean(WeightedMean):
 
     late: returns the weight of every site that answered, from this mixer: it may ask for `products`, and look at groups
         that were declared earlier, which are closed by then.
+    scale: returns a number for every tensor, by which its mean is multiplied; asked after `late`.
     """
 
-    def __init__(self, late: Callable[["LateMean"], Shares], spill_folder: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        late: Callable[["LateMean"], Shares],
+        scale: Callable[["LateMean"], Shares] | None = None,
+        spill_folder: str | Path | None = None,
+    ) -> None:
         super().__init__(spill_folder)
-        self._late = late
+        self._late, self._scale = late, scale
+        self.memory: dict[str, dict[str, float]] = {}  # by site: what `late` keeps from round to round
 
     @property
     def sealed(self) -> Form:
@@ -43,6 +50,12 @@ class LateMean(WeightedMean):
     def samples(self) -> Shares:
         """Return the cases of the sites that have answered in the open round, in sorted order."""
         return dict(sorted(self._samples.items()))
+
+    @property
+    def averaged(self) -> list[str]:
+        """Return the names of the tensors that are averaged in the open round."""
+        assert self._layout is not None
+        return [name for section in self._layout.sections for name in section.names]
 
     def defend(self, shield: Shield) -> None:
         Mixer.defend(self, shield)
@@ -66,11 +79,24 @@ class LateMean(WeightedMean):
         for site, weight in self._numbers.items():
             if not weight:
                 self._waiting.drop(site)
+        scales = self._scale(self) if self._scale else {}
         super()._merge()
+        assert self._given is not None
+        for name, scale in scales.items():
+            mean = self._given[name]
+            self._given[name] = (mean.double() * scale).to(mean.dtype)
 
-    def products(self, part: Callable[[str], str]) -> dict[str, Tensor]:
-        """Return the inner products [1 + K, 1 + K] of the model as it was and the ways of the K sites from it, in sorted
-        order, in double precision; those of all tensors of a part together. part: of each tensor."""
+    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+        tensors, facts = super()._save()
+        return tensors, {**facts, "memory": {site: dict(own) for site, own in self.memory.items()}}
+
+    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
+        super()._load(tensors, facts)
+        self.memory = {site: dict(own) for site, own in facts["memory"].items()}
+
+    def products(self, part: Callable[[str], str] = lambda name: "all") -> dict[str, Tensor]:
+        """Return the inner products [1 + K, 1 + K] of the model as it was and of the ways of K sites from it, in sorted
+        order and double precision, of all tensors of a part together. part: of each tensor."""
         found: dict[str, Tensor] = {}
         for names, rows in self._columns():
             key, size = part(names), len(rows)
@@ -93,7 +119,8 @@ class LateMean(WeightedMean):
                 yield from zip((piece.name for piece in block.pieces), columns, strict=True)
 
 
-Renew = Callable[[dict[str, float], Mapping[str, Tensors], int], dict[str, float]]
+Sent = Mapping[str, Tensors]
+Renew = Callable[[dict[str, float], Sent, int], dict[str, float]]
 
 
 class Weighing(Identity):
@@ -136,3 +163,28 @@ def at_most(weights: Shares, largest: float) -> dict[str, float]:
     if shares.max() > largest:
         shares = capped(shares.clamp(min=LEAST), largest)
     return dict(zip(weights, shares.tolist(), strict=True))
+
+
+class Answered(Identity):
+    """What every site says of itself, which it is given back with numbers of the server's in it.
+
+    answer: returns these for a site, by name; asked when the round closes, also for sites that did not answer. A site
+        that does not train gets zeros.
+    """
+
+    def __init__(self, answer: Callable[[str], Shares]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def _merge(self) -> None:
+        super()._merge()
+        for site, row in self._rows.items():
+            assert isinstance(row, dict)
+            numbers = {name: torch.full_like(row[name], value) for name, value in self._answer(site).items()}
+            self._rows[site] = row | numbers
+
+    def _row(self, site: str) -> dict[str, Tensor] | None:
+        row = super()._row(site)
+        if row is None and self._rows and site not in self._sites:
+            return {name: torch.zeros_like(tensor) for name, tensor in self.current(self._sites[0]).items()}
+        return row
