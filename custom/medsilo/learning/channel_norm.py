@@ -41,8 +41,8 @@ class ChannelNorm(nn.Module):
         if self._measures or not self.measured:
             return images
         mean, deviation = self.mean, self.deviation
-        if self._draws is not None:
-            known = self.present.nonzero().flatten()
+        known = self.present.nonzero().flatten()
+        if self._draws is not None and len(known):
             drawn = known[torch.randint(len(known), (len(images),), generator=self._draws).to(known.device)]
             mean, deviation = self.means[drawn], self.deviations[drawn]
         each = (-1, len(self.mean), *(1,) * (images.ndim - 2))

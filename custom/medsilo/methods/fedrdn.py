@@ -135,5 +135,5 @@ def share_out(modules: Modules, came: bool) -> None:
     norm = cast(ChannelNorm, modules[INPUT])
     if came:
         norm.share_out()
-    if not norm.present.any():
+    elif not norm.present.any():
         raise Refused("this site has lost the statistics of all hospitals; they are sent with the next request")
