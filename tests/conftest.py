@@ -21,15 +21,19 @@ from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.study.compare import Study
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
-PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper", "fedrep"]  # one phase, one group
+PLAIN = ["local", "fedavg", "fedprox", "fedbn", "silobn", "fedper", "fedrep"]  # one phase, one group
 # the server makes a step of its own
 STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold", "feddyn"]
 INSIDE_FEDSM = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]  # may make its personal models
 PERSONAL = ["mr-mtl", "fedala", *INSIDE_FEDSM, "fedbabu", "fedrod"]  # a network of the site's own beside the shared one
 FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
-METHODS = [*PLAIN, *STEPPING, "moon", "cyclic", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed", *FEDSM]
+WEIGHED = ["feddg-ga", "fedlws", "fedawa", "fedce"]  # the server finds out how much each hospital counts
+METHODS = [
+    *(*PLAIN, "fedrdn", *STEPPING, *WEIGHED, "moon", "cyclic", *PERSONAL, "harmofl"),
+    *("adafed", "d-adafed", "f-adafed", *FEDSM),
+]
 # not tried at every change in all that is tried of others
-NEWER = ["cyclic", "fedrep", "feddyn", "fedala", "fedbabu", "fedrod"]
+NEWER = ["silobn", "fedrdn", *WEIGHED, "cyclic", "fedrep", "feddyn", "fedala", "fedbabu", "fedrod"]
 AS_ANOTHER = ["fedrep", "fedbabu", "feddyn"]  # keep and send what fedper, fine-tuning and scaffold do
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 

@@ -33,7 +33,7 @@ from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, Summary
 from medsilo.site.settings import SiteSettings
 from medsilo.study.progress import round_lines
 from medsilo.tasks.task import SiteData
-from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, all_but_newer, make_plan, slow_but
+from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, WEIGHED, all_but_newer, make_plan, slow_but
 
 A, B, C = SITES
 CPU = SiteSettings(device="cpu")
@@ -611,7 +611,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         networks = {name: modules[name].state_dict() for name in ("model", "local", *apart) if name in modules}
         travels = {name for group in ("model", "body", "buffers", "personal") for name in reply.groups.get(group, {})}
         public = [tensor for group in asked.groups.values() for tensor in group.values()]
-        untrained = reply.groups and not reply.groups.keys() - {"statistics", "selector", "moments"}
+        untrained = reply.groups and not reply.groups.keys() - {"statistics", "channels", "selector", "moments"}
         if asked.facts["task"] == "round" and not untrained:
             kept[site] += [
                 (f"{network}/{name}" if network in apart else name, tensor.clone())
@@ -652,7 +652,9 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "fedprox": 0,
         "fedbn": 10,
         **dict.fromkeys(("fedper", "fedrep"), 2),
+        "silobn": 6,
         "harmofl": 0,
+        **dict.fromkeys(["fedrdn", *WEIGHED], 0),
         **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "moon", "cyclic"), 0),
         **dict.fromkeys(("scaffold", "feddyn"), len(list(study.participants[A].state.model.parameters()))),
         **dict.fromkeys(FEDSM, 0),
@@ -791,8 +793,8 @@ def test_test_data_are_touched_once_and_at_the_end(method: str, tmp_path: Path) 
     summary = study.run()
     for site in SITES:
         assert (data[site].test.looks == 1).all()
-        looks = plan.rounds + 1 + (method in FEDSM)
-        assert (data[site].validation.looks == looks).all()  # also before the first round, and for the super model
+        looks = plan.rounds + 1 + (method in FEDSM) + (plan.rounds - 1) * (method == "fedce")
+        assert (data[site].validation.looks == looks).all()  # also before round 1, and of other models
         assert summary.sites[site].test["cases"] == len(data[site].test)
 
 

@@ -130,6 +130,7 @@ ABLE = (
     "fedbn",
     "fedper",
     "feddyn",
+    "fedrdn",
     "ditto",
     "mr-mtl",
     "harmofl",

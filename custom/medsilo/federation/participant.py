@@ -38,7 +38,17 @@ from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.sealed_site import SealedSite
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.class_weights import balanced, weighted
-from medsilo.learning.loop import DrawnCases, Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.loop import (
+    DrawnCases,
+    Lesson,
+    LossFunction,
+    Stop,
+    batches,
+    evaluate,
+    passed_through,
+    steps_in,
+    train_epoch,
+)
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
 from medsilo.privacy.mechanisms import Charge
@@ -243,6 +253,9 @@ class Participant:
         self._truncate(asked.train_cases)
         self._stand_after(number, asked.last)
         self._receive(self._opened(asked, groups), self.plan.course.delivery)
+        if not self.trains:
+            part = self.data.train if self.cases["train"] else self.data.test
+            self.plan.algorithm.measure_unseen(self.state.modules, (inputs for inputs, _ in self._in_order(part, stop)))
         metrics = self._validate(number, stop)
         self._keep_common(asked, number)
         self.state.refuse_divergence(number)
@@ -495,12 +508,6 @@ class Participant:
                 data = passed_through(layer, data, learns=purpose == SHUFFLE)
             return train_epoch(data, lessons, self.compute, stop)
 
-        def in_order() -> Iterator[tuple[Tensor, Tensor]]:
-            cases = self.evaluation.pieces(self.data.train, "in order")
-            for inputs, targets in batches(cases, self.plan.task.evaluation_batch, self.compute):
-                stop()
-                yield layer.eval()(inputs) if layer else inputs, targets
-
         return Workbench(
             self.site,
             self._trainers,
@@ -510,14 +517,41 @@ class Participant:
             self._loss,
             self.compute,
             epoch,
-            in_order,
+            lambda: self._in_order(self.data.train, stop),
             self.private.size if self.private else self.cases["train"],
             steps,
             generator_for(self.plan.seed, self.site, "method", number),
             self.plan.algorithm.perturbation,
             private,
             self._labels,
+            lambda model: self._told_loss(model, stop),
+            lambda model: self._told_score(model, stop),
         )
+
+    def _told_loss(self, model: nn.Module, stop: Stop) -> float | None:
+        """Return a network's mean loss over the training cases as it may leave, and count it as told."""
+        data = self._in_order(self.train, stop)
+        loss, _ = evaluate(model, data, self._loss, lambda output, target: {}, self.compute, stop)
+        told = _number(self.evaluation.train_loss(loss, self._samples()))
+        self.protection.note(train=told is not None)
+        return self.settings.rounded(told)
+
+    def _told_score(self, model: nn.Module, stop: Stop) -> float | None:
+        """Return a network's score over the validation cases as it may leave, and count it as told."""
+        if not self.cases["validation"] or not self.evaluation.tells("validation") or self.evaluation.noisy:
+            return None
+        whole = self.plan.algorithm.whole({**self.state.modules, "model": model})
+        score = self.evaluate(self.data.validation, stop, whole)[1]
+        self.protection.note(validation=1)
+        return self.settings.rounded(_number(self.evaluation.score("validation", score)))
+
+    def _in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield a part's cases once, behind the input layer."""
+        layer = self.plan.algorithm.input_layer(self.state.modules)
+        cases = self.evaluation.pieces(part, "in order")
+        for inputs, targets in batches(cases, self.plan.task.evaluation_batch, self.compute):
+            stop()
+            yield layer.eval()(inputs) if layer else inputs, targets
 
     # ------------------------------------------------------------------ evaluation
     def _validate(self, rounds: int, stop: Stop) -> Metrics:
