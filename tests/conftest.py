@@ -29,7 +29,8 @@ PERSONAL = ["mr-mtl", "fedala", *INSIDE_FEDSM, "fedbabu", "fedrod"]  # a network
 FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
 METHODS = [*PLAIN, *STEPPING, "moon", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed", *FEDSM]
 NEWER = ["fedrep", "feddyn", "fedala", "fedbabu", "fedrod"]  # not tried at every change in all that is tried of others
-AS_ANOTHER = ["fedrep", "fedbabu", "feddyn"]  # keep and send what fedper, fine-tuning and scaffold do
+# keep and send what fedper, fine-tuning, scaffold and ditto do
+AS_ANOTHER = ["fedrep", "fedbabu", "feddyn", "fedrod"]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 
@@ -130,6 +131,11 @@ def slow_but(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
         return pytest.param(*values, marks=pytest.mark.long if values[0] in AS_ANOTHER else pytest.mark.slow)
 
     return [of(case) for case in cases]
+
+
+def long_if_newer(methods: Iterable[str]) -> list[Any]:
+    """Return the methods as a parameter's cases; the newer ones are tried before a release."""
+    return [pytest.param(method, marks=pytest.mark.long) if method in NEWER else method for method in methods]
 
 
 def all_but_newer(*methods: str) -> list[Any]:
