@@ -34,7 +34,8 @@ METHODS = [
 ]
 # not tried at every change in all that is tried of others
 NEWER = ["silobn", "fedrdn", *WEIGHED, "cyclic", "fedrep", "feddyn", "fedala", "fedbabu", "fedrod"]
-AS_ANOTHER = ["fedrep", "fedbabu", "feddyn"]  # keep and send what fedper, fine-tuning and scaffold do
+# keep and send what fedper, fine-tuning, scaffold, ditto and fedavg do
+AS_ANOTHER = ["fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 
@@ -135,6 +136,11 @@ def slow_but(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
         return pytest.param(*values, marks=pytest.mark.long if values[0] in AS_ANOTHER else pytest.mark.slow)
 
     return [of(case) for case in cases]
+
+
+def long_if_newer(methods: Iterable[str]) -> list[Any]:
+    """Return the methods as a parameter's cases; the newer ones are tried before a release."""
+    return [pytest.param(method, marks=pytest.mark.long) if method in NEWER else method for method in methods]
 
 
 def all_but_newer(*methods: str) -> list[Any]:

@@ -26,7 +26,8 @@ class FedRep(FedPer):
 
     def work(self, bench: Workbench) -> float:
         model = bench.modules["model"]
-        head, body = set(head_names(model)), {name for name, _ in model.named_parameters()} - set(head_names(model))
+        head = set(head_names(model))
+        body = {name for name, _ in model.named_parameters()} - head
         with learning_only(model, head), keeping_statistics(model):
             for number in range(self.head_epochs):
                 bench.epoch([bench.lesson()], -1 - number)  # in other orders than the body's epochs 0, 1, ...
