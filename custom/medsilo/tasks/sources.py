@@ -25,9 +25,11 @@ Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]  # patients, wh
 
 
 class Columns(Section):
-    """The names of the columns of a site's table."""
+    """The names of the columns of a site's table, or of the columns (or arrays) of its recordings."""
 
     image: Names | str = "image"  # several for several channels, in the plan's order
+    recording: str = "recording"  # of series: the file, or in a file of arrays the windows
+    time: str | None = None  # of series, in each recording
     label: str = "label"
     patient: str = "patient"
     part: str = "part"
@@ -48,6 +50,12 @@ class DataSource(Section):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
     levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's
     missing: Names = ("", "NA", "N/A", "NaN", "nan", "null", "?")  # what stands where a value is not known
+    # Of recordings (task `series-folder`):
+    recordings: Pattern | None = None  # a pattern with *, below the folder
+    rate: float | None = Field(None, gt=0, le=1e7)  # Hz that they were recorded with, where it is not the plan's
+    time_unit: Literal["s", "ms", "us", "datetime"] = "s"  # of columns.time
+    decimal: Literal[".", ","] = "."
+    order: Literal["signals-steps", "steps-signals"] | None = None  # of an array's axes, after that of the windows
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
     shares: OwnShares | None = None
     split: int | None = Field(None, ge=0, lt=2**32)

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.errors import DataError
 from medsilo.models.linear import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
@@ -22,14 +22,13 @@ from medsilo.tasks.listing import OTHER_NAMES, TABLE, Entry, Listing, check_part
 from medsilo.tasks.own.by_kind import ByKind
 from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number
 from medsilo.tasks.own.dividing import dealt, divided
+from medsilo.tasks.own.own_data import OwnData
 from medsilo.tasks.own.sheet import Sheet, read_sheet
-from medsilo.tasks.partition import Partition
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import Shares
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import Survival, concordant_pairs
-from medsilo.tasks.task import Cases, SiteData, Task, folded, patients_of
+from medsilo.tasks.task import Cases, SiteData, Task, patients_of
 
 EVENTS = ("censored", "event")  # 0 and 1
 FURTHEST = 100.0  # standard deviations from the mean, to which inputs are cut
@@ -42,12 +41,10 @@ ALONE = (
 Scales = tuple[Tensor, Tensor]  # what is subtracted of each input, and what it is divided by
 
 
-class PatientTable(ByKind):
+class PatientTable(OwnData, ByKind):
     """The agreement of sites that learn from tables of their own. Where a table lies is each site's own affair."""
 
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
-    needs_data: ClassVar[bool] = True
-    split_by_site: ClassVar[bool] = True
     reads_tables: ClassVar[bool] = True
     evaluation_batch: ClassVar[int] = 1_000_000  # a table lies in memory, and concordance compares all cases of a part
 
@@ -79,11 +76,6 @@ class PatientTable(ByKind):
         description="numbers less their mean, divided by their standard deviation: of each site's training cases, or "
         "those that the plan gives with each column",
     )
-    shares: Shares = Field(
-        default=(0.6, 0.2, 0.2), description="of patients in training, validation and test, if the site fixes no parts"
-    )
-    split: int = Field(default=0, ge=0, lt=2**32, description="another number splits the patients in another way")
-    partition: Partition | None = Field(default=None, description="deals one table to simulated sites")
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -142,10 +134,6 @@ class PatientTable(ByKind):
         return max(1.0, *(max(abs(one.low), abs(one.high)) for one in self.columns if not one.levels))
 
     @property
-    def deals(self) -> bool:
-        return self.partition is not None
-
-    @property
     def label_names(self) -> tuple[str, ...]:
         return self.labels if self.kind == "classification" else ()
 
@@ -190,36 +178,7 @@ class PatientTable(ByKind):
         return [{"log_risk": value} for value in output[:, 0].double().tolist()]
 
     # ------------------------------------------------------------------------------------------ from a file
-    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        return self.read(site, sites, seed, None if folder is None else DataSource(folder=folder))
-
-    def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-        return self._standardised(self._checked(site, sites, source))
-
-    def site_data(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-        """Return the parts of the plan's fold, if it has one: they are dealt before anything is standardised."""
-        data = self._checked(site, sites, source)
-        if self.fold is not None:
-            if data.survey and data.survey.fixed:
-                raise DataError("this site's table fixes who is tested, so there are no folds; compare without --folds")
-            data = folded(data, self.fold, (source.split if source else None) or 0)
-        return self._standardised(data)
-
-    def survey(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> Survey:
-        try:
-            return self._examined(site, sites, source)[0]
-        except MedsiloError as error:
-            return Survey.stopped(str(error), error.private)
-
-    def _checked(self, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
-        survey, parts = self._examined(site, sites, source)
-        wrong = [problem for problem in survey.problems if problem.severity == "stops"]
-        if wrong:
-            private = "; ".join(name for problem in wrong for name in problem.private)
-            raise DataError("; ".join(f"{problem.what} ({problem.count})" for problem in wrong), private)
-        return SiteData(*(parts[part] for part in PARTS), survey=survey)
-
-    def _standardised(self, data: SiteData) -> SiteData:
+    def _finished(self, data: SiteData) -> SiteData:
         """Return the cases as a network reads them; the survey keeps what numbers were standardised with."""
         parts: dict[str, Cases] = {part: getattr(data, part) for part in PARTS}
         known = parts["train"] if len(parts["train"]) else parts["test"]  # a site that does not train has only these
@@ -305,9 +264,7 @@ class PatientTable(ByKind):
                 "data: a table has no images, labels, patient pattern or cache on the disk; leave these keys out, and "
                 "name columns under data.columns and data.names"
             )
-        own = source.folder / site
-        natural = self.partition is None and own.is_dir() and not own.is_symlink()
-        found = self.rows(self.file(source, own if natural else source.folder), source)
+        found = self.rows(self.file(source, self._folder(site, source)), source)
         listing = found.listing
         if self.partition is not None:
             listing.entries = dealt(self.partition, site, sites, listing.entries, found.classes)
@@ -315,22 +272,16 @@ class PatientTable(ByKind):
         check_patients(listing)
         parts = divided(listing, source, self.shares, self.split)
         cases = {part: found.cases(parts[part], self.kind) for part in PARTS}
-        return self._told(listing, cases, ("test",) if source.only_tested else PARTS), cases
+        return self._survey_of(listing, cases, source), cases
 
-    def _told(self, listing: Listing, cases: Mapping[str, Cases], needed: Sequence[str]) -> Survey:
-        for part in needed:
-            if not len(cases[part]):
-                what = f"the {part} part has no cases; bring more patients, or fix the parts by a column of the table"
-                listing.problems.append(Problem("stops", what, 1))
+    def _survey_of(self, listing: Listing, cases: Mapping[str, Cases], source: DataSource) -> Survey:
+        shown = {part: self._part(own) for part, own in cases.items()}
+        self._told(listing, shown, source)
         if self.kind == "survival":
-            for part in (part for part in needed if part != "train" and len(cases[part])):
+            for part in (part for part in self._needed(source) if part != "train" and len(cases[part])):
                 if self.sway(cases[part], cases[part].patients) == 1.0 and _pairs(cases[part]) == 0:
                     what = f"the {part} part has no two cases to compare, an event and a longer time; bring more cases"
                     listing.problems.append(Problem("stops", what, 1))
-        shown = {part: self._part(own) for part, own in cases.items()}
-        if self.kind != "regression" and sum(count > 0 for count in shown["train"].classes.values()) == 1:
-            what = "all training cases are of one class: this site's model of its own learns nothing"
-            listing.problems.append(Problem("note", what, shown["train"].cases))
         copies = repeated(
             patient + digest(torch.cat([inputs, target.reshape(-1).double()]))
             for own in cases.values()
