@@ -17,13 +17,14 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import DataError
 from medsilo.models.linear import Linear
 from medsilo.models.network import Network
-from medsilo.tasks.classification import Classification
+from medsilo.tasks.classification import Classification, in_words
 from medsilo.tasks.listing import OTHER_NAMES, TABLE, Entry, Listing, check_parts, check_patients
 from medsilo.tasks.own.by_kind import ByKind
-from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number
+from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number, own_labels, own_names
 from medsilo.tasks.own.dividing import dealt, divided
 from medsilo.tasks.own.own_data import OwnData
 from medsilo.tasks.own.sheet import Sheet, read_sheet
+from medsilo.tasks.own.standardising import Scales, Standardise, check_scales, largest, scaled, scales_told
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
@@ -31,14 +32,12 @@ from medsilo.tasks.survival import Survival, concordant_pairs
 from medsilo.tasks.task import Cases, SiteData, Task, patients_of
 
 EVENTS = ("censored", "event")  # 0 and 1
-FURTHEST = 100.0  # standard deviations from the mean, to which inputs are cut
 MOST_INPUTS = 20_000
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
 ALONE = (
     "every line counts as a patient of its own; if a patient has several, say which column names the patient "
     "(data.columns.patient)"
 )
-Scales = tuple[Tensor, Tensor]  # what is subtracted of each input, and what it is divided by
 
 
 class PatientTable(OwnData, ByKind):
@@ -71,7 +70,7 @@ class PatientTable(OwnData, ByKind):
         description="lines with a value missing: left out; or the site's training mean takes its place (a category is "
         "none of its levels); or that and one input more per column, which is 1 there",
     )
-    standardise: Literal["site", "plan", "none"] = Field(
+    standardise: Standardise = Field(
         "site",
         description="numbers less their mean, divided by their standard deviation: of each site's training cases, or "
         "those that the plan gives with each column",
@@ -89,9 +88,7 @@ class PatientTable(OwnData, ByKind):
             raise ValueError(f"range {list(self.range)}: give the least and the greatest number of {self.target}")
         if self.channels > MOST_INPUTS:
             raise ValueError(f"columns: a network would read {self.channels} numbers of a case; {MOST_INPUTS} may be")
-        lacking = [one.name for one in self.columns if not one.levels and None in (one.mean, one.deviation)]
-        if self.standardise == "plan" and lacking:
-            raise ValueError(f"standardise: plan needs mean and deviation of every number; {lacking[0]!r} lacks them")
+        check_scales(self.columns, self.standardise)
         if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
             raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
         return self
@@ -129,9 +126,7 @@ class PatientTable(OwnData, ByKind):
     @property
     def largest_input(self) -> float:  # type: ignore[override]
         """By how numbers are standardised."""
-        if self.standardise != "none":
-            return FURTHEST
-        return max(1.0, *(max(abs(one.low), abs(one.high)) for one in self.columns if not one.levels))
+        return largest(self.columns, self.standardise)
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -167,12 +162,7 @@ class PatientTable(OwnData, ByKind):
         """Return what a network's output says of each case, by the name of a column of predictions.csv."""
         family = self._family
         if isinstance(family, Classification):
-            shares = family.scores(output.double()).softmax(1)
-            named = [f"probability_{label}" for label in self.labels]
-            return [
-                {"class": self.labels[max(range(len(own)), key=own.__getitem__)], **dict(zip(named, own, strict=True))}
-                for own in shares.tolist()
-            ]
+            return [in_words(own, self.labels) for own in family.scores(output.double()).softmax(1).tolist()]
         if isinstance(family, Regression):
             return [{self.target: value} for value in family.values_of(output.double()).tolist()]
         return [{"log_risk": value} for value in output[:, 0].double().tolist()]
@@ -221,17 +211,12 @@ class PatientTable(OwnData, ByKind):
 
     def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
         """Return what a survey told of `scales_of`."""
-        pairs = [told[name] for name in self.input_names[: self.read_numbers]]
-        means, deviations = torch.tensor(pairs, dtype=torch.float64).unbind(1)
-        return means, deviations
+        return scales_told(self.input_names[: self.read_numbers], told)
 
     def finished(self, raw: Tensor, scales: Scales) -> Tensor:
         """Return what the network reads: standardised, with missing values as the plan has it."""
-        means, deviations = scales
-        known = raw.where(~raw.isnan(), means)
-        inputs = known
-        if self.standardise != "none":
-            inputs = ((known - means) / deviations).clamp(-FURTHEST, FURTHEST)
+        known = raw.where(~raw.isnan(), scales[0])
+        inputs = known if self.standardise == "none" else scaled(known, scales)
         if self.missing == "mark":
             first = [sum(column.inputs for column in self.columns[:place]) for place in range(len(self.columns))]
             inputs = torch.cat([inputs, raw[:, first].isnan().to(inputs.dtype)], 1)
@@ -350,30 +335,16 @@ class _Reading:
         self.levels = {
             name: {as_level(own): str(plan) for own, plan in kinds.items()} for name, kinds in source.levels.items()
         }
-        self.labels = self._own_labels()
+        self.labels = own_labels(EVENTS if task.kind == "survival" else task.labels, source.label_map)
         self.listing = Listing()
         self.wrong: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # (severity, what) -> lines
 
     def read(self, path: Path) -> TableRows:
         task, source = self.task, self.source
-        known = {column.name for column in task.columns} | set(task._outcomes)
-        for key in (*source.names, *source.levels):
-            if key not in known:
-                raise DataError(
-                    "data.names or data.levels has a column that the plan does not read; write the plan's name first",
-                    private=key,
-                )
         columns = [*(one.name for one in task.columns), *(task._outcomes if self.outcome else ())]
-        called = {name: source.names.get(name, name) for name in columns}
-        roles = source.columns
-        if clash := [name for name, own in called.items() if own in (roles.patient, roles.part, roles.site)]:
-            raise DataError(
-                f"the plan reads column {clash[0]!r}, which names patients, parts or sites in this table, and such "
-                "columns are never read; ask for another plan, or correct data.columns"
-            )
+        roles, given = source.columns, (*source.names, *source.levels)
+        called = own_names(columns, source.names, (roles.patient, roles.part, roles.site), given, task._outcomes)
         needed = {own: name for name, own in called.items()}
-        if len(needed) < len(called):
-            raise DataError("data.names: two columns of the plan have the same name here; give each its own")
         if "patient" in roles.model_fields_set:
             needed[roles.patient] = "patient"
         sheet = read_sheet(path, needed, (roles.patient, roles.part, roles.site))
@@ -383,19 +354,6 @@ class _Reading:
             self._take(rows, place, dict(zip(sheet.columns, cells, strict=True)), called)
         self._tell(sheet)
         return rows
-
-    def _own_labels(self) -> dict[str, int]:
-        names = EVENTS if self.task.kind == "survival" else self.task.labels
-        known = {as_level(label): number for number, label in enumerate(names)}
-        if all(as_number(label) is None for label in names):
-            known |= {str(number): number for number in range(len(names))}
-        for own, plans in self.source.label_map.items():
-            if as_level(str(plans)) not in known:
-                raise DataError(
-                    f"data.label_map: a value is not among the plan's labels: {', '.join(names)}", str(plans)
-                )
-            known[as_level(str(own))] = known[as_level(str(plans))]
-        return known
 
     def _take(self, rows: TableRows, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
         """Read one line, or note why it can't be."""
