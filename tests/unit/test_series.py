@@ -19,8 +19,7 @@ from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks.own import recordings
-from medsilo.tasks.own.recordings import Coded, Reader, Recording
-from medsilo.tasks.own.series_folder import SeriesFolder
+from medsilo.tasks.own.recordings import Coded, Recording
 from medsilo.tasks.own.windows import Cutting, cut
 from medsilo.tasks.sources import DataSource
 
@@ -103,7 +102,6 @@ def test_windows_hold_no_gap_no_change_and_nothing_twice(
         begins += [gap or not begins, *[False] * (length - 1)]
         labels += [label] * length
         values += [*range(len(values), len(values) + length)][: length - broken] + [np.nan] * broken
-    whole = [len(values) and 1]
     numbers = np.array(values, np.float32)[:, None]
     coded = Coded(("a", "b"), np.array(["ab".index(label) for label in labels], np.int32))
     recording = Recording(numbers, np.array(begins), labels=coded)
@@ -117,7 +115,7 @@ def test_windows_hold_no_gap_no_change_and_nothing_twice(
         elif ends:
             expected += [(start, "ab".index(labels[first])) for start in range(first, row - window + 1, step)]
             first = row
-    assert whole and found.rows.tolist() == [start for start, _ in expected]
+    assert found.rows.tolist() == [start for start, _ in expected]
     assert found.labels.tolist() == [label for _, label in expected]
     for inputs, (start, _) in zip(found.inputs, expected, strict=True):
         assert inputs.tolist() == [list(range(start, start + window))]
@@ -135,12 +133,20 @@ def test_values_are_filled_from_before_and_not_for_long(known: list[bool], longe
     assert found.inputs.ravel().tolist() == expected
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(3, 40), st.integers(0, 1000))
-def test_no_patients_windows_are_in_two_parts(patients: int, split: int) -> None:
-    from medsilo.tasks.splits import parts_by_rank
-
-    assert len(parts_by_rank({str(n): "" for n in range(patients)}, (0.6, 0.2, 0.2), split)) == patients
+@settings(max_examples=8, deadline=None)
+@given(files=st.lists(st.integers(1, 3), min_size=3, max_size=7), split=st.integers(0, 1000))
+def test_no_patients_windows_are_in_two_parts(
+    files: list[int], split: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("parts")
+    for patient, count in enumerate(files):
+        for number in range(count):
+            write(folder / f"p{patient}_{number}.csv", rows(10 * patient + number, 2))
+    data = plan_of().task.site_data("a", SITES, 0, source_of(folder, split=split))
+    parts = [set(part.patients) for part in (data.train, data.validation, data.test)]
+    assert sum(map(len, parts)) == len(set().union(*parts)) == len(files)
+    windows = (2 * RATE - STEPS) // 8 + 1
+    assert sum(len(part) for part in (data.train, data.validation, data.test)) == windows * sum(files)
 
 
 def test_recordings_become_windows_of_their_patients(hospitals: Path) -> None:
@@ -177,12 +183,220 @@ def test_kept_on_the_disk_or_read_again_windows_are_the_same(hospitals: Path, tm
     lines = [[*row, f"p{person}"] for person in range(6) for row in rows(person)]
     write(tmp_path / "data/all.csv", lines, (*HEAD, "who"))
     task = plan_of().task
-    more: list[dict[str, Any]] = [{}, {"cache": "none"}, *[{"cache": "disk", "cache_folder": str(tmp_path / "kept")}] * 2]
+    more: list[dict[str, Any]] = [
+        {},
+        {"cache": "none"},
+        *[{"cache": "disk", "cache_folder": str(tmp_path / "kept")}] * 2,
+    ]
     found = [
-        task.site_data("a", SITES, 0, source_of(tmp_path / "data", columns=columns, patient=None, **own)) for own in more
+        task.site_data("a", SITES, 0, source_of(tmp_path / "data", columns=columns, patient=None, **own))
+        for own in more
     ]
     assert len(set(found[0].train.patients)) == 4
     for other in found[1:]:
         assert other.train.patients == found[0].train.patients
         for place in (0, 70, len(other.train) - 1):
             assert torch.equal(other.train[place][0], found[0].train[place][0])
+
+
+# ---------------------------------------------------------------------------------------------------- odd files
+def cell(row: int, column: int, value: Any) -> Callable[[Path], Any]:
+    """Write a recording with one other cell."""
+
+    def spoil(folder: Path) -> None:
+        lines = rows(50)
+        lines[row][column] = value
+        write(folder / "SECRETbad_1.csv", lines)
+
+    return spoil
+
+
+def text(content: bytes, name: str = "SECRETbad_1.csv") -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def arrays(**own: Any) -> Callable[[Path], Any]:
+    return lambda folder: np.savez(folder / "SECRETbad_1.npz", **own)
+
+
+def windows_of(count: int = 6) -> np.ndarray:
+    """Smooth windows, [windows, signals, steps]."""
+    drawn = np.random.default_rng(0).normal(size=(count, 2, 1)) * 3
+    return (drawn + np.sin(np.arange(STEPS) / 5)).astype(np.float32)
+
+
+def lying(folder: Path) -> None:
+    """Write an array whose header claims a terabyte."""
+    with zipfile.ZipFile(folder / "SECRETbad_1.npz", "w") as file:
+        for name, shape in (("recording", (2**34, 2, 16)), ("doing", (2**34,))):
+            with file.open(f"{name}.npy", "w") as stream:
+                np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
+                stream.write(b"12345678")
+
+
+LABELS = np.array(["REST", "WALK"] * 3)
+ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a text among numbers": (cell(5, 1, "broken"), "cells that are not numbers"),
+    "Python's own number": (cell(5, 1, "1_0"), "cells that are not numbers"),
+    "a missing value": (cell(5, 2, ""), "missing or impossible values"),
+    "an infinite value": (cell(5, 2, "-inf"), "missing or impossible values"),
+    "a number beyond all": (cell(5, 2, "1e300"), "missing or impossible values"),
+    "a time that goes back": (cell(5, 0, 0.01), "times that stand still or go back"),
+    "a time that is there twice": (cell(5, 0, 0.2), "times that stand still or go back"),
+    "a row without time": (cell(5, 0, ""), "rows without a time"),
+    "a surplus cell": (lambda folder: cell(5, 1, "1,1")(folder) or ragged(folder), "more or fewer cells"),
+    "a gap in time": (lambda folder: write(folder / "SECRETbad_1.csv", rows(50)[:60] + rows(50)[80:]), "gaps in time"),
+    "another rate": (lambda folder: write(folder / "SECRETbad_1.csv", rows(50)[::2]), "say about 10 Hz"),
+    "too short": (lambda folder: write(folder / "SECRETbad_1.csv", rows(50)[:9]), "no window of 16 steps"),
+    "Latin-1": (text("t,x,y,doing\n0,1,2,M\xfcde\n".encode("latin-1")), "not in UTF-8"),
+    "a decimal comma": (
+        text("\n".join([";".join(HEAD), *(f"0,{n:02};1,5;2,0;REST" for n in range(40))]).encode()),
+        "cells that are not numbers; name them under data.missing, or say data.decimal",
+    ),
+    "no header": (text(b"0,1,2,REST\n1,1,2,REST\n"), "a recording lacks"),
+    "a column twice": (lambda folder: write(folder / "SECRETbad_1.csv", [[0, 1, 2, "REST", 1]], (*HEAD, "x")), "a column twice"),
+    "no rows": (lambda folder: write(folder / "SECRETbad_1.csv", []), "no rows"),
+    "nothing": (text(b""), "a recording lacks"),
+    "no text at all": (text(bytes(range(256)) * 9), "not in UTF-8"),
+    "a line without end": (text(b"t,x,y,doing" + b",1" * 2**22), "a line of more than"),
+    "objects": (arrays(recording=np.array([{}, 1], object), doing=LABELS), "Python objects, which are never read"),
+    "axes in another order": (arrays(recording=windows_of().transpose(0, 2, 1), doing=LABELS), "correct data.order"),
+    "an array that is not there": (arrays(doing=LABELS), "lacks an array"),
+    "labels of other windows": (arrays(recording=windows_of(4), doing=LABELS), "one entry for each window"),
+    "a header that lies": (lying, "shorter or longer than its header says"),
+    "no archive": (text(b"PK\x03\x04" * 9, "SECRETbad_1.npz"), "can't be read"),
+    "an array with NaN": (arrays(recording=windows_of() * np.nan, doing=LABELS), "missing or impossible"),
+    "another ending": (text(b"0,1", "SECRETbad_1.xls"), "an ending that is none of"),
+}  # fmt: skip
+
+
+def ragged(folder: Path) -> None:
+    lines = rows(50)
+    lines[7] = [*lines[7], 3]
+    write(folder / "SECRETbad_1.csv", lines)
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_recording_is_left_out_and_named_at_the_site_only(kind: str, tmp_path: Path) -> None:
+    spoil, words = ODD[kind]
+    for person in range(4):
+        write(tmp_path / f"SECRET{person}_1.csv", rows(person, 4))
+    spoil(tmp_path)
+    source = source_of(tmp_path, recordings="*", order="signals-steps")
+    survey = plan_of().task.survey("a", SITES, 0, source)
+    left = [problem for problem in survey.problems if problem.severity == "left out"]
+    assert [problem.count for problem in left] == [1] and words in left[0].what and "\n" not in left[0].what
+    assert left[0].private[0].startswith("SECRETbad") and "SECRET" not in json.dumps([p.what for p in survey.problems])
+    assert survey.usable and sum(part.cases for part in survey.parts.values()) == 4 * 9 and survey.unreadable == 1
+
+
+def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for person in range(4):
+        write(tmp_path / f"SECRET{person}_1.csv", rows(person, 4))
+    task = plan_of().task
+
+    def words(**more: Any) -> str:
+        with pytest.raises(DataError) as told:
+            task.site_data("a", SITES, 0, source_of(tmp_path, **more))
+        assert "SECRET" not in str(told.value) and str(tmp_path) not in str(told.value)
+        return str(told.value)
+
+    assert "a label that is not among the plan's (rest, walk); add it to data.label_map (4)" in words(label_map={})
+    assert "not among the plan's labels" in words(label_map={"REST": "sleep"})
+    assert "no recording in the data folder fits data.recordings" in words(recordings="*.npz")
+    assert "names patients, parts or sites" in words(names={"x": "doing"})
+    assert "have the same name here" in words(names={"x": "y"})
+    assert "a column that the plan does not read" in words(names={"z": "y"})
+    assert "data: recordings have no images" in words(images="*.png")
+    assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
+    assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, columns={"label": "doing"})
+    monkeypatch.setattr(recordings, "MOST_CELLS", 100)
+    assert "more than 100 numbers; divide it" in words()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"signals": ["x", "x"]}, "name each once"),
+        ({"signals": [{"name": "x", "levels": ["a", "b"]}]}, "signals are numbers"),
+        ({"labels": ["1", "1.0"]}, "name each once"),
+        ({"standardise": "plan"}, "needs mean and deviation"),
+        ({"window": 2}, "too small"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(numbers: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        plan_of(**numbers)
+
+
+# ---------------------------------------------------------------------------------------------------- a study
+@pytest.fixture(scope="module")
+def studied(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The run of a study and the folder with a hospital's settings."""
+    run, local = tmp_path_factory.mktemp("run") / "fedavg-series", tmp_path_factory.mktemp("local")
+    settings = make_settings({"data": described(hospitals), "smallest_metric": 1, "score_cases": 0}, "a test")
+    study = inprocess.run(plan_of(), folder=run, settings=settings)
+    assert study.summary.pooled["accuracy"] > 0.9
+    (local / "medsilo.yaml").write_text(json.dumps({"data": described(hospitals / "a")}))
+    return run, local
+
+
+def test_a_study_learns_and_names_nobody(studied: tuple[Path, Path]) -> None:
+    run, _ = studied
+    assert "SECRET" not in (run / "summary.json").read_text() + (run / "rounds.jsonl").read_text()
+    summary = json.loads((run / "summary.json").read_text())
+    assert {"balanced_accuracy", "auroc", "sensitivity"} <= summary["pooled"].keys()
+
+
+def test_a_model_says_what_each_window_and_each_recording_shows(
+    studied: tuple[Path, Path], hospitals: Path, tmp_path: Path
+) -> None:
+    run, local = studied
+    write(tmp_path / "new/one.csv", rows(77, 8))
+    write(tmp_path / "new/other.csv", [[0, "x", 1, "REST"]])
+    out = tmp_path / "out"
+    command = ["predict", str(run), str(tmp_path / "new"), "-o", str(out), "--site-config", str(local)]
+    assert main([*command, "--site", "a"]) == 1
+    found = list(csv.DictReader((out / "predictions.csv").open()))
+    assert "not numbers" in found[-1]["error"] and found[-1]["recording"] == "other.csv"
+    assert [(row["window"], row["row"], row["seconds"]) for row in found[:2]] == [("1", "1", "0.0"), ("2", "9", "0.4")]
+    assert len(found) - 1 == (160 - STEPS) // 8 + 1 and (found[0]["class"], found[-2]["class"]) == ("rest", "walk")
+    plan = plan_of()
+    network = plan.algorithm.whole(plan.build_networks())
+    from safetensors.torch import load_file
+
+    network.load_state_dict(load_file(run / "sites/a/best.safetensors"))
+    scales = json.loads((run / "sites/a/data.json").read_text())["scales"]
+    values = np.array([row[1:3] for row in rows(77, 8)[8 : 8 + STEPS]], np.float32).T
+    inputs = torch.tensor([(values[n] - scales[name][0]) / scales[name][1] for n, name in enumerate(SIGNALS)]).float()
+    expected = network.eval()(inputs[None])[0].softmax(0)
+    assert float(found[1]["probability_walk"]) == pytest.approx(float(expected[1]), abs=1e-5)
+    (whole,) = csv.DictReader((out / "recordings.csv").open())
+    mean = np.mean([float(row["probability_walk"]) for row in found[:-1]])
+    assert whole["recording"] == "one.csv" and float(whole["probability_walk"]) == pytest.approx(mean, abs=1e-6)
+    assert main([*command[:2], str(tmp_path / "new/one.csv"), "-o", str(tmp_path / "again"), *command[5:]]) == 0
+
+
+@pytest.mark.slow
+def test_check_leak_report_and_export(
+    studied: tuple[Path, Path], tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, local = studied
+    (tmp_path / "plan.yaml").write_text(plan_of().to_yaml())
+    plan = ["--plan", str(tmp_path / "plan.yaml")]
+    assert main(["check", "--job", str(root / "jobs/fedavg"), *plan, "--site-config", str(local), "--site", "a"]) == 0
+    assert main(["leak-report", str(root / "jobs/fedavg"), *plan, "--local", str(local)]) == 0
+    told = capsys.readouterr().out
+    assert "270 train" in told and "recordings, s" in told and "SECRET" not in told and str(local) not in told
+    assert main(["export", str(run), "-o", str(tmp_path / "bundle")]) == 0
+    assert (tmp_path / "bundle/models/model.onnx").is_file()
+    inputs = json.loads((tmp_path / "bundle/configs/inputs.json").read_text())
+    assert inputs == {"inputs": ["x", "y"], "standardise": "site", "steps": STEPS, "steps_a_second": RATE}
+
+
+def test_an_empty_folder_ends_a_run(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "plan.yaml").write_text(plan_of("local").to_yaml())
+    (tmp_path / "data").mkdir()
+    command = ["run", str(root / "jobs/local"), "--plan", str(tmp_path / "plan.yaml"), "--data", str(tmp_path / "data")]
+    assert main([*command, "--engine", "inprocess", "-o", str(tmp_path / "run")]) == 1
+    assert "no recording in the data folder fits data.recordings" in capsys.readouterr().err

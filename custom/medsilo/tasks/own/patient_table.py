@@ -213,6 +213,10 @@ class PatientTable(OwnData, ByKind):
         """Return what a survey told of `scales_of`."""
         return scales_told(self.input_names[: self.read_numbers], told)
 
+    def own_scales(self, source: DataSource) -> Scales:
+        """Return `scales_of` all lines of a hospital's table."""
+        return self.scales_of(self.rows(self.file(source, source.folder), source, outcome=False).as_read)
+
     def finished(self, raw: Tensor, scales: Scales) -> Tensor:
         """Return what the network reads: standardised, with missing values as the plan has it."""
         known = raw.where(~raw.isnan(), scales[0])

@@ -179,7 +179,9 @@ class Reader:
 
 
 def _roughness(windows: np.ndarray) -> float:
-    return float(np.nanmean(np.abs(np.diff(windows, axis=2)))) if windows.shape[2] > 1 else 0.0
+    """Return how much values change from step to step, of windows [windows, signals, steps]."""
+    changes = np.abs(np.diff(windows, axis=2))
+    return float(changes[np.isfinite(changes)].sum()) / max(changes.size, 1)
 
 
 @dataclass
@@ -213,7 +215,7 @@ class _Rows(Sheet):
             self.codes[name].append(known.setdefault(cells[places[name]].strip()[:1000], len(known)))
         self.count += 1
         if self.count * len(cells) > MOST_CELLS:
-            raise DataError(f"the table has more than {MOST_CELLS} values; divide it")
+            raise DataError(f"the table has more than {MOST_CELLS} numbers; divide it")
 
     def _number(self, cell: str) -> float:
         text = cell.strip()

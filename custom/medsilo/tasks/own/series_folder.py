@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -22,9 +22,9 @@ from medsilo.tasks.classification import Classification, in_words
 from medsilo.tasks.listing import Entry, Listing, check_patients, find_recordings
 from medsilo.tasks.own.columns import Column, ReadColumns, Text, as_level, own_labels
 from medsilo.tasks.own.own_folder import Found, OwnFolder
-from medsilo.tasks.own.recordings import ROUGH, Reader, Recording
+from medsilo.tasks.own.recordings import ROUGH, Coded, Reader, Recording
 from medsilo.tasks.own.standardising import Scales, Standardise, check_scales, largest, scaled, scales_told
-from medsilo.tasks.own.windows import Cutting, Missing, cut
+from medsilo.tasks.own.windows import Cutting, Missing, Windows, cut
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import digest, range_of
@@ -135,14 +135,14 @@ class SeriesFolder(OwnFolder, Classification):
         """Return what a survey told of `scales_of`."""
         return scales_told(self.input_names, told)
 
-    def scales_of(self, data: Dataset | None) -> Scales:
-        """Return what is subtracted of each signal and what it is divided by."""
+    def scales_of(self, blocks: Iterable[Tensor]) -> Scales:
+        """Return what is subtracted of each signal and what it is divided by. blocks: windows, some at a time."""
         means, deviations = torch.zeros(self.channels).double(), torch.ones(self.channels).double()
         if self.standardise == "plan":
             means = torch.tensor([float(one.mean or 0) for one in self.signals], dtype=torch.float64)
             deviations = torch.tensor([float(one.deviation or 1) for one in self.signals], dtype=torch.float64)
-        elif self.standardise == "site" and data is not None:
-            means, deviations = _spread(data, self.channels)
+        elif self.standardise == "site":
+            means, deviations = _spread(blocks, self.channels)
         return means, deviations
 
     def finished(self, windows: Tensor, scales: Scales) -> Tensor:
@@ -155,7 +155,7 @@ class SeriesFolder(OwnFolder, Classification):
         if self.standardise == "none":
             return data
         known = data.train if len(data.train) else data.test  # type: ignore[arg-type]
-        scales = self.scales_of(known)
+        scales = self.scales_of(_blocks(known))
         train, validation, test = (_Finished(self, own, scales) for own in (data.train, data.validation, data.test))
         told = {name: (float(a), float(b)) for name, a, b in zip(self.input_names, *scales, strict=True)}
         survey = data.survey and replace(data.survey, scales=told)
@@ -210,6 +210,20 @@ class SeriesFolder(OwnFolder, Classification):
             turned=recording.turned,
         )
         return PreparedEntry(torch.from_numpy(found.inputs), torch.from_numpy(labels.astype(np.uint8)), facts)
+
+    def windows(self, path: Path, reader: Reader) -> Iterator[tuple[str, Recording, Windows]]:
+        """Yield each patient of a file, its rows, and the patient's windows, whatever they show."""
+        recording = reader.read(path)
+        patients = recording.patients or Coded(("",), np.zeros(len(recording.begins), np.int64))
+        for place, patient in enumerate(patients.names):
+            yield patient, recording, cut(recording, self.cutting(recording, reader.source), patients.rows == place)
+
+    def own_scales(self, source: DataSource) -> Scales:
+        """Return `scales_of` all of a hospital's recordings."""
+        reader = Reader(self.signals, source, outcome=False)
+        paths = dict.fromkeys(entry.images[0] for entry in find_recordings(source, source.folder).entries)
+        every = (found.inputs for path in paths for _, _, found in self.windows(path, reader))
+        return self.scales_of(torch.from_numpy(inputs) for inputs in every if len(inputs))
 
     def cutting(self, recording: Recording, source: DataSource) -> Cutting:
         """Return how a recording is cut, at the plan's rate."""
@@ -289,12 +303,18 @@ class _Finished(Dataset):
         return self.task.finished(inputs, self.scales), target
 
 
-def _spread(data: Dataset, signals: int) -> Scales:
+def _blocks(data: Dataset) -> Iterator[Tensor]:
+    """Yield a data set's windows, some at a time."""
+    count = len(data)  # type: ignore[arg-type]
+    for first in range(0, count, AT_ONCE):
+        yield torch.stack([data[place][0] for place in range(first, min(first + AT_ONCE, count))])
+
+
+def _spread(blocks: Iterable[Tensor], signals: int) -> Scales:
     """Return each signal's mean and standard deviation (n - 1) over all steps of all windows; 1 where all are alike."""
     count, means, squares = 0, torch.zeros(signals).double(), torch.zeros(signals).double()
-    for first in range(0, len(data), AT_ONCE):  # type: ignore[arg-type]
-        several = [data[place][0] for place in range(first, min(first + AT_ONCE, len(data)))]  # type: ignore[arg-type]
-        values = torch.stack(several).double().transpose(1, 2).reshape(-1, signals)
+    for block in blocks:
+        values = block.double().transpose(1, 2).reshape(-1, signals)
         more, apart = len(values), values.mean(0) - means
         squares += (values - values.mean(0)).square().sum(0) + apart.square() * count * more / (count + more)
         means, count = means + apart * more / (count + more), count + more
