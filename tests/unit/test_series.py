@@ -12,16 +12,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
+from benchmarks.results.har import in_order
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
 from medsilo.federation import inprocess
+from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
 from medsilo.tasks.own import recordings
 from medsilo.tasks.own.recordings import Coded, Recording
 from medsilo.tasks.own.windows import Cutting, cut
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.task import SiteData
 
 SITES = ("a", "b")
 SIGNALS = ("x", "y")
@@ -254,7 +258,7 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "cells that are not numbers; name them under data.missing, or say data.decimal",
     ),
     "no header": (text(b"0,1,2,REST\n1,1,2,REST\n"), "a recording lacks"),
-    "a column twice": (lambda folder: write(folder / "SECRETbad_1.csv", [[0, 1, 2, "REST", 1]], (*HEAD, "x")), "a column twice"),
+    "a column twice": (text(b"t,x,y,doing,x\n0,1,2,REST,1\n"), "a column twice"),
     "no rows": (lambda folder: write(folder / "SECRETbad_1.csv", []), "no rows"),
     "nothing": (text(b""), "a recording lacks"),
     "no text at all": (text(bytes(range(256)) * 9), "not in UTF-8"),
@@ -363,13 +367,12 @@ def test_a_model_says_what_each_window_and_each_recording_shows(
     assert len(found) - 1 == (160 - STEPS) // 8 + 1 and (found[0]["class"], found[-2]["class"]) == ("rest", "walk")
     plan = plan_of()
     network = plan.algorithm.whole(plan.build_networks())
-    from safetensors.torch import load_file
-
     network.load_state_dict(load_file(run / "sites/a/best.safetensors"))
     scales = json.loads((run / "sites/a/data.json").read_text())["scales"]
     values = np.array([row[1:3] for row in rows(77, 8)[8 : 8 + STEPS]], np.float32).T
-    inputs = torch.tensor([(values[n] - scales[name][0]) / scales[name][1] for n, name in enumerate(SIGNALS)]).float()
-    expected = network.eval()(inputs[None])[0].softmax(0)
+    means, deviations = np.array([scales[name] for name in SIGNALS]).T[:, :, None]
+    inputs = torch.from_numpy((values - means) / deviations).float()
+    expected = network.eval()(inputs[None])[0].softmax(0).detach()
     assert float(found[1]["probability_walk"]) == pytest.approx(float(expected[1]), abs=1e-5)
     (whole,) = csv.DictReader((out / "recordings.csv").open())
     mean = np.mean([float(row["probability_walk"]) for row in found[:-1]])
@@ -400,3 +403,86 @@ def test_an_empty_folder_ends_a_run(tmp_path: Path, root: Path, capsys: pytest.C
     command = ["run", str(root / "jobs/local"), "--plan", str(tmp_path / "plan.yaml"), "--data", str(tmp_path / "data")]
     assert main([*command, "--engine", "inprocess", "-o", str(tmp_path / "run")]) == 1
     assert "no recording in the data folder fits data.recordings" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------- public data
+MOTIONS = ("walking", "upstairs", "downstairs", "sitting", "standing", "lying")
+WINDOWS = 100  # of each person
+SENSORS = [f"s{number}" for number in range(9)]
+
+
+def write_activity(source: Path, folder: Path) -> None:
+    """Write a person's windows of UCI HAR as one recording, with a gap in time between them."""
+    with np.load(source, allow_pickle=False) as stored:
+        windows = in_order(np.concatenate([stored["x_train"], stored["x_test"]]))[:WINDOWS]
+        labels = np.concatenate([stored["y_train"], stored["y_test"]])[:WINDOWS]
+    steps = windows.shape[2]
+    times = (np.arange(len(windows))[:, None] * 10 + np.arange(steps) / 50).ravel()
+    lines = windows.transpose(0, 2, 1).reshape(-1, len(SENSORS)).astype(str)
+    doing = np.array(MOTIONS)[labels.repeat(steps)]
+    table = [[f"{time:.2f}", *line, motion] for time, line, motion in zip(times, lines.tolist(), doing, strict=True)]
+    write(folder / f"{source.stem}.csv", table, ("t", *SENSORS, "doing"))
+    folder.with_name(f"{folder.name}-arrays").mkdir(exist_ok=True)
+    where = folder.with_name(f"{folder.name}-arrays") / f"{source.stem}.npz"
+    np.savez(where, x=windows.transpose(0, 2, 1), y=np.array(MOTIONS)[labels])
+
+
+def write_published(folder: Path, site: str, data: SiteData) -> None:
+    """Write a site's parts so that the published task draws the same validation part."""
+    (x, y), (kept_x, kept_y), (test_x, test_y) = (_tensors(part) for part in (data.train, data.validation, data.test))
+    order = torch.randperm(len(x) + len(kept_x), generator=generator_for(0, site, "validation")).numpy()
+    inputs, targets = np.zeros((len(order), *x.shape[1:]), np.float32), np.zeros(len(order), np.int64)
+    places = np.sort(order[: len(kept_x)]), np.sort(order[len(kept_x) :])
+    inputs[places[0]], inputs[places[1]], targets[places[0]], targets[places[1]] = kept_x, x, kept_y, y
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / f"{site}.npz", x_train=inputs, y_train=targets, x_test=test_x, y_test=test_y)
+
+
+def _tensors(part: Any) -> tuple[np.ndarray, np.ndarray]:
+    inputs, targets = zip(*(part[place] for place in range(len(part))), strict=True)
+    return torch.stack(inputs).numpy(), torch.stack(targets).numpy()
+
+
+@pytest.mark.slow
+def test_recorded_activity_gives_what_the_published_task_gives(shared_data: Path, tmp_path: Path) -> None:
+    """The same windows in the same parts, as CSV and as arrays: the same tensors, and the same study."""
+    people = sorted((shared_data / "har_uci").glob("subject_*.npz"))[:10]
+    for place, source in enumerate(people):
+        write_activity(source, tmp_path / "own" / SITES[place % 2])
+    numbers = {"signals": SENSORS, "labels": list(MOTIONS), "rate": 50, "window": 128, "step": 128, "missing": "split"}
+    plan = plan_of(**numbers, standardise="none")
+    described = {"recordings": "*.csv", "columns": {"time": "t", "label": "doing"}}
+    own = make_settings({"data": {"folder": str(tmp_path / "own"), **described}, "public_data": True}, "a test")
+    as_arrays = {"recordings": "*.npz", "columns": {"recording": "x", "label": "y"}, "order": "steps-signals"}
+    for site in SITES:
+        data = plan.task.site_data(site, SITES, 0, own.data)
+        assert [len(part) for part in (data.train, data.validation, data.test)] == [3 * WINDOWS, WINDOWS, WINDOWS]
+        other = DataSource.model_validate({"folder": tmp_path / f"own/{site}-arrays", **as_arrays})
+        same = plan.task.site_data(site, SITES, 0, other)
+        for one, two in zip(_tensors(data.train), _tensors(same.train), strict=True):
+            assert np.array_equal(one, two)
+        write_published(tmp_path / "published", site, data)
+    published = parse_plan({**plan.resolved(), "task": {"name": "activity-windows", "validation": 0.25}})
+    settings = make_settings({"data": str(tmp_path / "published"), "public_data": True}, "a test")
+    one, two = inprocess.run(plan, settings=own), inprocess.run(published, settings=settings)
+    for site in SITES:
+        for name, tensor in one.models[site].state_dict().items():
+            assert torch.equal(tensor, two.models[site].state_dict()[name])
+    assert one.summary.pooled["accuracy"] == two.summary.pooled["accuracy"]
+
+
+def test_axes_that_lie_the_other_way_round_are_noticed(shared_data: Path, tmp_path: Path) -> None:
+    """The copy of UCI HAR at hand has its numbers under the wrong shape, which trains without a word."""
+    people = sorted((shared_data / "har_uci").glob("subject_*.npz"))[:3]
+    for right in (False, True):
+        for source in people:
+            with np.load(source, allow_pickle=False) as stored:
+                windows = stored["x_test"]
+                label = stored["y_test"]
+            np.savez(tmp_path / source.name, recording=in_order(windows) if right else windows, label=label)
+        task = plan_of(signals=SENSORS, labels=list(MOTIONS), window=128, step=128).task
+        columns = {"recording": "recording", "label": "label"}
+        source_of_arrays = {"folder": tmp_path, "columns": columns, "order": "signals-steps"}
+        survey = task.survey("a", SITES, 0, DataSource.model_validate(source_of_arrays))
+        noticed = [problem.count for problem in survey.problems if "the other way round" in problem.what]
+        assert noticed == ([] if right else [3]) and survey.usable
