@@ -52,9 +52,9 @@ def write(path: Path, lines: Sequence[Sequence[Any]], head: Sequence[str] = HEAD
 
 
 def described(folder: Path, **more: Any) -> dict[str, Any]:
-    columns = {"time": "t", "label": "doing"}
+    inside = {"time": "t", "label": "doing"}
     return {
-        "folder": str(folder), "recordings": "*.csv", "columns": columns, "patient": "^[^_]+", "split": 0,
+        "folder": str(folder), "recordings": "*.csv", "inside": inside, "patient": "^[^_]+", "split": 0,
         "label_map": {"REST": "rest", "WALK": "walk"}, **more,
     }  # fmt: skip
 
@@ -183,7 +183,7 @@ def test_signals_are_standardised_by_the_training_part_also_of_a_fold(hospitals:
 
 
 def test_kept_on_the_disk_or_read_again_windows_are_the_same(hospitals: Path, tmp_path: Path) -> None:
-    columns = {"label": "doing", "patient": "who", "time": "t"}
+    inside = {"label": "doing", "patient": "who", "time": "t"}
     lines = [[*row, f"p{person}"] for person in range(6) for row in rows(person)]
     write(tmp_path / "data/all.csv", lines, (*HEAD, "who"))
     task = plan_of().task
@@ -193,8 +193,7 @@ def test_kept_on_the_disk_or_read_again_windows_are_the_same(hospitals: Path, tm
         *[{"cache": "disk", "cache_folder": str(tmp_path / "kept")}] * 2,
     ]
     found = [
-        task.site_data("a", SITES, 0, source_of(tmp_path / "data", columns=columns, patient=None, **own))
-        for own in more
+        task.site_data("a", SITES, 0, source_of(tmp_path / "data", inside=inside, patient=None, **own)) for own in more
     ]
     assert len(set(found[0].train.patients)) == 4
     for other in found[1:]:
@@ -232,7 +231,7 @@ def windows_of(count: int = 6) -> np.ndarray:
 def lying(folder: Path) -> None:
     """Write an array whose header claims a terabyte."""
     with zipfile.ZipFile(folder / "SECRETbad_1.npz", "w") as file:
-        for name, shape in (("recording", (2**34, 2, 16)), ("doing", (2**34,))):
+        for name, shape in (("x", (2**34, 2, 16)), ("doing", (2**34,))):
             with file.open(f"{name}.npy", "w") as stream:
                 np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
                 stream.write(b"12345678")
@@ -263,13 +262,13 @@ ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "nothing": (text(b""), "a recording lacks"),
     "no text at all": (text(bytes(range(256)) * 9), "not in UTF-8"),
     "a line without end": (text(b"t,x,y,doing" + b",1" * 2**22), "a line of more than"),
-    "objects": (arrays(recording=np.array([{}, 1], object), doing=LABELS), "Python objects, which are never read"),
-    "axes in another order": (arrays(recording=windows_of().transpose(0, 2, 1), doing=LABELS), "correct data.order"),
+    "objects": (arrays(x=np.array([{}, 1], object), doing=LABELS), "Python objects, which are never read"),
+    "axes in another order": (arrays(x=windows_of().transpose(0, 2, 1), doing=LABELS), "correct data.order"),
     "an array that is not there": (arrays(doing=LABELS), "lacks an array"),
-    "labels of other windows": (arrays(recording=windows_of(4), doing=LABELS), "one entry for each window"),
+    "labels of other windows": (arrays(x=windows_of(4), doing=LABELS), "one entry for each window"),
     "a header that lies": (lying, "shorter or longer than its header says"),
     "no archive": (text(b"PK\x03\x04" * 9, "SECRETbad_1.npz"), "can't be read"),
-    "an array with NaN": (arrays(recording=windows_of() * np.nan, doing=LABELS), "missing or impossible"),
+    "an array with NaN": (arrays(x=windows_of() * np.nan, doing=LABELS), "missing or impossible"),
     "another ending": (text(b"0,1", "SECRETbad_1.xls"), "an ending that is none of"),
 }  # fmt: skip
 
@@ -313,7 +312,7 @@ def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a column that the plan does not read" in words(names={"z": "y"})
     assert "data: recordings have no images" in words(images="*.png")
     assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
-    assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, columns={"label": "doing"})
+    assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, inside={"label": "doing"})
     monkeypatch.setattr(recordings, "MOST_CELLS", 100)
     assert "more than 100 numbers; divide it" in words()
 
@@ -451,9 +450,9 @@ def test_recorded_activity_gives_what_the_published_task_gives(shared_data: Path
         write_activity(source, tmp_path / "own" / SITES[place % 2])
     numbers = {"signals": SENSORS, "labels": list(MOTIONS), "rate": 50, "window": 128, "step": 128, "missing": "split"}
     plan = plan_of(**numbers, standardise="none")
-    described = {"recordings": "*.csv", "columns": {"time": "t", "label": "doing"}}
+    described = {"recordings": "*.csv", "inside": {"time": "t", "label": "doing"}}
     own = make_settings({"data": {"folder": str(tmp_path / "own"), **described}, "public_data": True}, "a test")
-    as_arrays = {"recordings": "*.npz", "columns": {"recording": "x", "label": "y"}, "order": "steps-signals"}
+    as_arrays = {"recordings": "*.npz", "inside": {"label": "y"}, "order": "steps-signals"}
     for site in SITES:
         data = plan.task.site_data(site, SITES, 0, own.data)
         assert [len(part) for part in (data.train, data.validation, data.test)] == [3 * WINDOWS, WINDOWS, WINDOWS]
@@ -479,10 +478,9 @@ def test_axes_that_lie_the_other_way_round_are_noticed(shared_data: Path, tmp_pa
             with np.load(source, allow_pickle=False) as stored:
                 windows = stored["x_test"]
                 label = stored["y_test"]
-            np.savez(tmp_path / source.name, recording=in_order(windows) if right else windows, label=label)
+            np.savez(tmp_path / source.name, x=in_order(windows) if right else windows, label=label)
         task = plan_of(signals=SENSORS, labels=list(MOTIONS), window=128, step=128).task
-        columns = {"recording": "recording", "label": "label"}
-        source_of_arrays = {"folder": tmp_path, "columns": columns, "order": "signals-steps"}
+        source_of_arrays = {"folder": tmp_path, "inside": {"label": "label"}, "order": "signals-steps"}
         survey = task.survey("a", SITES, 0, DataSource.model_validate(source_of_arrays))
         noticed = [problem.count for problem in survey.problems if "the other way round" in problem.what]
         assert noticed == ([] if right else [3]) and survey.usable

@@ -49,7 +49,7 @@ def try_alone(plan: Plan, settings: SiteSettings, folder: Path, on_round: Callab
 @torch.inference_mode()
 def found_cases(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> list[ShownCase]:
     """Return test cases of a hospital's classification, from the surest to the least sure; none of other tasks."""
-    if not plan.task.classifies or plan.task.shape is None:
+    if not (plan.task.classifies and plan.task.reads_images) or plan.task.shape is None:
         return []
     test = plan.task.site_data(site, plan.participation.sites, plan.seed, settings.data).test
     model, names = open_source(folder, site).network, plan.task.label_names

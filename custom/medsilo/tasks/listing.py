@@ -75,7 +75,10 @@ def find_recordings(source: DataSource, folder: Path) -> Listing:
     """
     names, links = files_below(folder)
     if table := table_of(source, names, source.recordings):
-        listing = _by_table(source, folder, table, names, (source.columns.recording,), masks=False)
+        inside, columns = source.inside, source.columns
+        known = {columns.label: inside.label, columns.patient: inside.patient}
+        within = [name for name, own in known.items() if own]
+        listing = _by_table(source, folder, table, names, (columns.recording,), masks=False, within=within)
         return _whole(listing, source, links)
     listing = Listing()
     pattern = source.recordings or ANYWHERE
@@ -85,7 +88,7 @@ def find_recordings(source: DataSource, folder: Path) -> Listing:
     if not listing.entries:
         hint = "correct it in the site's medsilo.yaml" if source.recordings else "put CSV, Parquet or numpy files there"
         raise DataError(f"no recording in the data folder fits data.recordings; {hint}", private=pattern)
-    if "patient" not in source.columns.model_fields_set:
+    if not source.inside.patient:
         _tell_patients(source, listing)
     return _whole(listing, source, links)
 
@@ -231,18 +234,26 @@ def _tell_patients(source: DataSource, listing: Listing) -> None:
 
 # ------------------------------------------------------------------------------------------------ a table
 def _by_table(
-    source: DataSource, folder: Path, table: str, names: dict[str, Path], images: Sequence[str], masks: bool
+    source: DataSource,
+    folder: Path,
+    table: str,
+    names: dict[str, Path],
+    images: Sequence[str],
+    masks: bool,
+    within: Collection[str] = (),
 ) -> Listing:
+    """Return the cases of a table. within: columns that it needs not have, as files say it themselves."""
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, columns = Listing(), source.columns
-    lines = list(_lines(path, [*images, columns.label, columns.patient]))
+    needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
+    lines = list(_lines(path, needed))
     counted: Counter[str] = Counter()
     empty: defaultdict[str, list[str]] = defaultdict(list)
     absent = []
     for number, line in enumerate(lines, 2):
         given = {column: plain((line.get(column) or "").strip()) for column in line if column is not None}
         place = f"line {number}"
-        lacking = [column for column in (*images, columns.label, columns.patient) if not given[column]]
+        lacking = [column for column in needed if not given[column]]
         for column in lacking:
             empty[column].append(place)
         if lacking:
@@ -253,11 +264,11 @@ def _by_table(
             absent.append(name)
             continue
         counted[name] += 1
-        label = files[-1] if masks else given[columns.label]
+        label = files[-1] if masks else given.get(columns.label, "")
         part, site = given.get(columns.part, "").lower(), given.get(columns.site, "")
         known = tuple(file for file in files[: len(images)] if file)
         listing.entries.append(
-            Entry(name, known, label or "", given[columns.patient], OTHER_NAMES.get(part, part), site)
+            Entry(name, known, label or "", given.get(columns.patient, ""), OTHER_NAMES.get(part, part), site)
         )
     for column, places in empty.items():
         listing.add("left out", f"lines of the table have an empty {column}; fill it in", places)

@@ -25,15 +25,23 @@ Memory = Callable[[Collection[str], Draw, bool], dict[str, str]]  # patients, wh
 
 
 class Columns(Section):
-    """The names of the columns of a site's table, or of the columns (or arrays) of its recordings."""
+    """The names of the columns of a site's table."""
 
     image: Names | str = "image"  # several for several channels, in the plan's order
-    recording: str = "recording"  # of series: the file, or in a file of arrays the windows
-    time: str | None = None  # of series, in each recording
+    recording: str = "recording"  # of series
     label: str = "label"
     patient: str = "patient"
     part: str = "part"
     site: str = "site"
+
+
+class Inside(Section):
+    """The names of the columns of each recording of a site, or of the arrays in it."""
+
+    time: str | None = None
+    label: str | None = None  # of each row or window; else its table or its folder says it
+    patient: str | None = None
+    windows: str = "x"  # of arrays
 
 
 class DataSource(Section):
@@ -52,8 +60,9 @@ class DataSource(Section):
     missing: Names = ("", "NA", "N/A", "NaN", "nan", "null", "?")  # what stands where a value is not known
     # Of recordings (task `series-folder`):
     recordings: Pattern | None = None  # a pattern with *, below the folder
+    inside: Inside = Inside()
     rate: float | None = Field(None, gt=0, le=1e7)  # Hz that they were recorded with, where it is not the plan's
-    time_unit: Literal["s", "ms", "us", "datetime"] = "s"  # of columns.time
+    time_unit: Literal["s", "ms", "us", "datetime"] = "s"  # of inside.time
     decimal: Literal[".", ","] = "."
     order: Literal["signals-steps", "steps-signals"] | None = None  # of an array's axes, after that of the windows
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.

@@ -26,7 +26,7 @@ from medsilo.tasks.own.own_data import OwnData
 from medsilo.tasks.own.sheet import Sheet, read_sheet
 from medsilo.tasks.own.standardising import Scales, Standardise, check_scales, largest, scaled, scales_told
 from medsilo.tasks.regression import Regression
-from medsilo.tasks.sources import DataSource
+from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import Survival, concordant_pairs
 from medsilo.tasks.task import Cases, SiteData, Task, patients_of
@@ -349,7 +349,7 @@ class _Reading:
         roles, given = source.columns, (*source.names, *source.levels)
         called = own_names(columns, source.names, (roles.patient, roles.part, roles.site), given, task._outcomes)
         needed = {own: name for name, own in called.items()}
-        if "patient" in roles.model_fields_set:
+        if roles.patient != Columns().patient:
             needed[roles.patient] = "patient"
         sheet = read_sheet(path, needed, (roles.patient, roles.part, roles.site))
         rows = TableRows(self.listing, task.read_numbers, {}, {}, {})

@@ -5,7 +5,8 @@ import zipfile
 import zlib
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,11 +58,10 @@ class Reader:
     """One site's way to read its recordings. It keeps the file that was read last."""
 
     def __init__(self, signals: Sequence[Column], source: DataSource, outcome: bool = True) -> None:
-        self.signals, self.source, columns = tuple(signals), source, source.columns
-        given = columns.model_fields_set if not source.table else frozenset()
-        self.labels = columns.label if "label" in given and outcome else None  # where each row has its own
-        self.patients = columns.patient if "patient" in given else None
-        others = [name for name in (self.labels, self.patients, columns.time) if name]
+        self.signals, self.source, inside = tuple(signals), source, source.inside
+        self.labels = inside.label if outcome else None
+        self.patients = inside.patient
+        others = [name for name in (inside.label, inside.patient, inside.time) if name]
         self.names = own_names([one.name for one in self.signals], source.names, others, source.names)
         self.last: tuple[Path, Recording] | None = None
 
@@ -102,7 +102,7 @@ class Reader:
     def _from_rows(self, path: Path, signals: bool) -> Recording:
         columns = {self.names[one.name]: one.name for one in self.signals} if signals else {}
         texts = [name for name in (self.labels, self.patients) if name]
-        time = self.source.columns.time if signals else None
+        time = self.source.inside.time if signals else None
         needed = columns | {name: name for name in (*texts, *([time] if time else []))}
         rows = read_into(
             _Rows({}, source=self.source, numbers=tuple(columns), texts=tuple(texts), time=time), path, needed
@@ -136,14 +136,14 @@ class Reader:
 
     # ------------------------------------------------------------------------------------------ arrays
     def _wanted(self, signals: bool) -> list[str]:
-        names = [self.source.columns.recording] if signals else []
+        names = [self.source.inside.windows] if signals else []
         return [*names, *(name for name in (self.labels, self.patients) if name)]
 
     def _from_arrays(self, arrays: Mapping[str, np.ndarray], signals: bool) -> Recording:
         texts = {name: arrays[name] for name in (self.labels, self.patients) if name}
         turned, values = False, np.zeros((0, 0), np.float32)
         if signals:
-            raw = arrays[self.source.columns.recording]
+            raw = arrays[self.source.inside.windows]
             windows, turned = self._in_order(raw)  # [windows, steps, signals]
             count, steps = windows.shape[:2]
             values = self._bounded(windows.reshape(count * steps, -1).astype(np.float32))
@@ -260,8 +260,9 @@ def _coded(texts: np.ndarray, steps: int) -> Coded:
 
 
 def _arrays(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return arrays of a file of numpy; one that holds objects, as pickle has them, is refused."""
-    try:
+    """Return arrays of a file of numpy."""
+    found = {}
+    with _believed_nothing():
         if path.suffix.lower() == ARRAY:
             if len(wanted) > 1:
                 raise DataError("a file .npy has one array and neither labels nor patients; write .npz")
@@ -270,20 +271,37 @@ def _arrays(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as file:
             missing = [name for name in wanted if f"{name}{ARRAY}" not in file.namelist()]
             if missing:
-                raise DataError("a file .npz lacks an array that data.columns names; correct one", ", ".join(missing))
-            found = {}
+                raise DataError("a file .npz lacks an array that data.inside names; correct one", ", ".join(missing))
             for name in wanted:
                 with file.open(f"{name}{ARRAY}") as stream:
                     found[name] = _array(stream, file.getinfo(f"{name}{ARRAY}").file_size)
-            return found
+    return found
+
+
+def arrays_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a file's arrays by their names; none of them is read."""
+    if path.suffix.lower() == ARRAY:
+        with path.open("rb") as stream, _believed_nothing():
+            return {"x": _header(stream)[0]}
+    found = {}
+    with _believed_nothing(), zipfile.ZipFile(path) as file:
+        for name in file.namelist():
+            with file.open(name) as member:
+                found[name.removesuffix(ARRAY)] = _header(member)[0]
+    return found
+
+
+@contextmanager
+def _believed_nothing() -> Iterator[None]:
+    """Say of whatever goes wrong with a file of numpy that it can't be read."""
+    try:
+        yield
     except (OSError, ValueError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError("a file of arrays can't be read; write it with numpy.savez", str(error)) from error
 
 
-def _array(stream: IO[bytes], size: int) -> np.ndarray:
-    """Return an array whose header says what it is; nothing of it is run, and no memory is taken on its word."""
-    if size > MOST_BYTES:
-        raise DataError(f"an array has more than {MOST_BYTES >> 20} MiB; divide it")
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return an array's shape, whether columns lie together, and its type; Python objects are refused."""
     header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(stream)
     if version not in header:
@@ -293,6 +311,14 @@ def _array(stream: IO[bytes], size: int) -> np.ndarray:
         raise DataError(
             "an array holds Python objects, which are never read; write numbers, and texts as numpy has them"
         )
+    return shape, by_column, kind
+
+
+def _array(stream: IO[bytes], size: int) -> np.ndarray:
+    """Return an array whose header says what it is; nothing of it is run, and no memory is taken on its word."""
+    if size > MOST_BYTES:
+        raise DataError(f"an array has more than {MOST_BYTES >> 20} MiB; divide it")
+    shape, by_column, kind = _header(stream)
     left = size - stream.tell()
     if left != math.prod(shape) * kind.itemsize:
         raise DataError("an array is shorter or longer than its header says; write it again")

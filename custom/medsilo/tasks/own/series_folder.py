@@ -34,7 +34,7 @@ NEAR = 0.01  # of a rate: times that say another one are not believed
 MOST_TERM = 1000  # of the fraction by which recordings are resampled
 AT_ONCE = 256  # windows that are measured together
 UNLABELLED = -1  # rows from which nothing is learned
-ROWS = ("names", "columns", "label_map", "missing", "rate", "time_unit", "decimal", "order")  # of a site's settings
+ROWS = ("names", "inside", "label_map", "missing", "rate", "time_unit", "decimal", "order")  # of a site's settings
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 
 

@@ -3,7 +3,9 @@
 import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -58,9 +60,22 @@ def read_into(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence
         raise DataError(f"the table has more than {MOST_BYTES >> 20} MiB; leave out columns that nobody needs")
     if path.suffix.lower() in PARQUET:
         return _parquet(sheet, path, needed, besides)
+    with _opened(path) as file:
+        return _csv(sheet, file, needed, besides)
+
+
+def first_lines(path: Path, most: int) -> list[list[str]]:
+    """Return the first lines of a CSV file, that with its columns' names among them."""
+    with _opened(path) as file:
+        return [[plain(cell.strip()) for cell in cells] for cells in islice(_reader(file), most)]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """Open a CSV file; what is wrong with it is a DataError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            return _csv(sheet, file, needed, besides)
+            yield file
     except UnicodeDecodeError as error:
         raise DataError("the table is not in UTF-8; save it as 'CSV UTF-8'", str(path)) from error
     except (OSError, csv.Error) as error:
@@ -68,11 +83,7 @@ def read_into(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence
 
 
 def _csv(sheet: S, file: TextIO, needed: Mapping[str, str], besides: Sequence[str]) -> S:
-    first = file.readline(MOST_CHARACTERS + 1)
-    if len(first) > MOST_CHARACTERS:
-        raise DataError(TOO_LONG)
-    file.seek(0)
-    reader = csv.reader(_bounded(file), delimiter=max(",;\t", key=first.count))
+    reader = _reader(file)
     head = [plain(name.strip()) for name in next(reader, [])]
     sheet.columns = _of(head, needed, besides)
     places = [head.index(name) for name in sheet.columns]
@@ -85,6 +96,15 @@ def _csv(sheet: S, file: TextIO, needed: Mapping[str, str], besides: Sequence[st
             continue
         sheet.add(place, [cells[own] for own in places])
     return sheet
+
+
+def _reader(file: TextIO) -> Any:
+    """Return what reads the lines of a CSV file, whatever its separator is."""
+    first = file.readline(MOST_CHARACTERS + 1)
+    if len(first) > MOST_CHARACTERS:
+        raise DataError(TOO_LONG)
+    file.seek(0)
+    return csv.reader(_bounded(file), delimiter=max(",;\t", key=first.count))
 
 
 def _bounded(file: TextIO) -> Iterator[str]:
