@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,12 +18,16 @@ from safetensors.torch import load_file
 from benchmarks.results.har import in_order
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
+from medsilo.core.files import load_yaml
 from medsilo.federation import inprocess
 from medsilo.learning.seeds import generator_for
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import make_settings
+from medsilo.start.fitting import Machine
+from medsilo.start.sight import first_sight
 from medsilo.tasks.own import recordings
 from medsilo.tasks.own.recordings import Coded, Recording
+from medsilo.tasks.own.series_folder import SeriesFolder
 from medsilo.tasks.own.windows import Cutting, cut
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData
@@ -484,3 +489,100 @@ def test_axes_that_lie_the_other_way_round_are_noticed(shared_data: Path, tmp_pa
         survey = task.survey("a", SITES, 0, DataSource.model_validate(source_of_arrays))
         noticed = [problem.count for problem in survey.problems if "the other way round" in problem.what]
         assert noticed == ([] if right else [3]) and survey.usable
+
+
+# ---------------------------------------------------------------------------------------------------- as it is written
+def test_the_example_of_the_documentation_is_read_as_it_stands(root: Path, tmp_path: Path) -> None:
+    text = (root / "docs" / "your-data.md").read_text(encoding="utf-8").partition("## Time series")[2]
+    task, own = (load_yaml(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[:2])
+    own["data"]["folder"] = str(tmp_path)
+    motions = ("resting", "walking", "transition", "climbing")
+    for person in range(5):
+        lines = [f"{20 * n};0,5;1,25;-{n + person};{motions[n // 150]}" for n in range(600)]
+        (tmp_path / f"P{person}_monday.csv").write_text("\n".join(["ms;AccX;AccY;AccZ;activity", *lines]))
+    plan = parse_plan({"algorithm": {"name": "local"}, "participation": {"sites": ["a"]}, **task})
+    data = plan.task.site_data("a", ["a"], 0, make_settings(own, "a test").data)
+    assert data.survey.parts["train"].classes == {"rest": 3, "walk": 3, "stairs": 3} and not data.survey.problems
+    inputs, target = (
+        plan.with_changes(["task.standardise=none"])
+        .task.site_data("a", ["a"], 0, make_settings(own, "a test").data)
+        .train[1]
+    )
+    assert target == 1 and inputs[:2, 0].tolist() == [0.5, 1.25] and inputs[2, 0] - inputs[2, -1] == 127
+
+
+def test_recordings_are_resampled_to_the_plans_rate(tmp_path: Path) -> None:
+    for person in range(3):
+        lines = [[n / 40, np.sin(n / 40), 1, "REST"] for n in range(120)]
+        write(tmp_path / f"p{person}.csv", lines)
+    task = plan_of(standardise="none", signals=["x"]).task
+    inputs, _ = task.site_data("a", SITES, 0, source_of(tmp_path, rate=40)).train[1]
+    assert np.allclose(inputs[0], np.sin((8 + np.arange(STEPS)) / RATE), atol=0.01)
+    left = task.survey("a", SITES, 0, source_of(tmp_path)).problems
+    assert "say about 40 Hz where the plan reads 20; say data.rate" in left[0].what
+
+
+def test_every_key_is_explained(root: Path) -> None:
+    text = (root / "docs" / "your-data.md").read_text(encoding="utf-8").partition("## Time series")[2]
+    shared = {"name", "kind", "fold"}
+    assert [key for key in SeriesFolder.model_fields if key not in shared and f"`{key}`" not in text] == []
+
+
+# ---------------------------------------------------------------------------------------------------- init
+def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
+    for person in range(8):
+        for kind in ("sinus", "afib"):
+            beats = [f"2026-01-01T00:00:{n / 50:09.6f};0,{n % 9};1,5" for n in range(200)]
+            path = tmp_path / "ecg" / kind / f"p{person}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(["Timestamp;I;II", *beats]))
+        (tmp_path / "arrays").mkdir(exist_ok=True)
+        subject = np.repeat([person, person + 50], 3)
+        np.savez(tmp_path / f"arrays/{person}.npz", x=windows_of(), y=LABELS, subject=subject)
+        write(tmp_path / f"several/hospital-a/{person}.csv", rows(person), ("time_ms", "x", "y", "Activity"))
+        write(tmp_path / f"several/hospital-b/{person}.csv", rows(person), ("time_ms", "x", "y", "Activity"))
+
+    def drafted(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        seen = first_sight(tmp_path / name, "a", lambda: Machine(1 << 30, False), None)
+        parse_plan(seen.choices.plan_values)
+        make_settings(seen.choices.settings_values, "a test")
+        return seen.choices.plan_values["task"], seen.choices.settings_values["data"]
+
+    task, data = drafted("ecg")
+    assert (task["signals"], task["labels"], task["rate"], task["window"]) == (
+        ["I", "II"],
+        ["afib", "sinus"],
+        50.0,
+        128,
+    )
+    assert (data["inside"], data["time_unit"], data["decimal"]) == ({"time": "Timestamp"}, "datetime", ",")
+    task, data = drafted("arrays")
+    assert (data["inside"], data["order"]) == ({"label": "y", "patient": "subject"}, "signals-steps")
+    assert (task["window"], task["step"], task["labels"]) == (STEPS, STEPS, ["REST", "WALK"])
+    task, data = drafted("several")
+    assert data["inside"] == {"time": "time_ms", "label": "Activity"} and data["time_unit"] == "ms"
+    (tmp_path / "odd").mkdir()
+    write(tmp_path / "odd/a.csv", [["?", "?"]], ("t", "label"))
+    with pytest.raises(DataError, match="no column of numbers"):
+        drafted("odd")
+
+
+@pytest.mark.slow
+def test_from_a_folder_to_predictions(hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The steps of docs/start.md, for recordings."""
+    study, run, out = (str(tmp_path / name) for name in ("study", "run", "out"))
+    for site in SITES:
+        for person in range(10):
+            lines = rows(person)
+            write(tmp_path / f"data/{site}/ward/p{person}.csv", lines, ("t", "x", "y", "activity"))
+    assert main(["init", str(tmp_path / "data"), "-o", study]) == 0
+    told = capsys.readouterr().out
+    assert "2 hospitals, each a folder" in told and "task.rate: 20.0" in told and "test accuracy" in told
+    job = f"{study}/job"
+    short = ["--set", "training.rounds=2", "--engine", "inprocess"]
+    assert main(["run", job, "--site-config", study, *short, "-o", run]) == 0
+    new = str(tmp_path / "data/a/ward/p1.csv")
+    (run,) = map(str, (tmp_path / "run").iterdir())
+    assert main(["predict", run, new, "-o", out, "--site-config", study, "--site", "a"]) == 0
+    found = list(csv.DictReader((tmp_path / "out/predictions.csv").open()))
+    assert sum(row["class"] == ("REST", "WALK")[int(float(row["seconds"])) // 4 % 2] for row in found) > len(found) / 2

@@ -12,7 +12,7 @@ import numpy as np
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.start.choices import METHOD, Choice, Draft, asked_for, course_of, own_shares, shares_of, steps_of
-from medsilo.start.folder_layout import HOSPITAL_WORDS, items_of
+from medsilo.start.folder_layout import HOSPITAL_WORDS, MOST_CLASSES, items_of
 from medsilo.start.looks import patient_in
 from medsilo.tasks.listing import RECORDINGS, TABLE, files_below, find_recordings
 from medsilo.tasks.own.columns import Column, as_number
@@ -24,7 +24,7 @@ from medsilo.tasks.sources import DataSource
 MOST = 60  # recordings of a hospital that are opened
 LINES = 200  # of a recording, by which its columns are told apart
 TIMES = {"t", "time", "times", "timestamp", "datetime", "date", "seconds", "sec", "s", "ms", "time_ms", "time_s", "us"}
-LABELS = {"label", "labels", "y", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
+LABELS = {"label", "labels", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
 PATIENTS = {"patient", "patients", "subject", "subjects", "person", "participant", "pid", "pseudonym", "who"}
 COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
 SECONDS = 2.56  # that a window takes, about, of a movement
@@ -105,6 +105,8 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
         patients[site] = len(known - {entry.patient for entry in own.entries} if reader.patients else known)
     if not read:
         raise DataError(f"no recording can be used: {'; '.join(f'{what} ({n})' for what, n in wrong.items())}")
+    if len(labels) > MOST_CLASSES:
+        raise DataError(f"column {source.inside.label!r} has {len(labels)} different values, too many for classes")
     if len(labels) < 2:
         raise DataError(f"all recordings are of one label, {next(iter(labels), 'none')}; add the others, or a column")
     rates = [one.rate for one in read if one.rate]
@@ -197,7 +199,7 @@ def _arrays(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...]
     if windows is None:
         raise DataError("arrays have no windows, which have three axes: windows, signals and steps; write them so")
     others = [name for name, shape in shapes.items() if shape == shapes[windows][:1]]
-    roles = {} if by_table else {"label": _called(others, LABELS), "patient": _called(others, PATIENTS)}
+    roles = {} if by_table else {"label": _called(others, LABELS | {"y"}), "patient": _called(others, PATIENTS)}
     count, steps = sorted(shapes[windows][1:])
     order = "signals-steps" if shapes[windows][1] == count and count != steps else "steps-signals"
     columns = {role: name for role, name in {"windows": windows, **roles}.items() if name}
