@@ -14,7 +14,7 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.start.choices import METHOD, Choice, Draft, asked_for, course_of, own_shares, shares_of, steps_of
 from medsilo.start.folder_layout import HOSPITAL_WORDS, MOST_CLASSES, items_of
 from medsilo.start.looks import patient_in
-from medsilo.tasks.listing import RECORDINGS, TABLE, files_below, find_recordings
+from medsilo.tasks.listing import RECORDINGS, TABLE, Listing, files_below, find_recordings
 from medsilo.tasks.own.columns import Column, as_number
 from medsilo.tasks.own.recordings import ARRAY, ARRAYS, Reader, Recording, arrays_in
 from medsilo.tasks.own.sheet import first_lines
@@ -84,47 +84,51 @@ def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
         patient = patient_in({site: [one.name for one in own.entries] for site, own in listings.items()}, by_folder)
         source = source.model_copy(update={"patient": patient})
         listings = {site: find_recordings(source, place) for site, place in places.items()}
-    reader = Reader([Column(name=name) for name in signals], source)
-    labels: Counter[str] = Counter()
-    wrong: Counter[str] = Counter()
-    patients: dict[str, int] = {}
-    read: list[Recording] = []
-    for site, own in listings.items():
-        known: set[str] = set()
-        for entry in own.entries:
-            known.add(entry.patient)
-            labels[str(entry.label)] += not reader.labels
-        for entry in own.entries[:MOST]:
-            try:
-                read.append(reader.read(entry.images[0]))
-            except MedsiloError as error:
-                wrong[str(error)] += 1
-                continue
-            labels += _counted(read[-1])
-            known |= set(read[-1].patients.names) if read[-1].patients else set()
-        patients[site] = len(known - {entry.patient for entry in own.entries} if reader.patients else known)
-    if not read:
-        raise DataError(f"no recording can be used: {'; '.join(f'{what} ({n})' for what, n in wrong.items())}")
+    read, wrong = _opened(listings, Reader([Column(name=name) for name in signals], source))
+    every = [one for own in read.values() for one in own]
+    labels = sum(map(_counted, every), Counter[str]())
+    if not source.inside.label:
+        labels = Counter(str(entry.label) for own in listings.values() for entry in own.entries)
     if len(labels) > MOST_CLASSES:
         raise DataError(f"column {source.inside.label!r} has {len(labels)} different values, too many for classes")
     if len(labels) < 2:
         raise DataError(f"all recordings are of one label, {next(iter(labels), 'none')}; add the others, or a column")
-    rates = [one.rate for one in read if one.rate]
+    rates = [one.rate for one in every if one.rate]
     return SeriesLooks(
         source,
         hospitals,
         signals,
         dict(sorted(labels.items())),
         "are names of folders" if by_folder else f"are in column {source.inside.label or source.columns.label!r}",
-        patients,
+        {site: len(_patients(own, read[site])) for site, own in listings.items()},
         {site: len(own.entries) for site, own in listings.items()},
-        int(np.median([len(one.values) for one in read])),
-        int(np.median([last - first for one in read for first, last in _pieces(one)])),
+        int(np.median([len(one.values) for one in every])),
+        int(np.median([last - first for one in every for first, last in _pieces(one)])),
         _round_rate(float(np.median(rates))) if rates else None,
-        sum(bool(np.isnan(one.values).any() or (one.gaps is not None and one.gaps.any())) for one in read),
-        len(read),
+        sum(bool(np.isnan(one.values).any() or (one.gaps is not None and one.gaps.any())) for one in every),
+        len(every),
         dict(wrong),
     )
+
+
+def _opened(listings: Mapping[str, Listing], reader: Reader) -> tuple[dict[str, list[Recording]], Counter[str]]:
+    """Return recordings of each hospital, and why others can't be read."""
+    read: dict[str, list[Recording]] = {site: [] for site in listings}
+    wrong: Counter[str] = Counter()
+    for site, own in listings.items():
+        for entry in own.entries[:MOST]:
+            try:
+                read[site].append(reader.read(entry.images[0]))
+            except MedsiloError as error:
+                wrong[str(error)] += 1
+    if not any(read.values()):
+        raise DataError(f"no recording can be used: {'; '.join(f'{what} ({n})' for what, n in wrong.items())}")
+    return read, wrong
+
+
+def _patients(listing: Listing, read: Sequence[Recording]) -> set[str]:
+    named = [one.patients.names for one in read if one.patients]
+    return {name for names in named for name in names} if named else {entry.patient for entry in listing.entries}
 
 
 def _counted(one: Recording) -> Counter[str]:
@@ -171,8 +175,8 @@ def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[st
 
 
 def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    head, *lines = [*first_lines(path, LINES), []]
-    lines = [line for line in lines if len(line) == len(head)]
+    head, *below = first_lines(path, LINES) or [[]]
+    lines = [line for line in below if len(line) == len(head)]
     time, label, patient = (_called(head, words) for words in (TIMES, LABELS, PATIENTS))
     cells = {name: [line[place] for line in lines if line[place]] for place, name in enumerate(head)}
     decimal = "," if any("," in cell for own in cells.values() for cell in own if _is_number(cell, ",")) else "."

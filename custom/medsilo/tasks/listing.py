@@ -76,8 +76,7 @@ def find_recordings(source: DataSource, folder: Path) -> Listing:
     names, links = files_below(folder)
     if table := table_of(source, names, source.recordings):
         inside, columns = source.inside, source.columns
-        known = {columns.label: inside.label, columns.patient: inside.patient}
-        within = [name for name, own in known.items() if own]
+        within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
         listing = _by_table(source, folder, table, names, (columns.recording,), masks=False, within=within)
         return _whole(listing, source, links)
     listing = Listing()

@@ -16,11 +16,12 @@ import numpy as np
 
 from medsilo.core.errors import DataError
 from medsilo.tasks.own.columns import Column, as_level, own_names
-from medsilo.tasks.own.sheet import MOST_BYTES, MOST_CELLS, PARQUET, Sheet, read_into
+from medsilo.tasks.own.sheet import LONGEST, MOST_BYTES, MOST_CELLS, PARQUET, Sheet, read_into
 from medsilo.tasks.sources import DataSource
 
 ARRAYS, ARRAY = ".npz", ".npy"
 KINDS = (".csv", ".tsv", ".txt", *PARQUET, ARRAYS, ARRAY)
+MOST_NAMES = 100_000  # of labels or patients in a file
 MOST_HEADER = 10_000  # characters of an array's header
 FEWEST = 0.5, 1.5  # of the usual time between rows: what is shorter or longer is a gap
 TRIED = 200  # windows by which the order of axes is judged
@@ -212,7 +213,9 @@ class _Rows(Sheet):
             self.wrong.append(place)
         for name in self.texts:
             known = self.known[name]
-            self.codes[name].append(known.setdefault(cells[places[name]].strip()[:1000], len(known)))
+            self.codes[name].append(known.setdefault(cells[places[name]].strip()[:LONGEST], len(known)))
+            if len(known) > MOST_NAMES:
+                raise DataError(f"a column of labels or patients has more than {MOST_NAMES} different ones; correct it")
         self.count += 1
         if self.count * len(cells) > MOST_CELLS:
             raise DataError(f"the table has more than {MOST_CELLS} numbers; divide it")

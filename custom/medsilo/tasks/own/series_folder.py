@@ -175,7 +175,8 @@ class SeriesFolder(OwnFolder, Classification):
             if known.number(label) is None
         ]
         what = f"recordings have a label that is not among the plan's ({', '.join(self.labels)})"
-        listing.add("stops", f"{what}; add it to data.label_map", strangers)
+        where = "" if reader.labels else ", or name the column that has it under data.inside.label"
+        listing.add("stops", f"{what}; add it to data.label_map{where}", strangers)
         classes = {entry.name: max(known.number(str(entry.label)) or 0, 0) for entry in listing.entries}
         settings = json.dumps(source.model_dump(mode="json", include=set(ROWS)))
         return Found(listing, classes, partial(self._made, reader=reader, known=known), settings)
