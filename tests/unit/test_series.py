@@ -142,7 +142,7 @@ def test_values_are_filled_from_before_and_not_for_long(known: list[bool], longe
     assert found.inputs.ravel().tolist() == expected
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(files=st.lists(st.integers(1, 3), min_size=3, max_size=7), split=st.integers(0, 1000))
 def test_no_patients_windows_are_in_two_parts(
     files: list[int], split: int, tmp_path_factory: pytest.TempPathFactory
