@@ -91,7 +91,7 @@ ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - BENEATH - {"api"})
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.
 WINGS = {
     "tasks": {
-        "own": "a hospital's own folders of images",
+        "own": "a hospital's own images, tables and recordings",
         "published": "one file per public data set",
         "synthetic": "hospitals that are drawn, for trying out and for tests",
     }

@@ -169,6 +169,7 @@ TASKS = Registry(
         "organ-mnist": "medsilo.tasks.published.organ_mnist:OrganMnist",
         "pamap2": "medsilo.tasks.published.pamap2:Pamap2",
         "prostate": "medsilo.tasks.published.prostate_mri:Prostate",
+        "series-folder": "medsilo.tasks.own.series_folder:SeriesFolder",
         "synthetic-activity": "medsilo.tasks.synthetic.activity:SyntheticActivity",
         "synthetic-histology": "medsilo.tasks.synthetic.histology:SyntheticHistology",
         "synthetic-prostate": "medsilo.tasks.synthetic.prostate:SyntheticProstate",

@@ -83,6 +83,7 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
         *_along("size", "voxels", survey.size),
         *_along("spacing", "mm", survey.spacing),
         *_along("intensity", "", (survey.intensity,) if survey.intensity else None),
+        *_along("recordings", "s", (survey.seconds,) if survey.seconds else None),
     ]
     if ranges:
         tables.append(Table("Ranges", ("quantity", "least", "greatest"), ranges))

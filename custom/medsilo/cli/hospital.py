@@ -19,7 +19,9 @@ LEDGER_ACTIONS = ("show", "verify", "export")
 def predict(
     screen: Screen,
     model: options.Model,
-    images: Annotated[list[Path], typer.Argument(help="images, DICOM folders, or folders with such; or tables")],
+    images: Annotated[
+        list[Path], typer.Argument(help="images, DICOM folders, or folders with such; tables; or recordings")
+    ],
     *,
     out: Annotated[
         Path,
@@ -36,18 +38,21 @@ def predict(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="a folder with a medsilo.yaml: masks get the values of its data.label_map, tables are read as it says",
+            help="a folder with a medsilo.yaml: masks get the values of its data.label_map, others are read as it says",
         ),
     ] = None,
 ) -> int:
-    """Find masks or classes in a hospital's own images, or what a table's lines ask for.
+    """Find masks or classes in a hospital's own images or recordings, or what a table's lines ask for.
 
     Writes a mask for each image, on its own grid, predictions.csv and .json, and overview.png with outlines of what was
-    found in the first images; of tables predictions.csv and .json. Ends with 1 if any image or line failed.
+    found in the first images; of tables and recordings predictions.csv and .json with a line for each line or window,
+    and recordings.csv with one for each recording. Ends with 1 if any image, line or recording failed.
     """
     screen.note("reading the model")
     from medsilo.deploy.predict import predict_all
-    from medsilo.deploy.predict_table import predict_tables, site_part
+    from medsilo.deploy.predict_series import predict_series
+    from medsilo.deploy.predict_table import predict_tables
+    from medsilo.deploy.predicted_rows import site_part
     from medsilo.deploy.source import open_source
     from medsilo.site.settings import make_settings, read_settings
 
@@ -56,16 +61,17 @@ def predict(
     folder = folder_of_settings(site_config)
     data = read_settings(folder).data if folder else None
     source = open_source(model, site)
-    chosen = settings.compute().device
+    chosen, task = settings.compute().device, source.plan.task
     with screen.busy("predicting"):
-        if source.plan.task.reads_tables:
-            failed = predict_tables(source, images, out, chosen, screen.say, data, site_part(model, site))
+        if task.reads_tables or task.reads_series:
+            predict_own = predict_tables if task.reads_tables else predict_series
+            failed = predict_own(source, images, out, chosen, screen.say, data, site_part(model, site))
         else:
             failed = predict_all(source, images, out, chosen, screen.say, data)
     screen.say(f"predictions: {out / 'predictions.csv'}")
     screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
     if failed:
-        what = "lines" if source.plan.task.reads_tables else "images"
+        what = "lines" if task.reads_tables else "recordings" if task.reads_series else "images"
         screen.warn(f"{what} that failed: {failed}; the reasons are in predictions.csv")
     return 1 if failed else 0
 

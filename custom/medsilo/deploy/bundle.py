@@ -17,10 +17,10 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json, write_text
 from medsilo.deploy.as_onnx import INPUT, OUTPUT, write_onnx
 from medsilo.deploy.card import card
+from medsilo.deploy.own_model import export_own_model
 from medsilo.deploy.predict import BATCH
 from medsilo.deploy.source import GLOBAL_MODEL, Source, open_source
 from medsilo.deploy.supermodel import SuperModel
-from medsilo.deploy.table_model import export_table_model
 from medsilo.tasks.bundled import IN_MONAI, InMonai
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -39,8 +39,8 @@ def export(source: Source, out: Path) -> str:
     if out.exists():
         raise MedsiloError("the bundle's folder exists; choose another", private=str(out))
     task = source.plan.task
-    if task.reads_tables:
-        return export_table_model(source, out, ONNX)
+    if task.reads_tables or task.reads_series:
+        return export_own_model(source, out, ONNX)
     words = task.in_monai()
     if words is None or task.shape is None:
         raise MedsiloError(f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does")
