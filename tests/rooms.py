@@ -46,7 +46,9 @@ ROOMS = {
         "the one description of a study: checked, resolved, hashed",
         "core course learning mixing models privacy registry tasks",
     ),
-    "site": room("a hospital's own settings, policy, memory and privacy ledger", "core learning privacy sealing tasks"),
+    "site": room(
+        "a hospital's own settings, policy, memory, approvals and privacy ledger", "core learning privacy sealing tasks"
+    ),
     "runs": room(
         "the typed record of a run: what is in its files, their names, the messages between server and sites",
         "core plan privacy",

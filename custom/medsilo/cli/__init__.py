@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from medsilo import __version__
-from medsilo.cli import hospital, leading, lists, results, running, starting
+from medsilo.cli import plan_approval, hospital, leading, lists, results, running, starting
 from medsilo.cli.show import command
 from medsilo.cli.usage import Commands, one_line
 from medsilo.core.text import plain
@@ -51,6 +51,10 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (hospital.export, "runs/<run>/supermodel -o bundle"),
         (hospital.leak_report, "jobs/harmofl --local kits/st-anna/local"),
         (hospital.check, "--job jobs/fedavg --kit kits/st-anna --html check.html"),
+        (plan_approval.approvals, "--kit kits/st-anna"),
+        (plan_approval.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
+        (plan_approval.decline, "3f9a01c2 --kit kits/st-anna"),
+        (plan_approval.withdraw, "3f9a01c2 --kit kits/st-anna"),
         (hospital.ledger, "show --kit kits/st-anna"),
         (hospital.audit_privacy, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),

@@ -43,6 +43,10 @@ class Died(Refused):
     """The process that was to answer died over it: another one is there, and may answer when it is asked again."""
 
 
+class Undecided(Refused):
+    """A plan that needs the hospital's approval, about which nobody there has decided yet."""
+
+
 class ParticipationError(MedsiloError):
     """Fewer sites than the plan agreed on."""
 

@@ -30,6 +30,7 @@ from medsilo.federation.account import PrivacyAccount
 from medsilo.federation.doing import NowFile
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
+from medsilo.federation.permission import Permission
 from medsilo.federation.private_numbers import PrivateNumbers
 from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
@@ -72,6 +73,8 @@ class Participant:
         self.plan, self.site, self.sites, self.folder = plan, site, sorted(sites), folder
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
         self.compute, self.settings = settings.compute(), settings
+        self.permission = Permission(plan, site, self.sites, settings, folder, lead, kit)
+        self.permission.check()
         self.protection = Protection(plan, site, settings, folder, lead)
         self.account: PrivacyAccount | None = None
         if data is None:
@@ -106,10 +109,14 @@ class Participant:
 
         def step() -> None:
             stop()
+            self.permission.look(asked.round)
             self.doing.step()
 
         with self.doing.answering(asked.task, asked.round):
-            return self._answer(parcel, asked, step)
+            self.permission.check(asked.sites, asked.round)
+            reply = self._answer(parcel, asked, step)
+            self.permission.check(asked.sites, asked.round)  # the last thing before it leaves
+            return reply
 
     def _answer(self, parcel: Parcel, asked: Request, stop: Stop) -> Parcel:
         started = time.monotonic()

@@ -26,6 +26,7 @@ from medsilo.federation.accepting import check_package, check_packages
 from medsilo.federation.bounds import request_bounds
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
+from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
@@ -82,7 +83,7 @@ class MedsiloExecutor(Executor):
         def work() -> Shareable:
             if parcel.facts == PRESENT:
                 return to_shareable(parcel)
-            participant, clock = self._participant(parcel, fl_ctx)
+            participant, clock = self._participant(parcel, fl_ctx, stop)
             with clock.running():
                 running.append(clock)
                 reply = participant.answer(parcel, stop)
@@ -102,7 +103,9 @@ class MedsiloExecutor(Executor):
             self._write_private(error, fl_ctx)
             return refusal(reason, isinstance(error, Died))
 
-    def _participant(self, parcel: Parcel, fl_ctx: FLContext) -> tuple[Participant | IsolatedParticipant, Clock]:
+    def _participant(
+        self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]
+    ) -> tuple[Participant | IsolatedParticipant, Clock]:
         """This site in the parcel's study, and its clock; made once per process."""
         if self.participant is None or self.clock is None:
             check_package(package_facts(), parcel.facts.get("package"))
@@ -114,10 +117,11 @@ class MedsiloExecutor(Executor):
             self.folder = paths.site_folder(output_folder(fl_ctx, settings) / study, site)
             if plan.hash != parcel.facts["plan"]:
                 raise Refused("the job's plan at this site differs from the server's; submit the job again")
-            self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
-            self.clock = Clock(self.folder, settings.limits)
             sites, kind, lead = parcel.facts["sites"], self.participant_class, submitter_of(fl_ctx) or ""
             kit = kit_of(fl_ctx)
+            Permission(plan, site, sites, settings, self.folder, lead, kit).wait(stop)
+            self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
+            self.clock = Clock(self.folder, settings.limits)
             if settings.isolation:
                 self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind, lead, kit)
             else:
