@@ -1,4 +1,4 @@
-"""Commands for a hospital's decision about a plan: approvals, approve, decline, withdraw."""
+"""Commands for a hospital's decision about a plan: approvals, approve, decline, withdraw, site-page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -119,6 +119,35 @@ def withdraw(screen: Screen, hash: Hash = None, *, kit: Kit, by: By = "") -> int
     What has left before stays where it is.
     """
     return _decide(screen, "withdrawn", kit, hash, (None, None, []), by)
+
+
+def site_page(
+    screen: Screen,
+    *,
+    kit: Kit,
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65_535, help="on this machine; 0: any that is free")
+    ] = 0,
+) -> int:
+    """At a hospital: a page to read plans, approve or decline them, and watch studies, on this machine only.
+
+    Prints an address that is good for one use. Ctrl-C ends the page; studies go on.
+    """
+    from medsilo.site_page.pages import SitePages
+    from medsilo.site_page.server import PageServer
+
+    try:
+        server = PageServer(SitePages(kit), port)
+    except OSError as error:
+        raise MedsiloError(f"port {port} of this machine can't be used; give another --port, or none") from error
+    screen.say(f"open this address in a browser on this machine; it is good for one use:\n{server.start}")
+    screen.event("ready", {"address": server.start})
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            screen.say("the page has ended; studies go on")
+    return 0
 
 
 def _decide(

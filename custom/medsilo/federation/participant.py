@@ -100,7 +100,7 @@ class Participant:
         self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
         self.validated: tuple[float, float, Measures] | None = None  # loss, score, and what was measured of each case
         self.noisy_score: float | None = None  # of the last validation, as it is told
-        self.doing = NowFile(folder)
+        self.doing = NowFile(folder, device=str(self.compute.device))
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:

@@ -24,6 +24,7 @@ from medsilo.core.package import package_facts
 from medsilo.core.text import plain
 from medsilo.federation.accepting import check_package, check_packages
 from medsilo.federation.bounds import request_bounds
+from medsilo.federation.diary import Diary
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
@@ -69,7 +70,7 @@ class MedsiloExecutor(Executor):
             gate.allow(request_bounds(plan_of_job(fl_ctx)))
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        started = time.monotonic()
+        started, parcel = time.monotonic(), Parcel()
         running: list[Clock] = []  # the site's, as soon as this work has begun
 
         def stop() -> None:
@@ -89,6 +90,8 @@ class MedsiloExecutor(Executor):
                 reply = participant.answer(parcel, stop)
             for warning in reply.facts.get("warnings", []):
                 self.log_warning(fl_ctx, plain(warning))
+            if self.folder:
+                Diary(self.folder).answered(parcel.facts, reply)
             return to_shareable(reply)
 
         try:
@@ -101,6 +104,8 @@ class MedsiloExecutor(Executor):
             self.log_error(fl_ctx, reason)
             add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
+            if self.folder:
+                Diary(self.folder).failed(parcel.facts, error, reason)
             return refusal(reason, isinstance(error, Died))
 
     def _participant(
@@ -122,6 +127,7 @@ class MedsiloExecutor(Executor):
             Permission(plan, site, sites, settings, self.folder, lead, kit).wait(stop)
             self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
             self.clock = Clock(self.folder, settings.limits)
+            Diary(self.folder).began(plan, lead)
             if settings.isolation:
                 self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind, lead, kit)
             else:
