@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from medsilo.check.approving import KitAtHome
 from medsilo.cli import main
 from medsilo.core.errors import Aborted, MedsiloError, Refused
+from medsilo.federation import permission
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission, approvals_of
 from medsilo.federation.sealed.identity import KitFiles
@@ -154,7 +155,10 @@ def test_each_limit_holds(home: Home) -> None:
         home.approve(rounds=0)
 
 
-def test_a_site_waits_for_the_decision_as_long_as_its_hospital_says(home: Home) -> None:
+def test_a_site_waits_for_the_decision_as_long_as_its_hospital_says(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(permission, "LOOK", 0.01)
     asked: list[int] = []
 
     def decide() -> None:
@@ -260,7 +264,7 @@ def test_with_another_key_a_hospital_begins_anew(home: Home) -> None:
 
 # ---------------------------------------------------------------------------------------------------- plans that asked
 def test_a_flood_of_plans_drops_no_decided_one(home: Home) -> None:
-    home.permission()._ask()
+    home.permission()._keep()
     home.approve()
     for number in range(MOST_ASKED + 3):
         home.approvals.keep(AskingPlan(plan={}, hash=f"{number:064x}", at=number))
@@ -269,7 +273,7 @@ def test_a_flood_of_plans_drops_no_decided_one(home: Home) -> None:
 
 
 def test_a_plan_that_was_exchanged_on_the_disk_is_not_shown(home: Home) -> None:
-    home.permission()._ask()
+    home.permission()._keep()
     at_home = KitAtHome.read(home.folder)
     [asked] = home.approvals.asked()
     assert at_home.plan_of(asked) == home.plan
@@ -298,7 +302,7 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     refused(home, "has withdrawn")
     job = ["--job", str(root / "jobs/fedavg"), "--set", "training.rounds=2"]
     assert main(["decline", *job, *kit]) == 0
-    assert "rounds: 2, each with" in capsys.readouterr().out
+    assert "rounds: 2; passes over" in capsys.readouterr().out
     assert main(["approvals", *kit, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in told["decisions"]] == ["approved", "withdrawn", "declined"]

@@ -83,7 +83,7 @@ class Visitor:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """A hospital with a plan that asked, and a study in its second round."""
     home = Home(tmp_path_factory.mktemp("page") / "kit")
-    home.permission()._ask()
+    home.permission()._keep()
     diary = Diary(home.place)
     diary.began(home.plan, "lead@clinic.example")
     diary.answered({"task": "join", "round": 0}, Parcel())
@@ -194,7 +194,7 @@ def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
     plan = f"/plan/{home.plan.hash}"
     shown = visitor.page(plan)
     for words in (
-        "4, each with",
+        "4; passes over",
         "What leaves a site under FedAvg",
         "bytes in all",
         "Nobody has decided",
@@ -225,13 +225,13 @@ def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
 
 def test_a_study_as_it_goes_on(visitor: Visitor, home: Home) -> None:
     shown = visitor.page("/study/study")
-    assert "Waiting for the server; 1 of 4 rounds have left." in shown and "FedAvg" in shown
+    assert "Waiting for the server; answers to 1 of 4 rounds have left." in shown and "FedAvg" in shown
     now = NowFile(home.place, device="cpu")
     with now.answering("round", 2):
         now.begin("training", 8)
         now._tell()
         shown = visitor.page("/study/study")
-        assert "Training 0% for round 2; 1 of 4 rounds have left." in shown
+        assert "Training 0% for round 2; answers to 1 of 4 rounds have left." in shown
         assert "<dd>cpu</dd>" in shown and 'class="chart"' in shown
     reason = "the training process died (SIGKILL): memory ran out"
     Diary(home.place).failed({"task": "round", "round": 2}, Died(reason), reason)

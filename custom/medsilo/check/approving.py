@@ -84,7 +84,7 @@ def in_words(plan: Plan) -> list[tuple[str, str]]:
         ("method", f"{plan.algorithm.title} ({plan.algorithm.name})"),
         ("task", f"{plan.task.name}, scored by {plan.task.metric}"),
         ("network", network),
-        ("rounds", f"{plan.rounds}, each with {training.local_epochs} passes over this hospital's training cases"),
+        ("rounds", f"{plan.rounds}; passes over this hospital's training cases in each: {training.local_epochs}"),
         ("hospitals", ", ".join(who.everyone) or f"whoever is connected, {who.minimum} at least"),
     ]
     if who.unseen:

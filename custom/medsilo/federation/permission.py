@@ -54,7 +54,7 @@ class Permission:
         except MedsiloError as error:
             raise Refused(str(error), private=error.private) from error
         if decision is None:
-            self._ask()
+            self._keep()
             raise Undecided(self._refusal("has not approved"))
         method, named = self.plan.algorithm.name, self.sites if sites is None else sites
         if objection := decision.objection(method, named, number, time.time()):
@@ -67,6 +67,9 @@ class Permission:
 
     def wait(self, stop: Callable[[], None]) -> None:
         """Wait as long as the hospital wants for somebody to decide; raises Refused. `stop` raises to end it."""
+        if self.approvals is None:
+            return
+        self._keep()  # also what was approved before it asked, for whoever looks at the study
         until = time.monotonic() + 60 * self.settings.approval_wait
         while True:
             try:
@@ -83,7 +86,7 @@ class Permission:
             f"medsilo approve {self.plan.hash} --kit KIT"
         )
 
-    def _ask(self) -> None:
+    def _keep(self) -> None:
         assert self.approvals
         asked = AskingPlan(
             plan=self.plan.resolved(),

@@ -155,6 +155,7 @@ class SitePages:
             rows=[_cells(row) for row in watched.rows[-SHOWN_ROWS:]],
             stops=home.settings.approval == "required" and last is not None and last.verdict == "approved",
             required=home.settings.approval == "required",
+            has_plan=watched.began is not None and self._asked(home, watched.began.plan) is not None,
         )
 
     def _missing(self, query: Query) -> Reply:
@@ -262,7 +263,7 @@ def _sentence(watched: Watched) -> str:
     if watched.stopped:
         how = "The training process died" if watched.stopped.kind == "died" else "This hospital refused"
         return f"{how}: {watched.stopped.reason}"
-    rounds = f"{watched.round} of {watched.began.rounds if watched.began else '?'} rounds have left"
+    rounds = f"answers to {watched.round} of {watched.began.rounds if watched.began else '?'} rounds have left"
     if watched.ended:
         return f"The study has ended here; {rounds}."
     if watched.work is None:
