@@ -1,6 +1,7 @@
 """A hospital's page over mutual TLS, with clicks: a study waits for its approval, and stops when that is withdrawn."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.browser import Browser, chromium
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 from tests.unit.test_participant import SMALL
+from tests.unit.test_site_page import Stream, Visitor
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
 HOSPITAL = SITES[0]
@@ -86,3 +88,35 @@ def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Pa
     left = max(line.round for line in diary if line.kind == "answered")
     assert left == max(line.round for line in read_rounds(run) if HOSPITAL in line.answered) < ROUNDS
     assert "The study has ended" in live.read_text()
+
+
+@pytest.mark.long
+def test_the_trainer_s_death_and_its_reason_are_on_the_page(consortium: Consortium, tmp_path: Path) -> None:
+    kit, changes = consortium.kit(HOSPITAL), ["participation.when_missing=continue", "participation.minimum=1"]
+    plan = make_plan("fedavg", *SMALL, *changes, f"training.rounds={ROUNDS}", sites=SITES[:2])
+    write_job(tmp_path / "job", plan, study="fragile-page")
+    run, session = consortium.kit(SERVER) / "medsilo/fragile-page", consortium.session()
+    job = session.submit_job(str(tmp_path / "job"))
+    try:
+        wait_until(lambda: len(read_rounds(run, growing=True)) >= 3, 120, "three rounds")
+        with PageServer(SitePages(kit)) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            visitor = Visitor(server)
+            visitor.begin()
+            stream = Stream(visitor, study="fragile-page")
+            stream.read(3)
+            [trainer] = consortium.family(HOSPITAL, "medsilo.federation.process.worker")
+            trainer.kill()
+            killed = time.time()
+            while "the training process died" not in stream.now:
+                stream.step()
+            print(f"on the page {time.time() - killed:.2f} s after the kill")
+            assert "SIGKILL" in stream.now
+            stream.close()
+            server.shutdown()
+        [died] = [line for line in read_diary(kit / f"medsilo/fragile-page/sites/{HOSPITAL}") if line.kind == "died"]
+        assert "the training process died (SIGKILL)" in died.reason
+    finally:
+        session.abort_job(job)
+        wait_until(lambda: str(session.get_job_status(job)).startswith("FINISHED"), 120, "the job's end")
+        session.close()

@@ -242,10 +242,10 @@ def test_a_study_as_it_goes_on(visitor: Visitor, home: Home) -> None:
 class Stream:
     """Reads a study's events as a browser does."""
 
-    def __init__(self, visitor: Visitor, seen: str = "") -> None:
+    def __init__(self, visitor: Visitor, seen: str = "", study: str = "study") -> None:
         self.line = http.client.HTTPConnection("127.0.0.1", visitor.server.server_port, timeout=120)
         headers = {"Cookie": visitor.cookie, **({"Last-Event-ID": seen} if seen else {})}
-        self.line.request("GET", f"{visitor.server.base}/study/study/events", headers=headers)
+        self.line.request("GET", f"{visitor.server.base}/study/{study}/events", headers=headers)
         self.reply = self.line.getresponse()
         assert self.reply.getheader("Content-Type", "").startswith("text/event-stream")
         self.rows: list[list[str]] = []
