@@ -21,9 +21,9 @@ from medsilo.federation.doing import NowFile
 from medsilo.federation.site_state import COLUMNS
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
-from medsilo.site_page import pages, server
+from medsilo.site_page import page_server, pages
+from medsilo.site_page.page_server import COOKIE, MOST_BODY, PageServer
 from medsilo.site_page.pages import SitePages
-from medsilo.site_page.server import COOKIE, MOST_BODY, PageServer
 from tests.unit.test_approvals import Home, refused
 
 STRANGE = ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", ""]
@@ -176,7 +176,7 @@ def test_large_slow_and_odd_requests(visitor: Visitor, home: Home, monkeypatch: 
     assert visitor.ask("DELETE", path, None, {})[0] == 501
     for odd in ("/plan/x", "/plan/../..", "/study/..%2f..", "/study/_hospital", "/study/none", "/plan", "/x"):
         assert visitor.get(served.base + odd)[0] == 404
-    monkeypatch.setattr(server, "PATIENCE", 0.3)
+    monkeypatch.setattr(page_server, "PATIENCE", 0.3)
     with socket.create_connection(("127.0.0.1", served.server_port), timeout=60) as slow:
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{served.server_port}\r\nCookie: {visitor.cookie}\r\n"
         slow.sendall(f"{head}Origin: {visitor.origin}\r\nContent-Length: 100\r\n".encode())

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,12 @@ class KitAtHome:
         return plan
 
     def approved_before(self, plan: str) -> tuple[Decision, Plan] | None:
-        """Return the last approval of another plan, and that plan, where it was kept."""
+        """Return the last approval of another plan, and that plan, where it was kept and can still be read."""
         kept = {asked.hash: asked for asked in self.approvals.asked()}
         for decision in reversed(self.approvals.decisions()):
             if decision.verdict == "approved" and decision.plan != plan and decision.plan in kept:
-                return decision, self.plan_of(kept[decision.plan])
+                with suppress(MedsiloError):
+                    return decision, self.plan_of(kept[decision.plan])
         return None
 
 

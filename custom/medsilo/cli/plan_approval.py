@@ -133,8 +133,8 @@ def site_page(
 
     Prints an address that is good for one use. Ctrl-C ends the page; studies go on.
     """
+    from medsilo.site_page.page_server import PageServer
     from medsilo.site_page.pages import SitePages
-    from medsilo.site_page.server import PageServer
 
     try:
         server = PageServer(SitePages(kit), port)

@@ -29,7 +29,7 @@ from medsilo.report.charts import Series, validation_chart
 from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, moment
 from medsilo.site.ledger import Ledger, ledgers
 from medsilo.site.policy import read_policy
-from medsilo.site_page.server import EVENTS, HTML, Query, Reply
+from medsilo.site_page.page_server import EVENTS, HTML, Query, Reply
 from medsilo.site_page.watching import Row, Watched, known_rows, mark, stamp, studies
 from medsilo.study.progress import duration
 
@@ -78,20 +78,16 @@ class SitePages:
             return Reply(said.content, HTTPStatus.BAD_REQUEST)
 
     def _answer(self, query: Query, kind: str, *rest: str) -> Reply:
-        looks: dict[tuple[str, int], Callable[..., Reply]] = {
-            ("", 0): self._overview,
-            ("plan", 1): self._plan,
-            ("study", 1): self._study,
-            ("study", 2): self._events,
-            ("page.css", 0): self._style,
-            ("page.js", 0): self._script,
+        answers: dict[tuple[bool, str, int], Callable[..., Reply]] = {
+            (False, "", 0): self._overview,
+            (False, "plan", 1): self._plan,
+            (False, "study", 1): self._study,
+            (False, "study", 2): self._events,
+            (False, "page.css", 0): self._style,
+            (False, "page.js", 0): self._script,
+            (True, "plan", 2): self._decide,
         }
-        place = ("decide" if query.sends and kind == "plan" else kind, len(rest))
-        if query.sends:
-            looks = {("decide", 2): self._decide}
-        if place not in looks:
-            return self._missing(query)
-        return looks[place](query, *rest)
+        return answers.get((query.sends, kind, len(rest)), self._missing)(query, *rest)
 
     # ------------------------------------------------------------------ pages
     def _overview(self, query: Query) -> Reply:
@@ -158,7 +154,7 @@ class SitePages:
             has_plan=watched.began is not None and self._asked(home, watched.began.plan) is not None,
         )
 
-    def _missing(self, query: Query) -> Reply:
+    def _missing(self, query: Query, *rest: str) -> Reply:
         told = self._page("problem.html", query, "Not here", problem="There is no such page, plan or study.")
         return Reply(told.content, HTTPStatus.NOT_FOUND)
 

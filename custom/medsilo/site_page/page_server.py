@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from medsilo.core.errors import NotServed
 
 HOST = "127.0.0.1"
 COOKIE = "medsilo"
@@ -62,14 +65,6 @@ class Reply:
 Site = Callable[[Query], Reply]
 
 
-class Wrong(Exception):
-    """A request that is not answered, and with which status. Nothing of it is told."""
-
-    def __init__(self, status: HTTPStatus) -> None:
-        super().__init__(status.phrase)
-        self.status = status
-
-
 class PageServer(ThreadingHTTPServer):
     """Serves one session of one person."""
 
@@ -96,21 +91,21 @@ class PageServer(ThreadingHTTPServer):
                 self._token = None
             return good
 
-    def process_request(self, request, client_address) -> None:  # type: ignore[no-untyped-def]
+    def process_request(self, request: Any, client_address: Any) -> None:
         """Begin a thread for a connection, unless there are as many as are served at once."""
         if self._free.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
-    def process_request_thread(self, request, client_address) -> None:  # type: ignore[no-untyped-def]
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a connection, and give its place back."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
 
-    def handle_error(self, request, client_address) -> None:  # type: ignore[no-untyped-def]
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a connection that broke: its address and its headers are nobody's business."""
 
 
@@ -144,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._check_host()
             reply = self._exchanged() if urlsplit(self.path).path == START else made()
-        except Wrong as error:
+        except NotServed as error:
             reply = Reply(_plain_page(error.status), error.status)
         self._late.cancel()
         self._send(reply)
@@ -154,13 +149,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Refuse a name that somebody else made point to this machine."""
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or hosts[0] not in self.server.hosts:
-            raise Wrong(HTTPStatus.MISDIRECTED_REQUEST)
+            raise NotServed(HTTPStatus.MISDIRECTED_REQUEST)
 
     def _exchanged(self) -> Reply:
         """Give the session's cookie for the token."""
         token = parse_qs(urlsplit(self.path).query).get("token", [""])[0]
         if self.command != "GET" or not self.server.exchange(token):
-            raise Wrong(HTTPStatus.FORBIDDEN)
+            raise NotServed(HTTPStatus.FORBIDDEN)
         self._cookie = f"{COOKIE}={self.server.session}; HttpOnly; SameSite=Strict; Path={self.server.base}"
         return Reply(_onward(f"{self.server.base}/"))
 
@@ -168,13 +163,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Return the path below the session's; refuse whoever does not know it, or has no cookie."""
         path = urlsplit(self.path).path
         if not secrets.compare_digest(path[: len(self.server.base)].encode(), self.server.base.encode()):
-            raise Wrong(HTTPStatus.FORBIDDEN)
+            raise NotServed(HTTPStatus.FORBIDDEN)
         try:
             given = SimpleCookie(self.headers.get("Cookie", "")).get(COOKIE)
         except CookieError as error:
-            raise Wrong(HTTPStatus.FORBIDDEN) from error
+            raise NotServed(HTTPStatus.FORBIDDEN) from error
         if given is None or not secrets.compare_digest(given.value.encode(), self.server.session.encode()):
-            raise Wrong(HTTPStatus.FORBIDDEN)
+            raise NotServed(HTTPStatus.FORBIDDEN)
         return path[len(self.server.base) :]
 
     def _looked(self) -> Reply:
@@ -188,27 +183,27 @@ class _Handler(BaseHTTPRequestHandler):
             referrer = urlsplit(self.headers.get("Referer", ""))
             origin = f"{referrer.scheme}://{referrer.netloc}"
         if origin != own or self.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-            raise Wrong(HTTPStatus.FORBIDDEN)
+            raise NotServed(HTTPStatus.FORBIDDEN)
         fields = self._fields()
         if not secrets.compare_digest(fields.pop(WORD, "").encode(), self.server.word.encode()):
-            raise Wrong(HTTPStatus.FORBIDDEN)
+            raise NotServed(HTTPStatus.FORBIDDEN)
         return self.server.site(Query(path, fields, sends=True, word=self.server.word))
 
     def _fields(self) -> dict[str, str]:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or self.headers.get("Transfer-Encoding"):
-            raise Wrong(HTTPStatus.LENGTH_REQUIRED)
+            raise NotServed(HTTPStatus.LENGTH_REQUIRED)
         if len(length) > 9 or int(length) > MOST_BODY:
-            raise Wrong(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            raise NotServed(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         if self.headers.get_content_type() != "application/x-www-form-urlencoded":
-            raise Wrong(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+            raise NotServed(HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         body = self.rfile.read(int(length))
         if len(body) < int(length):
-            raise Wrong(HTTPStatus.BAD_REQUEST)
+            raise NotServed(HTTPStatus.BAD_REQUEST)
         try:
             read = parse_qs(body.decode("utf-8"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
         except ValueError as error:
-            raise Wrong(HTTPStatus.BAD_REQUEST) from error
+            raise NotServed(HTTPStatus.BAD_REQUEST) from error
         return {name: values[0] for name, values in read.items() if len(values) == 1}
 
     # ------------------------------------------------------------------ what is sent
