@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from medsilo.check.approving import KitAtHome
 from medsilo.cli import main
+from medsilo.cli.given_settings import settings_of
 from medsilo.core.errors import Aborted, MedsiloError, Refused
 from medsilo.federation import permission
 from medsilo.federation.participant import Participant
@@ -186,6 +187,8 @@ def test_without_a_kit_nothing_counts_as_approved(home: Home) -> None:
     with pytest.raises(Refused, match="with the key of its kit, and here is none"):
         Permission(home.plan, A, SITES, WANTED, home.place)
     Permission(home.plan, A, SITES, SiteSettings(), home.place).check()
+    own = settings_of("cpu", None, home.folder / "local")  # of a run on this machine, whose owner has nobody to ask
+    Permission(home.plan, A, SITES, own, home.place).check()
 
 
 # ---------------------------------------------------------------------------------------------------- not to be forged

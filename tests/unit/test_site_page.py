@@ -24,6 +24,7 @@ from medsilo.runs.messages import Parcel
 from medsilo.site_page import page_server, pages
 from medsilo.site_page.page_server import COOKIE, MOST_BODY, PageServer
 from medsilo.site_page.pages import SitePages
+from tests.secure.consortium import wait_until
 from tests.unit.test_approvals import Home, refused
 
 STRANGE = ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", ""]
@@ -221,6 +222,15 @@ def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
     assert [one.verdict for one in home.approvals.decisions()] == ["approved", "withdrawn", "declined"]
     other = "0" * 64
     assert visitor.post(f"{visitor.server.base}/plan/{other}/approve", {"word": visitor.server.word})[0] == 404
+
+
+@pytest.mark.slow
+def test_the_check_on_a_click(visitor: Visitor, home: Home) -> None:
+    plan = f"/plan/{home.plan.hash}"
+    assert visitor.send(f"{plan}/check")[0] == 303
+    wait_until(lambda: "NO-GO: " in visitor.page(plan), 120, "the check")  # there is no server
+    shown = visitor.page(plan)
+    assert "stops, network" in shown and "stops, rehearsal" not in shown
 
 
 def test_a_study_as_it_goes_on(visitor: Visitor, home: Home) -> None:

@@ -3,12 +3,11 @@
 from typing import Any
 
 # Settings: pictures may lie beside the results, sites may exchange their models, any installed package may be used, any
-# number of studies may run, nobody else sees the numbers, so that they are exact, and there is nobody to ask.
+# number of studies may run, and nobody else sees the numbers, so that they are exact.
 ALL_MINE: dict[str, Any] = {
     "pictures": True,
     "share_personal_model": True,
     "packages": ("*",),
     "public_data": True,
     "studies": None,
-    "approval": "none",
 }
