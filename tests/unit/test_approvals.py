@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medsilo.check.approving import KitAtHome
+from medsilo.check.approving import KitAtHome, difference
 from medsilo.cli import main
 from medsilo.cli.given_settings import settings_of
 from medsilo.core.errors import Aborted, MedsiloError, Refused
@@ -289,6 +289,16 @@ def replace_plan(asked: AskingPlan, plan: dict[str, Any]) -> AskingPlan:
     return asked.model_copy(update={"plan": plan})
 
 
+def test_the_difference_to_an_approved_plan_hides_nothing(home: Home) -> None:
+    """Values that are alike for as long as they are shown, and with other spaces."""
+    many = [f"site-{number:03}" for number in range(40)]
+    one = make_plan("fedavg", *SMALL, "training.rounds=4", sites=many)
+    other = make_plan("fedavg", *SMALL, "training.rounds=5", sites=[*many, "site-040"])
+    found = {key: (before, now) for key, before, now in difference(other, one)}
+    assert found.keys() == {"participation.sites", "training.rounds"} and found["training.rounds"] == ("4", "5")
+    assert difference(one, one) == []
+
+
 # ---------------------------------------------------------------------------------------------------- commands
 def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path) -> None:
     kit = ["--kit", str(home.folder)]
@@ -301,14 +311,17 @@ def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path
     assert (said["plan"], said["by"], said["limits"]["rounds"]) == (home.plan.hash, "Dr. A", 3)
     assert 47 * 3600 < said["limits"]["expires"] - time.time() <= 48 * 3600
     home.permission().check()
+    path = home.approvals.folder / "asked" / f"{home.plan.hash}.json"
+    path.write_text(path.read_text().replace('"rounds":4', '"rounds":9'))  # withdrawing needs no plan that can be read
     assert main(["withdraw", home.plan.hash, *kit]) == 0
     refused(home, "has withdrawn")
     job = ["--job", str(root / "jobs/fedavg"), "--set", "training.rounds=2"]
     assert main(["decline", *job, *kit]) == 0
+    assert main(["approve", *job, *kit]) == 0
     assert "rounds: 2; passes over" in capsys.readouterr().out
     assert main(["approvals", *kit, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [one["verdict"] for one in told["decisions"]] == ["approved", "withdrawn", "declined"]
+    assert [one["verdict"] for one in told["decisions"]] == ["approved", "withdrawn", "declined", "approved"]
     for wrong, words in (
         (["approve", "12345678"], "no plan that asked here begins with"),
         (["approve"], "which plan?"),

@@ -19,7 +19,8 @@ from medsilo.site.approvals import Approvals, AskingPlan, Decision
 from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings, read_settings
 
-LONGEST_VALUE = 200  # bytes of a plan's value
+LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown
+ABSENT = "–"  # stands for the value of a key that a plan does not have
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,17 @@ def in_words(plan: Plan) -> list[tuple[str, str]]:
 def difference(plan: Plan, before: Plan) -> list[tuple[str, str, str]]:
     """Return each key that differs, with the value before and the one now."""
     old, new = (dict(_leaves(one.resolved())) for one in (before, plan))
-    return [(key, old.get(key, "–"), new.get(key, "–")) for key in sorted(old | new) if old.get(key) != new.get(key)]
+    differ = [key for key in sorted(old | new) if old.get(key, ABSENT) != new.get(key, ABSENT)]
+    return [(key, _shown(old.get(key, ABSENT)), _shown(new.get(key, ABSENT))) for key in differ]
 
 
-def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
+def _shown(value: Any) -> str:
+    return plain(value, LONGEST_VALUE)
+
+
+def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _leaves(inner, f"{where}.{key}" if where else str(key))
     else:
-        yield where, plain(value, LONGEST_VALUE)
+        yield where, value

@@ -11,8 +11,7 @@ from medsilo.core.errors import MedsiloError
 
 if TYPE_CHECKING:
     from medsilo.check.approving import KitAtHome
-    from medsilo.plan import Plan
-    from medsilo.site.approvals import ApprovalLimits, Decision, DecisionKind
+    from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, DecisionKind
 
 HOURS = {"h": 1, "d": 24, "w": 168}
 Kit = Annotated[Path, typer.Option(metavar="KIT", help="this site's kit")]
@@ -164,9 +163,9 @@ def _decide(
     from medsilo.check.approving import KitAtHome, in_words
 
     home = KitAtHome.read(kit)
-    meant, plan = _meant(home, hash, *given)
-    if plan:
-        for name, words in in_words(plan):
+    meant, asked = _meant(home, hash, *given)
+    if asked and verdict == "approved":  # the others need no plan that can be read
+        for name, words in in_words(home.plan_of(asked)):
             screen.say(f"{name}: {words}")
     decision = home.approvals.decide(meant, verdict, by or getpass.getuser(), limits)
     screen.say(_line(decision))
@@ -178,7 +177,7 @@ def _decide(
 
 def _meant(
     home: "KitAtHome", hash: str | None, job: str | None, plan_file: Path | None, changes: list[str]
-) -> "tuple[str, Plan | None]":
+) -> "tuple[str, AskingPlan | None]":
     """Return the hash of the plan that is meant, and the plan where it is here; one that did not ask is kept, too."""
     import time
 
@@ -190,12 +189,13 @@ def _meant(
     if job is None:
         if plan_file or changes:
             raise MedsiloError("--plan and --set belong to --job")
-        asked = {one.hash: one for one in home.approvals.asked()}
-        meant = named(hash or "", asked)
-        return meant, home.plan_of(asked[meant]) if meant in asked else None
+        kept = {one.hash: one for one in home.approvals.asked()}
+        meant = named(hash or "", kept)
+        return meant, kept.get(meant)
     plan = plan_of(find_job(job), changes, plan_file, home.settings.packages)
-    home.approvals.keep(AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time())))
-    return plan.hash, plan
+    asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
+    home.approvals.keep(asked)
+    return asked.hash, asked
 
 
 def _line(decision: "Decision") -> str:

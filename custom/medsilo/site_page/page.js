@@ -2,9 +2,7 @@
 // Keeps a study's page as it stands. Without it the page loads itself again every few seconds.
 const now = document.getElementById("now");
 const rows = document.getElementById("rows");
-let seen = 0;
 const events = new EventSource(now.dataset.events);
-function begin() { rows.replaceChildren(); seen = 0; }
 function add(cells) {
   const line = document.createElement("tr");
   cells.forEach((text, place) => {
@@ -13,14 +11,12 @@ function add(cells) {
     cell.textContent = text;
     line.append(cell);
   });
-  seen += 1;
   return line;
 }
 let first = true;
 events.addEventListener("rows", (event) => {
-  if (first) { begin(); first = false; }  // all rows come again, those that the page came with, too
+  if (first) { rows.replaceChildren(); first = false; }  // all rows come again, those that the page came with, too
   rows.append(...JSON.parse(event.data).map(add));
-  rows.dataset.count = seen;
 });
-events.addEventListener("anew", begin);
+events.addEventListener("anew", () => rows.replaceChildren());
 events.addEventListener("now", (event) => { now.innerHTML = JSON.parse(event.data); });
