@@ -35,6 +35,7 @@ from medsilo.site.settings import Limits, SiteSettings
 
 HERE = Path(__file__).parent
 PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md")
+APPROVAL = ("approval", "approval_wait")
 PROTECTION = (
     "public_data",
     "smallest_metric",
@@ -255,6 +256,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-rest": top_level,
     "limits": lambda: section(Limits, "limits"),
     "protection": lambda: settings(PROTECTION),
+    "approval": lambda: settings(APPROVAL),
     "demands": lambda: section(Demands, "privacy"),
     "run-tree": lambda: tree(RUN_TREE),
     "summary": lambda: fields(schema.Summary),

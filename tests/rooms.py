@@ -46,7 +46,9 @@ ROOMS = {
         "the one description of a study: checked, resolved, hashed",
         "core course learning mixing models privacy registry tasks",
     ),
-    "site": room("a hospital's own settings, policy, memory and privacy ledger", "core learning privacy sealing tasks"),
+    "site": room(
+        "a hospital's own settings, policy, memory, approvals and privacy ledger", "core learning privacy sealing tasks"
+    ),
     "runs": room(
         "the typed record of a run: what is in its files, their names, the messages between server and sites",
         "core plan privacy",
@@ -79,6 +81,10 @@ ROOMS = {
         "the papers' figures from finished runs", "core course federation learning plan privacy runs site tasks"
     ),
     "report": room("tables, and runs and studies as one HTML page", "core runs study"),
+    "site_page": room(
+        "`medsilo site-page`: a hospital's own web page, on its own machine",
+        "check core plan report runs site study",
+    ),
     "start": room(
         "`medsilo init`: what lies in a folder, and the settings and the plan that suit it, with reasons",
         "check core deploy federation flare plan report runs site tasks",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 
 from medsilo.core.text import plain
 
@@ -43,6 +44,10 @@ class Died(Refused):
     """The process that was to answer died over it: another one is there, and may answer when it is asked again."""
 
 
+class Undecided(Refused):
+    """A plan that needs the hospital's approval, about which nobody there has decided yet."""
+
+
 class ParticipationError(MedsiloError):
     """Fewer sites than the plan agreed on."""
 
@@ -53,6 +58,14 @@ class Aborted(MedsiloError):
 
 class Unreachable(MedsiloError):
     """The server does not answer; it may later."""
+
+
+class NotServed(MedsiloError):
+    """A request to a web page that is not answered. Nothing is told but the status."""
+
+    def __init__(self, status: HTTPStatus) -> None:
+        super().__init__(status.phrase)
+        self.status = status
 
 
 @contextmanager

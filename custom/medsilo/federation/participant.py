@@ -30,6 +30,7 @@ from medsilo.federation.account import PrivacyAccount
 from medsilo.federation.doing import NowFile
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
+from medsilo.federation.permission import Permission
 from medsilo.federation.private_numbers import PrivateNumbers
 from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
@@ -82,6 +83,8 @@ class Participant:
         self.plan, self.site, self.sites, self.folder = plan, site, sorted(sites), folder
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
         self.compute, self.settings = settings.compute(), settings
+        self.permission = Permission(plan, site, self.sites, settings, folder, lead, kit)
+        self.permission.check()
         self.protection = Protection(plan, site, settings, folder, lead)
         self.account: PrivacyAccount | None = None
         if data is None:
@@ -107,7 +110,7 @@ class Participant:
         self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
         self.validated: tuple[float, float, Measures] | None = None  # loss, score, and what was measured of each case
         self.noisy_score: float | None = None  # of the last validation, as it is told
-        self.doing = NowFile(folder)
+        self.doing = NowFile(folder, device=str(self.compute.device))
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
@@ -116,10 +119,14 @@ class Participant:
 
         def step() -> None:
             stop()
+            self.permission.look(asked.round)
             self.doing.step()
 
         with self.doing.answering(asked.task, asked.round):
-            return self._answer(parcel, asked, step)
+            self.permission.check(asked.sites, asked.round)
+            reply = self._answer(parcel, asked, step)
+            self.permission.check(asked.sites, asked.round)  # the last thing before it leaves
+            return reply
 
     def _answer(self, parcel: Parcel, asked: Request, stop: Stop) -> Parcel:
         started = time.monotonic()
