@@ -344,6 +344,8 @@ OF_A_TABLE = ("task.labels=[a,b,c]", "network.name=mlp", "network.norm=batch")  
 def test_the_resolved_plan_is_the_plan(method: str, task: str, tmp_path: Path) -> None:
     if method == "harmofl" and task in ("activity-windows", "table"):
         pytest.skip("HarmoFL needs images, or windows of a size that the plan knows")
+    if method == "fedrdn" and task == "table":
+        pytest.skip("FedRDN needs images or windows")
     own = [f"task.name={task}", *(OF_A_TABLE if task == "table" else ())]
     if method == "fedrod" and make_plan("fedavg", *own).task.segments:
         pytest.skip("FedRoD needs classes of cases")
