@@ -114,14 +114,14 @@ def table_ranges(modules: Modules, task: Task) -> Ranges:
 
 
 def of_one_hospital(tensors: Tensors) -> None:
-    """Raise Refused unless one row is filled, and with a deviation that images can be divided by."""
-    present = tensors["present"] > ROUNDED
-    if present.sum() != 1 or abs(float(tensors["present"].sum()) - 1) > ROUNDED:
+    """Raise Refused when neither one hospital has such tables nor, where they were sealed, several of them."""
+    present = tensors["present"]
+    known = present > ROUNDED
+    if abs(float(present.sum()) - 1) > ROUNDED or float(present.min()) < -ROUNDED:
         raise Refused("channels/present does not name one hospital")
-    others = [tensors[name][~present] for name in ("means", "deviations")]
-    if any(bool((table.abs() > ROUNDED).any()) for table in others):
+    if any(bool((tensors[name][~known].abs() > ROUNDED).any()) for name in ("means", "deviations")):
         raise Refused("channels holds rows of other hospitals")
-    if float(tensors["deviations"][present].min()) < FLATTEST - ROUNDED:
+    if bool((tensors["deviations"][known] < FLATTEST * present[known, None] - ROUNDED).any()):
         raise Refused(f"channels/deviations is below {FLATTEST}")
 
 
