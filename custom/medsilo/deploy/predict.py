@@ -15,8 +15,8 @@ from torch import Tensor
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import make_folder, write_json, write_text
 from medsilo.deploy.source import Source
+from medsilo.dicom.walk import is_dicom
 from medsilo.learning.layers import judges_by_batch
-from medsilo.tasks.dicom import is_dicom
 from medsilo.tasks.overlays import tile, write_montage
 from medsilo.tasks.scans import Scan, read_scan
 from medsilo.tasks.sources import DataSource

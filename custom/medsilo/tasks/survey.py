@@ -53,6 +53,7 @@ class Survey:
     intensity: Range | None = None
     problems: tuple[Problem, ...] = ()
     fixed: bool = False  # whether a table says who is in which part
+    identifiers: dict[str, int] = field(default_factory=dict)  # DICOM elements that tell who it is -> series with them
     scales: dict[str, Range] = field(default_factory=dict)  # of a table: what its numbers were standardised with
 
     @property
