@@ -141,10 +141,12 @@ def write_contours(path: Path, files: list[Path], structures: Mapping[str, list[
     write(drawn, path)
 
 
-def write_study(folder: Path, patient: str, seed: int, label: str = "ball") -> list[Path]:
+def write_study(
+    folder: Path, patient: str, seed: int, label: str = "ball", shape: tuple[int, int, int] = (7, 12, 12)
+) -> list[Path]:
     """Write a study with a ball in it, and its segmentation, in folders of their own; return the slices."""
     spacing = (1.5, 1.5, 2.5)
-    values, mask = ball((12, 24, 20), spacing, seed)
+    values, mask = ball(shape, spacing, seed)
     files = write_series(folder / "A" / "series", np.rint(values * 100), affine_of(spacing), patient, seed)
     write_segmentation(folder / "B" / "mask", files, mask, {1: label})
     return files

@@ -39,13 +39,19 @@ def predict(
             help="a folder with a medsilo.yaml: masks get the values of its data.label_map, tables are read as it says",
         ),
     ] = None,
+    send: Annotated[
+        str | None,
+        typer.Option(metavar="TITLE@HOST:PORT", help="a DICOM node that gets the results of a dicom-folder model"),
+    ] = None,
 ) -> int:
     """Find masks or classes in a hospital's own images, or what a table's lines ask for.
 
     Writes a mask for each image, on its own grid, predictions.csv and .json, and overview.png with outlines of what was
-    found in the first images; of tables predictions.csv and .json. Ends with 1 if any image or line failed.
+    found in the first images; of tables predictions.csv and .json. A model of dicom-folder writes a DICOM segmentation
+    and a structured report for each series. Ends with 1 if any image or line failed, or was not taken by the node.
     """
     screen.note("reading the model")
+    from medsilo.deploy.images import to_predict
     from medsilo.deploy.predict import predict_all
     from medsilo.deploy.predict_table import predict_tables, site_part
     from medsilo.deploy.source import open_source
@@ -56,18 +62,47 @@ def predict(
     folder = folder_of_settings(site_config)
     data = read_settings(folder).data if folder else None
     source = open_source(model, site)
+    if send:
+        _check_node(send, source.plan.task.reads_dicom)
     chosen = settings.compute().device
     with screen.busy("predicting"):
         if source.plan.task.reads_tables:
             failed = predict_tables(source, images, out, chosen, screen.say, data, site_part(model, site))
         else:
-            failed = predict_all(source, images, out, chosen, screen.say, data)
+            failed = predict_all(source, to_predict(source, images, out, data), out, chosen, screen.say)
     screen.say(f"predictions: {out / 'predictions.csv'}")
     screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
     if failed:
         what = "lines" if source.plan.task.reads_tables else "images"
         screen.warn(f"{what} that failed: {failed}; the reasons are in predictions.csv")
-    return 1 if failed else 0
+    lost = _sent(screen, out, send) if send else 0
+    return 1 if failed or lost else 0
+
+
+def _check_node(node: str, has_dicom: bool) -> None:
+    """Refuse --send before anything is predicted, where nothing could be sent."""
+    from medsilo.dicom.sending import address_of, network
+
+    if not has_dicom:
+        raise MedsiloError("--send needs a model of task dicom-folder; others write no DICOM")
+    address_of(node)
+    network()
+
+
+def _sent(screen: Screen, out: Path, node: str) -> int:
+    """Send the results that were written to a DICOM node; return how many it did not take."""
+    import json
+
+    from medsilo.dicom.sending import send
+
+    cases = json.loads((out / "predictions.json").read_text(encoding="utf-8"))["cases"]
+    files = [out / case[key] for case in cases for key in ("mask", "report") if case.get(key)]
+    with screen.busy("sending"):
+        lost = send(files, node) if files else 0
+    screen.say(f"sent: {len(files) - lost} of {len(files)} objects")
+    if lost:
+        screen.warn(f"objects that the node did not take: {lost}; its own log says why")
+    return lost
 
 
 def export(

@@ -45,6 +45,8 @@ OTHERS = (
     *("GantryDetectorTilt", "RescaleSlope", "RescaleIntercept", "BurnedInAnnotation"),
     *("ReferencedSeriesSequence", "ReferencedFrameOfReferenceSequence"),
 )
+NOT_SLICES = "series are not slices of CT, MR or PET, one for each file; export multi-frame (Enhanced) objects as such"
+SECONDARY = "series are derived, secondary or localiser images; take the original ones"
 
 Value = TypeVar("Value")
 
@@ -150,12 +152,10 @@ def _referred(elements: Any) -> frozenset[str]:
 def _unlike_a_slice(elements: Any, size: int) -> str:
     """Return why a file is not a slice of a volume."""
     if elements.SOPClassUID not in SLICES or int(elements.get("NumberOfFrames") or 1) != 1:
-        return (
-            "series are not slices of CT, MR or PET, one for each file; export multi-frame (Enhanced) objects as such"
-        )
+        return NOT_SLICES
     kind = [str(word).upper() for word in elements.get("ImageType") or ()]
     if {"DERIVED", "SECONDARY", "LOCALIZER"} & set(kind):
-        return "series are derived, secondary or localiser images; take the original ones"
+        return SECONDARY
     return _unreadable(elements, size) or _without_place(elements) or _without_units(elements)
 
 

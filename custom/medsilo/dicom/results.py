@@ -18,17 +18,20 @@ from medsilo.dicom.series import ImageSeries
 
 MAKER = "medsilo"
 RESEARCH = "Research result by medsilo, not a diagnosis"
+MAY_BE_EMPTY = (
+    *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate"),
+    *("StudyTime", "ReferringPhysicianName"),
+)
 SEGMENTATION_NUMBER, REPORT_NUMBER = 9001, 9002  # of the new series
 
 
 @dataclass(frozen=True)
-class Origin:
+class MadeBy:
     """The model that found a result: words for people, medsilo's version, the plan's hash."""
 
     name: str
     version: str
     plan: str
-    study_id: str = ""
 
 
 def highdicom() -> Any:
@@ -41,18 +44,23 @@ def highdicom() -> Any:
 
 
 def sources_of(series: ImageSeries) -> list[Any]:
-    """Return the headers of a series' slices in order, as pydicom has them."""
+    """Return the headers of a series' slices in order, as pydicom has them; what a study may leave empty is there."""
     read = library().dcmread
-    return [read(BytesIO(header.path.read_bytes()), stop_before_pixels=True) for header in series.slices]
+    sources = [read(BytesIO(header.path.read_bytes()), stop_before_pixels=True) for header in series.slices]
+    for source in sources:
+        for name in MAY_BE_EMPTY:
+            if name not in source:
+                setattr(source, name, None)
+    return sources
 
 
 def segmentation(
-    sources: Sequence[Any], labels: np.ndarray, structures: Mapping[str, StructureCode], origin: Origin
+    sources: Sequence[Any], labels: np.ndarray, structures: Mapping[str, StructureCode], maker: MadeBy
 ) -> Any:
     """Return labels [slices, rows, columns] of a series as a SEG; label 1 is the first structure, and so on."""
     hd = highdicom()
     identified = hd.AlgorithmIdentificationSequence(
-        origin.name, _code("123110", "DCM", "Artificial Intelligence"), origin.version, parameters={"plan": origin.plan}
+        maker.name, _code("123110", "DCM", "Artificial Intelligence"), maker.version, parameters={"plan": maker.plan}
     )
     described = [
         hd.seg.SegmentDescription(
@@ -78,9 +86,9 @@ def segmentation(
         hd.UID(),
         1,
         MAKER,
-        origin.name,
-        origin.version,
-        origin.plan[:16],
+        maker.name,
+        maker.version,
+        maker.plan[:16],
         content_label="RESEARCH",
         content_description=RESEARCH,
         series_description=RESEARCH,
@@ -93,7 +101,7 @@ def report(
     found: Any,
     structures: Mapping[str, StructureCode],
     volumes: Mapping[str, float],
-    origin: Origin,
+    maker: MadeBy,
 ) -> Any:
     """Return a structured report (TID 1500) of a SEG: each structure's millilitres, and by what they were found."""
     hd = highdicom()
@@ -107,25 +115,25 @@ def report(
         words = {
             "tracking_identifier": hd.sr.TrackingIdentifier(uid=hd.UID(), identifier=name),
             "finding_type": _code(code.value, code.scheme, code.meaning),
-            "algorithm_id": hd.sr.AlgorithmIdentification(origin.name, origin.version, [f"plan {origin.plan}"]),
+            "algorithm_id": hd.sr.AlgorithmIdentification(maker.name, maker.version, [f"plan {maker.plan}"]),
             "measurements": measured,
             "qualitative_evaluations": [_use()],
         }
-        frames = {int(f.SegmentIdentificationSequence[0].ReferencedSegmentNumber) for f in _frames(found)}
-        if number in frames and volumes[name] > 0:
-            segment = hd.sr.ReferencedSegment.from_segmentation(found, number)
+        if volumes[name] > 0:
+            drawn_on = hd.sr.SourceSeriesForSegmentation(sources[0].SeriesInstanceUID)
+            segment = hd.sr.ReferencedSegment(found.SOPClassUID, found.SOPInstanceUID, number, source_series=drawn_on)
             groups.append(hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(referenced_segment=segment, **words))
         else:  # a structure that was not found has no voxels to refer to
             groups.append(hd.sr.MeasurementsAndQualitativeEvaluations(**words))
-    return _reported([*sources, found], groups, origin)
+    return _reported([*sources, found], groups, maker)
 
 
-def class_report(sources: Sequence[Any], name: str, probability: float, origin: Origin) -> Any:
+def class_report(sources: Sequence[Any], name: str, probability: float, maker: MadeBy) -> Any:
     """Return a structured report of the class that a series was found to be of."""
     hd = highdicom()
     group = hd.sr.MeasurementsAndQualitativeEvaluations(
         hd.sr.TrackingIdentifier(uid=hd.UID(), identifier="class"),
-        algorithm_id=hd.sr.AlgorithmIdentification(origin.name, origin.version, [f"plan {origin.plan}"]),
+        algorithm_id=hd.sr.AlgorithmIdentification(maker.name, maker.version, [f"plan {maker.plan}"]),
         measurements=[
             hd.sr.Measurement(
                 _code("probability", SCHEME, "Probability of the class"), probability, _code("1", "UCUM", "no units")
@@ -136,15 +144,15 @@ def class_report(sources: Sequence[Any], name: str, probability: float, origin: 
             _use(),
         ],
     )
-    return _reported(sources, [group], origin)
+    return _reported(sources, [group], maker)
 
 
-def _reported(evidence: Sequence[Any], groups: Sequence[Any], origin: Origin) -> Any:
+def _reported(evidence: Sequence[Any], groups: Sequence[Any], maker: MadeBy) -> Any:
     hd = highdicom()
     device = hd.sr.ObserverContext(
         observer_type=_code("121007", "DCM", "Device"),
         observer_identifying_attributes=hd.sr.DeviceObserverIdentifyingAttributes(
-            uid=hd.UID(), name=MAKER, manufacturer_name=MAKER, model_name=origin.name, serial_number=origin.plan
+            uid=hd.UID(), name=MAKER, manufacturer_name=MAKER, model_name=maker.name, serial_number=maker.plan
         ),
     )
     content = hd.sr.MeasurementReport(
@@ -168,10 +176,6 @@ def _reported(evidence: Sequence[Any], groups: Sequence[Any], origin: Origin) ->
     )
     made.CompletionFlagDescription = RESEARCH
     return made
-
-
-def _frames(found: Any) -> Sequence[Any]:
-    return found.PerFrameFunctionalGroupsSequence
 
 
 def _use() -> Any:

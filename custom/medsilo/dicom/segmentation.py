@@ -85,7 +85,7 @@ def _found(elements: Any, series: ImageSeries) -> Iterator[tuple[str, tuple[np.n
             for value in sorted(set(np.unique(pixels[place]).tolist()) & names.keys()):
                 yield names[value], _places(pixels[place] == value, voxels, series.shape)
             continue
-        segment = int(_group("SegmentIdentificationSequence", frame, shared).ReferencedSegmentNumber)
+        segment = int(functional_group("SegmentIdentificationSequence", frame, shared).ReferencedSegmentNumber)
         yield names[segment], _places(pixels[place] != 0, voxels, series.shape)
 
 
@@ -95,18 +95,18 @@ def _decided(pixels: np.ndarray, most: int) -> np.ndarray:
     return pixels
 
 
-def _group(name: str, frame: Any, shared: Any) -> Any:
+def functional_group(name: str, frame: Any, shared: Any) -> Any:
     """Return a functional group: the frame's own, or that of all frames."""
     return (frame.get(name) or shared[name].value)[0]
 
 
 def _corner(frame: Any, shared: Any) -> np.ndarray:
     """Return a frame's affine: [4, 3] from (column, row, 1) to millimetres."""
-    turn = np.array(_group("PlaneOrientationSequence", frame, shared).ImageOrientationPatient, float)
-    between_rows, between_columns = map(float, _group("PixelMeasuresSequence", frame, shared).PixelSpacing)
+    turn = np.array(functional_group("PlaneOrientationSequence", frame, shared).ImageOrientationPatient, float)
+    between_rows, between_columns = map(float, functional_group("PixelMeasuresSequence", frame, shared).PixelSpacing)
     corner = np.zeros((4, 3))
     corner[:3, 0], corner[:3, 1] = turn[:3] * between_columns, turn[3:] * between_rows
-    corner[:, 2] = *(float(v) for v in _group("PlanePositionSequence", frame, shared).ImagePositionPatient), 1
+    corner[:, 2] = *(float(v) for v in functional_group("PlanePositionSequence", frame, shared).ImagePositionPatient), 1
     return corner
 
 

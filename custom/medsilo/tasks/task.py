@@ -88,6 +88,7 @@ class Task(Section):
     by_case: ClassVar[bool] = True  # whether a case's loss and score are its own; else the cases beside it matter
     reads_tables: ClassVar[bool] = False  # whether it is tasks.own.patient_table.PatientTable
     reads_images: ClassVar[bool] = False  # whether `inputs_of` takes image files
+    reads_dicom: ClassVar[bool] = False  # whether its images are the series of a DICOM tree
     split_by_site: ClassVar[bool] = False  # whether a site can decide who is in which part, by `data` in its settings
 
     @property

@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import model_validator
@@ -13,8 +13,9 @@ from medsilo.core.errors import DataError
 from medsilo.dicom.contours import mask_of_contours
 from medsilo.dicom.header import STRUCTURES, Header, library, read_header
 from medsilo.dicom.segmentation import mask_of_segmentation
-from medsilo.dicom.series import ImageSeries, make_series, read_again, values_of
+from medsilo.dicom.series import ImageSeries, make_series, read_again
 from medsilo.dicom.tree import Tree, read_tree
+from medsilo.tasks.dicom_scans import mask_as_scanned, scan_of_series
 from medsilo.tasks.listing import (
     LINKS,
     Entry,
@@ -28,7 +29,7 @@ from medsilo.tasks.listing import (
 )
 from medsilo.tasks.own.file_reader import Reader
 from medsilo.tasks.own.volume_folder import VolumeFolder
-from medsilo.tasks.scans import Scan, scan_of
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Problem
 
@@ -51,6 +52,8 @@ class DicomFolder(VolumeFolder):
     """
 
     title: ClassVar[str] = "A hospital's own DICOM studies: segmentation or classification, 3-D or slices"
+
+    reads_dicom: ClassVar[bool] = True
 
     name: Literal["dicom-folder"] = "dicom-folder"
 
@@ -177,7 +180,7 @@ class SeriesReader:
         if header is None or header.wrong:
             raise DataError(DAMAGED, str(path))
         read = mask_of_contours if header.kind == STRUCTURES else mask_of_segmentation
-        return turned(read(path, series, self._number), series)
+        return mask_as_scanned(read(path, series, self._number), series)
 
     def _number(self, name: str) -> int:
         own = self.structures.get(plain(name).strip().lower(), self.structures.get(REST))
@@ -185,25 +188,3 @@ class SeriesReader:
             what = "structures have a name that is not in the plan; say in data.label_map what they are ('*': the rest)"
             raise DataError(what, private=name)
         return own
-
-
-def scan_of_series(series: ImageSeries) -> Scan:
-    """Return a series' values as tasks want them."""
-    return replace(scan_of(_image(values_of(series), series)), source=series)
-
-
-def turned(mask: np.ndarray, series: ImageSeries) -> np.ndarray:
-    """Return a mask on a series' grid as its scan's values are turned."""
-    return scan_of(_image(mask.astype(np.float32), series)).values[0].astype(np.int64)
-
-
-def _image(values: np.ndarray, series: ImageSeries) -> Any:
-    """Return values on a series' grid as a SimpleITK image."""
-    import SimpleITK
-
-    image = SimpleITK.GetImageFromArray(values)
-    spacing = np.linalg.norm(series.affine[:3, :3], axis=0)
-    image.SetSpacing(spacing.tolist())
-    image.SetOrigin(series.affine[:3, 3].tolist())
-    image.SetDirection((series.affine[:3, :3] / spacing).ravel().tolist())
-    return image
