@@ -19,6 +19,7 @@ from medsilo.check.data import data_findings, data_tables
 from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import dump_yaml
+from medsilo.deploy.model_card import CARD, CARD_DATA, interval_of
 from medsilo.dicom.codes import code_of
 from medsilo.dicom.contours import mask_of_contours
 from medsilo.dicom.results import MadeBy, report, segmentation, sources_of
@@ -292,6 +293,7 @@ def plan_of() -> Plan:
     return parse_plan({"algorithm": {"name": "fedavg"}, "task": BALL, "participation": {"sites": ["a"]}})
 
 
+@pytest.mark.slow
 def test_from_studies_to_a_model_to_segmentations(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     data = tmp_path / "data"
     for number in range(4):
@@ -299,7 +301,7 @@ def test_from_studies_to_a_model_to_segmentations(tmp_path: Path, capsys: pytest
     settings_ = {"data": {"folder": str(data), "cache": "disk", "cache_folder": str(tmp_path / "cache")}}
     site = tmp_path / "site"
     site.mkdir()
-    (site / "medsilo.yaml").write_text(dump_yaml({**settings_, "device": "cpu"}), "utf-8")
+    (site / "medsilo.yaml").write_text(dump_yaml({**settings_, "device": "cpu", "smallest_metric": 1}), "utf-8")
     plan = {
         "algorithm": {"name": "fedavg"},
         "task": BALL,
@@ -317,11 +319,12 @@ def test_from_studies_to_a_model_to_segmentations(tmp_path: Path, capsys: pytest
     (made,) = run.iterdir()
     out = tmp_path / "out"
     assert main(["predict", str(made), str(data / "s0"), "-o", str(out), "--device", "cpu"]) == 0
-    capsys.readouterr()
     _check_segmentation(out, data / "s0")
+    assert main(["export", str(made), "-o", str(tmp_path / "bundle")]) == 0
+    _check_card(tmp_path / "bundle", made)
     # No name, identifier or UID of a patient is in what training kept, or in the run.
     uid = pydicom.dcmread(data / "s0/B/mask", stop_before_pixels=True).StudyInstanceUID
-    for folder in (tmp_path / "cache", run):
+    for folder in (tmp_path / "cache", run, tmp_path / "bundle"):
         for path in (path for path in folder.rglob("*") if path.is_file()):
             content = path.read_bytes()
             assert not [word for word in (NAME, "PAT-", uid) if word.encode() in content], path
@@ -338,6 +341,25 @@ def _check_segmentation(out: Path, study: Path) -> None:
     assert back.sum() * 1.5 * 1.5 * 2.5 / 1000 == pytest.approx(case["volume_ml_ball"], abs=1e-5)
     told = text_of(pydicom.dcmread(out / case["report"]))
     assert "not a diagnosis" in told and made.SOPInstanceUID in told
+
+
+def _check_card(bundle: Path, run: Path) -> None:
+    """The card says what the run's summary released, and no more."""
+    card, summary = (json.loads(path.read_text("utf-8")) for path in (bundle / CARD_DATA, run / "summary.json"))
+    released = summary["sites"]["a"]
+    assert card["plan_hash"] == summary["plan_hash"] and card["data"] == {"a": released["cases"]}
+    score, (low, high) = released["test"]["dice"], card["scores"]["a"]["interval"]
+    assert card["scores"]["a"]["score"] == score and low <= score <= high and card["privacy"] is None
+    page = (bundle / CARD).read_text("utf-8")
+    for word in (summary["plan_hash"], "not a medical device", f"| {score:.4f} |", "no differential privacy", "FedAvg"):
+        assert word in page
+
+
+def test_intervals_follow_from_score_and_cases() -> None:
+    assert interval_of("accuracy", 0.5, 10) == (0.2366, 0.7634)  # Wilson 1927, worked out by hand
+    assert interval_of("dice", 0.8, 50) == (0.6079, 0.9921)  # ± sqrt(ln(40) / 100)
+    assert interval_of("dice", 0.9, 2) == (0.0, 1.0)
+    assert interval_of("concordance", 0.7, 100) is None and interval_of("dice", 0.5, 0) is None
 
 
 def test_a_node_is_written_as_title_host_and_port() -> None:

@@ -49,7 +49,7 @@ def _readme(source: Source, task: PatientTable, without: str) -> str:
     }[task.standardise]
     return f"""# A model for tables
 
-Plan {source.plan.hash}, trained with {source.plan.algorithm.title}. Research and evaluation; not a medical device.
+Plan {source.plan.hash}, trained with {source.plan.algorithm.title}. `MODEL_CARD.md` has its use and scores.
 
 It reads {task.channels} numbers of a case in the order of `configs/inputs.json` and gives {SAYS[kind].format(**named)}.
 {scaled}
