@@ -22,8 +22,8 @@ from medsilo.core.files import dump_yaml
 from medsilo.deploy.model_card import CARD, CARD_DATA, interval_of
 from medsilo.dicom.codes import code_of
 from medsilo.dicom.contours import mask_of_contours
-from medsilo.dicom.results import MadeBy, report, segmentation, sources_of
-from medsilo.dicom.segmentation import mask_of_segmentation
+from medsilo.dicom.objects import MadeBy, report, segmentation, sources_of
+from medsilo.dicom.segments import mask_of_segmentation
 from medsilo.dicom.sending import address_of
 from medsilo.dicom.series import ImageSeries, read_again, values_of
 from medsilo.plan import Plan, parse_plan
@@ -31,7 +31,7 @@ from medsilo.registry import TASKS
 from medsilo.tasks.dicom_scans import mask_as_scanned, scan_of_series
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import Survey
-from tests.dicoms import DAMAGE, NAME, write_contours, write_segmentation, write_series, write_study
+from tests.dicoms import DAMAGE, NAME, change, write_contours, write_segmentation, write_series, write_study
 from tests.hospital import affine_of, ball
 
 STRUCTURES = {"kidney": code_of("kidney"), "tumour": code_of("tumour"), "thing": code_of("thing")}
@@ -257,10 +257,14 @@ def test_structures_have_the_plans_names_or_the_hospitals(tmp_path: Path) -> Non
     assert not any("several segm" in one.what for one in survey_of(tmp_path, labels="*/B/*").problems)
 
 
-def test_identifiers_are_told_by_their_elements_alone(tmp_path: Path) -> None:
+def test_identifiers_are_told_by_their_elements_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(4):
         write_study(tmp_path / f"s{number}", f"p{number}", number)
+    change(tmp_path / "s0/A/series/IM0000", PatientBirthDate="born to Jane Doe")  # which is no date
     survey = survey_of(tmp_path)
+    assert "Jane" not in caplog.text + "".join(capfd.readouterr())
     assert survey.identifiers["PatientName"] == 4 and "InstitutionName" not in survey.identifiers
     plan = plan_of()
     (table,) = [one for one in data_tables(survey, plan, 1) if one.title.startswith("Identifiers")]

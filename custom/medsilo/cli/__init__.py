@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from medsilo import __version__
-from medsilo.cli import hospital, leading, lists, results, running, starting
+from medsilo.cli import hospital, leading, lists, receiving, results, running, starting
 from medsilo.cli.show import command
 from medsilo.cli.usage import Commands, one_line
 from medsilo.core.text import plain
@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (hospital.export, "runs/<run>/supermodel -o bundle"),
         (hospital.leak_report, "jobs/harmofl --local kits/st-anna/local"),
         (hospital.check, "--job jobs/fedavg --kit kits/st-anna --html check.html"),
+        (receiving.receive, "/data/received --allow PACS --port 11112"),
         (hospital.ledger, "show --kit kits/st-anna"),
         (hospital.audit_privacy, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),

@@ -16,7 +16,7 @@ from medsilo.deploy.predict import VOLUME, PredictedImage, Prediction
 from medsilo.deploy.source import Source
 from medsilo.dicom.codes import StructureCode, code_of, parsed
 from medsilo.dicom.header import NOT_SLICES, SECONDARY, Header, library
-from medsilo.dicom.results import MadeBy, class_report, report, segmentation, sources_of
+from medsilo.dicom.objects import MadeBy, class_report, report, segmentation, sources_of
 from medsilo.dicom.series import make_series
 from medsilo.dicom.tree import read_tree
 from medsilo.dicom.walk import is_dicom

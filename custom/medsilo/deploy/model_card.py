@@ -18,10 +18,10 @@ LEVEL = 0.95
 TOGETHER = {"mean": "mean_score", "weighted by cases": "pooled_score"}
 MEANS = ("dice", "closeness")  # scores that are means over cases, each between 0 and 1
 INTERVALS = (
-    "Intervals are worked out from the score and the number of test cases alone, which is all that hospitals release: "
-    "Wilson's of an accuracy, Hoeffding's of a mean between 0 and 1, which holds for any distribution and is wide. They "
-    "take cases as independent; several of one patient make them too narrow. Where each hospital has a model of its "
-    "own, its score is that model's."
+    "Intervals are worked out from score and number of test cases alone, which is all that hospitals release: "
+    "Wilson's of an accuracy, Hoeffding's of a mean between 0 and 1, which holds for any distribution and is "
+    "wide. They take cases as independent; several of one patient make them too narrow. Where each hospital has a "
+    "model of its own, its score is that model's."
 )
 Interval = tuple[float, float]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from medsilo.core.errors import DataError
 from medsilo.dicom.header import library
-from medsilo.dicom.segmentation import Layers, Number
+from medsilo.dicom.segments import Layers, Number
 from medsilo.dicom.series import ImageSeries
 
 BESIDE = 0.1  # of a step between slices that a contour may lie beside one

@@ -1,7 +1,10 @@
 """What the headers of DICOM files say, as far as a volume is made of them. No pixel is read here."""
 
+import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from io import BytesIO
 from math import isfinite
 from pathlib import Path
@@ -72,12 +75,16 @@ class Header:
     refers: frozenset[str] = frozenset()  # series that a segmentation or contours belong to
 
 
+@cache
 def library() -> Any:
-    """Return pydicom, which is an extra."""
+    """Return pydicom, which is an extra. It says nothing of what it reads: its words would hold values of headers."""
     try:
         import pydicom
     except ImportError as error:
         raise MedsiloError("DICOM needs more packages; install medsilo[dicom]") from error
+    pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
+    logging.getLogger("pydicom").disabled = True
+    warnings.filterwarnings("ignore", module="pydicom")
     return pydicom
 
 

@@ -12,7 +12,7 @@ from pydantic import model_validator
 from medsilo.core.errors import DataError
 from medsilo.dicom.contours import mask_of_contours
 from medsilo.dicom.header import STRUCTURES, Header, library, read_header
-from medsilo.dicom.segmentation import mask_of_segmentation
+from medsilo.dicom.segments import mask_of_segmentation
 from medsilo.dicom.series import ImageSeries, make_series, read_again
 from medsilo.dicom.tree import Tree, read_tree
 from medsilo.tasks.dicom_scans import mask_as_scanned, scan_of_series
