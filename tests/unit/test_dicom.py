@@ -318,6 +318,9 @@ def test_from_studies_to_a_model_to_segmentations(tmp_path: Path, capsys: pytest
     assert main(["check", "--job", "jobs/fedavg", *common, "--site", "a"]) == 0
     told = capsys.readouterr().out
     assert "Identifiers in DICOM headers" in told and NAME not in told
+    (tmp_path / "empty").mkdir()
+    assert main(["run", "jobs/fedavg", *common, "--engine", "inprocess", "--data", str(tmp_path / "empty")]) == 1
+    assert "no DICOM series of images" in capsys.readouterr().err
     run = tmp_path / "run"
     assert main(["run", "jobs/fedavg", *common, "--engine", "inprocess", "-o", str(run)]) == 0
     (made,) = run.iterdir()

@@ -13,9 +13,9 @@ from pydicom.uid import generate_uid
 from pynetdicom import AE
 
 from medsilo.cli import main
-from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.errors import DataError, Full, MedsiloError
 from medsilo.dicom.header import CT
-from medsilo.dicom.inbox import Full, Inbox, is_uid
+from medsilo.dicom.inbox import Inbox, is_uid
 from medsilo.dicom.node import FULL, TAKEN, WRONG, Node
 from medsilo.dicom.sending import send
 from medsilo.registry import TASKS

@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from threading import Lock
 
-from medsilo.core.errors import DataError
+from medsilo.core.errors import DataError, Full
 from medsilo.core.files import write_bytes
 from medsilo.dicom.header import SEGMENTATIONS, SLICES, STRUCTURES, library
 from medsilo.dicom.walk import tags_in
@@ -15,10 +15,6 @@ from medsilo.dicom.walk import tags_in
 UID = re.compile(r"[0-2](\.(0|[1-9][0-9]*))+")
 LONGEST = 64
 KINDS = (*SLICES, *SEGMENTATIONS, STRUCTURES)
-
-
-class Full(DataError):
-    """No place is left for an object."""
 
 
 def is_uid(text: str) -> bool:

@@ -5,15 +5,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.errors import DataError, Full, MedsiloError
 from medsilo.dicom.header import PACKED, PLAIN
-from medsilo.dicom.inbox import KINDS, Full, Inbox
+from medsilo.dicom.inbox import KINDS, Inbox
 from medsilo.dicom.sending import OWN, SECONDS, network
 
 TAKEN, FULL, WRONG = 0x0000, 0xA700, 0xC000  # answers of the standard
 SLACK = 1 << 20  # bytes of messages around an object
 AT_ONCE = 4  # associations
 VERIFICATION = "1.2.840.10008.1.1"
+
+
+def _say_nothing(line: str) -> None:
+    """Take a line and show it nowhere."""
 
 
 @dataclass
@@ -25,7 +29,7 @@ class Node:
     address: str = "127.0.0.1"
     port: int = 11112  # 0: any that is free
     title: str = OWN
-    say: Callable[[str], None] = lambda line: None
+    say: Callable[[str], None] = _say_nothing
     _server: Any = field(default=None, init=False)
     _coming: Counter[int] = field(default_factory=Counter, init=False)  # bytes of what an association sends just now
     _ended: set[int] = field(default_factory=set, init=False)  # associations that sent too much

@@ -6,8 +6,8 @@ from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
 
-from medsilo.core.errors import DataError, MedsiloError
-from medsilo.dicom.inbox import Full, Inbox, is_uid
+from medsilo.core.errors import DataError, Full, MedsiloError
+from medsilo.dicom.inbox import Inbox, is_uid
 
 TOKEN = "MEDSILO_DICOMWEB_TOKEN"  # the environment variable with the server's bearer token, if it wants one
 MODALITIES = ("CT", "MR", "PT", "SEG", "RTSTRUCT")
