@@ -275,11 +275,16 @@ def test_identifiers_are_told_by_their_elements_alone(
     assert NAME not in str([finding.as_json() for finding in data_findings(survey, plan, 5)])
 
 
-@pytest.mark.parametrize("compressor", ["JPEG", "JPEG2000"])
+@pytest.mark.parametrize("compressor", ["JPEG", "JPEG2000", "RLE"])
 def test_compressed_slices_are_read_as_they_were(compressor: str, tmp_path: Path) -> None:
     values = np.rint(ball((4, 16, 12), (1.0, 1.5, 2.0), 0)[0] * 100)
     twelve = {"BitsStored": 12, "HighBit": 11, "PixelRepresentation": 0}
     for path in write_series(tmp_path / "plain", values, affine_of((1.0, 1.5, 2.0), 20), **twelve):
+        if compressor == "RLE":
+            elements = pydicom.dcmread(path)
+            elements.compress(pydicom.uid.RLELossless)
+            elements.save_as(tmp_path / f"{path.name}.dcm")
+            continue
         writer = SimpleITK.ImageFileWriter()
         writer.SetImageIO("GDCMImageIO")
         writer.SetFileName(str(tmp_path / f"{path.name}.dcm"))

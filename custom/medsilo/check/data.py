@@ -9,7 +9,7 @@ from medsilo.tasks.survey import Survey
 
 NOT_TOLD = "not told"
 SMALL = 10  # patients of whom a score says little
-IDENTIFIERS = "Training reads, keeps and sends none of them; remove what your own rules forbid before you export."
+IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
 UNEVEN = 20  # times as many cases of one class as of another are worth a word
 SEVERITY: dict[str, Severity] = {"stops": "stops", "left out": "note", "note": "note"}
 

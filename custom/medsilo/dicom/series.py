@@ -82,7 +82,7 @@ def _stacked(headers: Sequence[Header]) -> ImageSeries:
     steps = np.diff(heights)
     _refuse_doubles(heights)
     if steps.max() > UNEVEN * steps.min():
-        raise DataError("series have slices at uneven distances; is one missing?")
+        raise DataError("series have slices at uneven distances, as if one were missing; copy or export them again")
     drift = np.linalg.norm(places - places[0] - heights[:, None] * normal, axis=1).max()
     if drift > max(SHEAR * heights[-1], 0.01) or abs(first.tilt) > 0.1:
         raise DataError("series were taken with a tilted gantry, so that their slices are shifted; straighten them")
