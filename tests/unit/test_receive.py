@@ -18,8 +18,8 @@ from medsilo.dicom.header import CT
 from medsilo.dicom.inbox import Inbox, is_uid
 from medsilo.dicom.node import FULL, TAKEN, WRONG, Node
 from medsilo.dicom.sending import send
-from medsilo.registry import TASKS
-from medsilo.tasks.sources import DataSource
+from medsilo.dicom.series import make_series
+from medsilo.dicom.tree import read_tree
 from tests.dicoms import write_study
 
 CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
@@ -57,9 +57,9 @@ def test_a_study_that_was_sent_is_a_case(study: list[Path], node: Node) -> None:
     assert len(kept) == len(study) and all(path.stat().st_mode & 0o77 == 0 for path in kept)
     uid = pydicom.dcmread(study[0]).StudyInstanceUID
     assert not any(uid in str(path) for path in kept)
-    task = TASKS["dicom-folder"].model_validate({"labels": ["ball"], "size": [16, 16, 8]})
-    source = DataSource(folder=node.inbox.folder).for_test()
-    assert task.survey("a", ["a"], 0, source).parts["test"].cases == 1
+    tree = read_tree(kept)
+    ((series, headers),) = tree.images.items()
+    assert len(make_series(headers).slices) == len(study) - 1 and len(tree.annotations[series]) == 1
 
 
 def test_only_those_who_are_allowed_may_send(node: Node) -> None:
