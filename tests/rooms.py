@@ -34,8 +34,9 @@ ROOMS = {
     "sealing": room("sealed mixing: masks that hospitals put on what they send and the server adds up", "core"),
     "privacy": room("differential privacy: what was released, what it costs together, noise nobody can guess", "core"),
     "models": room("the networks", "core"),
+    "dicom": room("DICOM: series into volumes, segmentations and contours into masks, and results back", "core"),
     "tasks": room(
-        "data, loss and metric of one medical question; image files, splits, partitions", "core learning models"
+        "data, loss and metric of one medical question; image files, splits, partitions", "core dicom learning models"
     ),
     "course": room(
         "a study as data: phases of groups, what a method finds at a site and at the server, outcomes",
@@ -55,7 +56,7 @@ ROOMS = {
     ),
     "deploy": room(
         "the super model and its folder, prediction, export as a MONAI Bundle",
-        "core course learning models plan registry runs tasks",
+        "core course dicom learning models plan registry runs tasks",
     ),
     "methods": room("one file per method", "core course deploy learning mixing models privacy tasks"),
     "federation": room(
@@ -87,7 +88,7 @@ ROOMS = {
     ),
     "start": room(
         "`medsilo init`: what lies in a folder, and the settings and the plan that suit it, with reasons",
-        "check core deploy federation flare plan report runs site tasks",
+        "check core deploy dicom federation flare plan report runs site tasks",
     ),
 }
 BENEATH = {"learning", "mixing", "models", "sealing"}  # mathematics, which others put to use

@@ -162,6 +162,7 @@ TASKS = Registry(
         "activity-windows": "medsilo.tasks.published.activity_windows:ActivityWindows",
         "camelyon17": "medsilo.tasks.published.camelyon17:Camelyon17",
         "covid-xray": "medsilo.tasks.published.covid_xray:CovidXray",
+        "dicom-folder": "medsilo.tasks.own.dicom_folder:DicomFolder",
         "fundus": "medsilo.tasks.published.fundus:Fundus",
         "image-folder": "medsilo.tasks.own.image_folder:ImageFolder",
         "nifti-folder": "medsilo.tasks.own.nifti_folder:NiftiFolder",

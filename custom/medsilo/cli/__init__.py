@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from medsilo import __version__
-from medsilo.cli import hospital, leading, lists, plan_approval, results, running, starting
+from medsilo.cli import hospital, leading, lists, plan_approval, receiving, results, running, starting
 from medsilo.cli.show import command
 from medsilo.cli.usage import Commands, one_line
 from medsilo.core.text import plain
@@ -57,6 +57,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (plan_approval.decline, "3f9a01c2 --kit kits/st-anna"),
         (plan_approval.withdraw, "3f9a01c2 --kit kits/st-anna"),
         (plan_approval.site_page, "--kit kits/st-anna"),
+        (receiving.receive, "/data/received --allow PACS --port 11112"),
         (hospital.ledger, "show --kit kits/st-anna"),
         (hospital.audit_privacy, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),

@@ -36,6 +36,10 @@ class DataError(MedsiloError):
     """A site's data are absent or unusable."""
 
 
+class Full(DataError):
+    """No place is left for what should be kept."""
+
+
 class Refused(MedsiloError):
     """A parcel that must not enter a sum, with the reason."""
 

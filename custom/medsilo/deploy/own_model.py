@@ -60,7 +60,7 @@ def _readme(source: Source, task: PatientTable | SeriesFolder, without: str) -> 
     files, what = ("recordings", "recordings") if series else ("patients.csv", "a table")
     return f"""# A model for {"time series" if series else "tables"}
 
-Plan {source.plan.hash}, trained with {source.plan.algorithm.title}. Research and evaluation; not a medical device.
+Plan {source.plan.hash}, trained with {source.plan.algorithm.title}. `MODEL_CARD.md` has its use and scores.
 
 It reads {reads} and gives {_gives(task)}.
 {scaled}

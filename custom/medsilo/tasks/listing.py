@@ -20,6 +20,7 @@ ANYWHERE = "**/*"  # recordings
 OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
 RECORDINGS = (".csv", ".tsv", ".parquet", ".pq", ".npz", ".npy")
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+LINKS = "folders are links, which are not followed; copy them into the data folder"
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
 
 
@@ -41,6 +42,7 @@ class Listing:
 
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    identifiers: dict[str, int] = field(default_factory=dict)  # DICOM elements that tell who it is -> series with them
 
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
         """Notes a problem if there are such cases, beside those that already have it."""
@@ -88,7 +90,7 @@ def find_recordings(source: DataSource, folder: Path) -> Listing:
         hint = "correct it in the site's medsilo.yaml" if source.recordings else "put CSV, Parquet or numpy files there"
         raise DataError(f"no recording in the data folder fits data.recordings; {hint}", private=pattern)
     if not source.inside.patient:
-        _tell_patients(source, listing)
+        tell_patients(source, listing)
     return _whole(listing, source, links)
 
 
@@ -102,8 +104,8 @@ def table_of(source: DataSource, names: Collection[str], patterns: object) -> st
 def _whole(listing: Listing, source: DataSource, links: Sequence[str]) -> Listing:
     """Return a listing in order, without what leads out of the folder."""
     listing.entries.sort(key=lambda entry: entry.name)
-    listing.add("left out", "folders are links, which are not followed; copy them into the data folder", links)
-    _refuse_links(listing, source.folder)
+    listing.add("left out", LINKS, links)
+    refuse_links(listing, source.folder)
     check_patients(listing)
     return listing
 
@@ -166,7 +168,7 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> List
         if name not in set(unlabelled):
             images = tuple(channel[name] for channel in channels)
             listing.entries.append(Entry(name, images, labels[name] if masks else images[0].parent.name, name))
-    _tell_patients(source, listing)
+    tell_patients(source, listing)
     return listing
 
 
@@ -175,7 +177,7 @@ def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[st
 
     One that ends with a slash fits folders, each with one DICOM series.
     """
-    expression = re.compile(_expression(plain(pattern)))
+    expression = compiled(pattern)
     if pattern.endswith("/"):
         names = {f"{PurePosixPath(name).parent}/": path.parent for name, path in names.items()}
     found: dict[str, Path] = {}
@@ -193,10 +195,11 @@ def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[st
     return found
 
 
-def _expression(pattern: str) -> str:
-    """A pattern as a regular expression: * and ? stay within a folder, ** goes through several."""
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a pattern as a regular expression: * and ? stay within a folder, ** goes through several."""
     parts = {"**/": "((?:.*/)?)", "*": "([^/]*)", "?": "([^/])"}
-    return "".join(parts.get(piece) or re.escape(piece) for piece in re.split(r"(\*\*/|\*|\?)", pattern))
+    pieces = re.split(r"(\*\*/|\*|\?)", plain(pattern))
+    return re.compile("".join(parts.get(piece) or re.escape(piece) for piece in pieces))
 
 
 def _without_suffix(name: str) -> str:
@@ -207,7 +210,7 @@ def _without_suffix(name: str) -> str:
     return stripped[: len(stripped) - len(suffix)]
 
 
-def _tell_patients(source: DataSource, listing: Listing) -> None:
+def tell_patients(source: DataSource, listing: Listing) -> None:
     """Each case is a patient's own unless the settings say how its name tells the patient."""
     if source.patient is None:
         if listing.entries:
@@ -315,7 +318,7 @@ def check_parts(listing: Listing) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what all need
-def _refuse_links(listing: Listing, root: Path) -> None:
+def refuse_links(listing: Listing, root: Path) -> None:
     """Only files that really lie in the data folder are read."""
     inside = root.resolve()
 

@@ -17,6 +17,7 @@ def as_tuple(value: Any) -> Any:
 
 
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
+Code = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,16}:[A-Za-z0-9._-]{1,16}:[^\\\x00-\x1f]{1,64}$")]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
@@ -54,6 +55,7 @@ class DataSource(Section):
     table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
     columns: Columns = Columns()
     label_map: dict[str | int, str | int] = {}  # this site's labels to the plan's
+    codes: dict[str, Code] = {}  # of the plan's structures in DICOM results, as scheme:value:meaning
     # Of a table whose lines are cases themselves (task `table`):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
     levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's

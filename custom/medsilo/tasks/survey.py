@@ -54,9 +54,9 @@ class Survey:
     seconds: Range | None = None  # of recordings
     problems: tuple[Problem, ...] = ()
     fixed: bool = False  # whether a table says who is in which part
-    scales: dict[str, Range] = field(
-        default_factory=dict
-    )  # what a table's or recordings' numbers were standardised with
+    identifiers: dict[str, int] = field(default_factory=dict)  # DICOM elements that tell who it is -> series with them
+    # What a table's or recordings' numbers were standardised with
+    scales: dict[str, Range] = field(default_factory=dict)
 
     @property
     def usable(self) -> bool:

@@ -89,6 +89,7 @@ class Task(Section):
     reads_tables: ClassVar[bool] = False  # whether it is tasks.own.patient_table.PatientTable
     reads_series: ClassVar[bool] = False  # whether it is tasks.own.series_folder.SeriesFolder
     reads_images: ClassVar[bool] = False  # whether `inputs_of` takes image files
+    reads_dicom: ClassVar[bool] = False  # whether its images are the series of a DICOM tree
     split_by_site: ClassVar[bool] = False  # whether a site can decide who is in which part, by `data` in its settings
 
     @property

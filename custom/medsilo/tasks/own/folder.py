@@ -21,16 +21,16 @@ from medsilo.tasks.bundled import IN_MONAI, InMonai
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.own.by_kind import ByKind
+from medsilo.tasks.own.file_reader import FileReader, Reader
 from medsilo.tasks.own.measuring import ClassJudge, StructureJudge
 from medsilo.tasks.own.own_folder import Found, OwnFolder
 from medsilo.tasks.own.patches import Augmentation, augmented, from_windows, middle_of, patch
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, ReadyCases
 from medsilo.tasks.resizing import resized, resized_to_nearest
-from medsilo.tasks.scans import Scan, read_scan, refuse_palette
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import digest, range_of, ranges_of
 from medsilo.tasks.task import SiteData, Task
-from medsilo.tasks.volumes import SAME_PLACE
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
@@ -38,7 +38,6 @@ Distance = Annotated[float, Field(ge=0.01, le=1000)]
 MOST_VOXELS = 2**27  # of a case: 512 along each of three axes
 BACKGROUND = "background"
 SHOWN = 8  # values that an error names
-GREATEST = 65_535  # value of a mask
 BYTE, DARKEST = 255, 65_535 // 16  # greatest values of an image of 8 bits, and of 12 bits that are stored in 16
 DARK = "images of 16 bits use 12 or fewer, so that they are nearly black here; agree on task.intensity percentiles"
 
@@ -229,9 +228,10 @@ class FolderTask(OwnFolder, ByKind):
         return replace(data, spacings=[one.facts.spacing for one in data.train.held if one.facts.spacing])
 
     def _found(self, source: DataSource, folder: Path) -> Found:
-        listing = find(source, folder, self.segments)
+        listing = self._listing(source, folder)
         classes = self._classes_of(listing, source)
-        make = partial(self._made, classes=classes, numbers=self._numbers(source))
+        numbers = self._numbers(source)
+        make = partial(self._made, reader=self._reader(source), classes=classes, numbers=numbers)
         return Found(listing, classes, make, str(source.label_map))
 
     def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
@@ -267,13 +267,21 @@ class FolderTask(OwnFolder, ByKind):
             return int(label)
         raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
 
-    def _made(self, entry: Entry, classes: dict[str, int], numbers: dict[int, int]) -> PreparedEntry:
+    def _listing(self, source: DataSource, folder: Path) -> Listing:
+        """Return the cases in a folder, as the site describes them."""
+        return find(source, folder, self.segments)
+
+    def _reader(self, source: DataSource) -> Reader:
+        """Return what reads a case's files."""
+        return FileReader()
+
+    def _made(self, entry: Entry, reader: Reader, classes: dict[str, int], numbers: dict[int, int]) -> PreparedEntry:
         """One entry from its files."""
-        scan = _together([_scan_of(path) for path in entry.images])
+        scan = reader.scan(entry)
         inputs = self._inputs(scan.values, scan.spacing)
         values: tuple[int, ...] = ()
         if isinstance(entry.label, Path):
-            labels = _mask_of(scan, entry.label)
+            labels = reader.mask(scan, entry.label)
             values = tuple(np.flatnonzero(np.bincount(labels.ravel())).tolist())
             table = np.zeros(values[-1] + 1, np.uint8)
             table[list(values)] = [numbers.get(value, 0) for value in values]
@@ -351,47 +359,6 @@ class FolderTask(OwnFolder, ByKind):
             "spacing": ranges_of(one.facts.spacing for one in every if one.facts.spacing),
             "intensity": range_of(value for one in every for value in one.facts.intensity),
         }
-
-
-def _scan_of(path: Path) -> Scan:
-    refuse_palette(path)
-    return read_scan(path)
-
-
-def _together(scans: Sequence[Scan]) -> Scan:
-    """The channels of one case, which must lie on one grid."""
-    first, *others = scans
-    if not others:
-        return first
-    for scan in others:
-        _refuse_another_place(first, scan, "channels of a case")
-    values = np.concatenate([scan.values for scan in scans])
-    return Scan(values, first.affine, first.spacing, first.header, first.turn)
-
-
-def _mask_of(scan: Scan, path: Path) -> np.ndarray:
-    """A mask's values on the image's grid, whole numbers."""
-    try:
-        mask = _scan_of(path)
-    except DataError as error:
-        raise DataError(str(error).replace("an image", "a mask"), error.private) from error
-    if len(mask.values) != 1:
-        raise DataError("masks have several channels; save them with one number per place, not as colours")
-    _refuse_another_place(scan, mask, "an image and its mask")
-    values = mask.values[0]
-    whole = np.rint(values) if values.dtype.kind == "f" else values
-    if whole is not values and not np.allclose(values, whole, atol=1e-3):
-        raise DataError("masks have values that are no whole numbers; save the labels and not probabilities")
-    if whole.min() < 0 or whole.max() > GREATEST:
-        raise DataError(f"masks have values below 0 or above {GREATEST}; is an image among them?")
-    return whole.astype(np.int64)
-
-
-def _refuse_another_place(one: Scan, other: Scan, what: str) -> None:
-    if one.values.shape[1:] != other.values.shape[1:]:
-        raise DataError(f"{what} have different sizes; export both on one grid")
-    if one.values.ndim == 4 and not np.allclose(one.affine, other.affine, atol=SAME_PLACE):
-        raise DataError(f"{what} lie in different places; export both on one grid")
 
 
 @cache
