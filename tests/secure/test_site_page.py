@@ -34,6 +34,7 @@ def follow(tab: Browser, selector: str) -> None:
     wait_for(tab, "window.old === undefined")
 
 
+@pytest.mark.long
 def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Path) -> None:
     kit, plan = consortium.kit(HOSPITAL), make_plan("fedavg", *SMALL, f"training.rounds={ROUNDS}", sites=SITES[:2])
     local, run = kit / "local/medsilo.yaml", consortium.kit(SERVER) / "medsilo/approved"
