@@ -17,6 +17,7 @@ from medsilo.learning.seeds import seed_for
 from medsilo.plan import Plan, parse_plan
 
 Kind = Literal["table", "image"]
+MADE, HELD_OUT = range(1, 25), range(101, 113)  # numbers of federations: rules are made on the first, tried on the last
 COLUMNS, LATENT, CLASSES, SIDE = 12, 6, 4, 32
 SEPARATION, NOISE = 1.6, 0.5  # of class prototypes; of columns
 PARTS = ("train", "validation", "test")
@@ -122,7 +123,9 @@ def _write_tables(federation: Federation, folder: Path) -> None:
         parts = _parts(federation, place)
         labels = random.choice(CLASSES, len(parts), p=shares)
         latent = prototypes[labels] + random.standard_normal((len(parts), LATENT))
-        values = np.tanh(latent @ first) + 0.5 * (latent @ second) + NOISE * random.standard_normal((len(parts), COLUMNS))
+        values = (
+            np.tanh(latent @ first) + 0.5 * (latent @ second) + NOISE * random.standard_normal((len(parts), COLUMNS))
+        )
         looks = federation.shifts.get("looks", 0.0)
         values = values * np.exp(looks * random.standard_normal(COLUMNS)) + 2 * looks * random.standard_normal(COLUMNS)
         lines = [

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from medsilo.study.cells import Cell, Row, cells_of, run_cell
 
 METHODS = ("local", "fedavg", "fedbn", "fedper", "ditto", "fine-tuning", "adafed", "fedsm")
 OF_IMAGES = ("harmofl",)
+SEEDS: Mapping[Kind, tuple[int, ...]] = {"table": (0, 1, 2), "image": (0,)}  # images cost eight times as much
 
 
 def methods_of(kind: Kind) -> tuple[str, ...]:
@@ -44,6 +45,21 @@ class Trial:
         """Return every hospital's settings: nothing here is a patient's."""
         own = {"data": str(self.folder / "data"), "public_data": True, "share_personal_model": True, "device": "cpu"}
         return make_settings({**ALL_MINE, **own}, "benchmarks.advise")
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods, in turn."""
+        return list(dict.fromkeys(cell.row.title for cell in self.cells))
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of training; the data are the same for all."""
+        return list(dict.fromkeys(cell.seed for cell in self.cells))
+
+    @property
+    def done(self) -> bool:
+        """Return whether every cell is finished."""
+        return all(cell.summary() for cell in self.cells)
 
     def run(self, until: float | None) -> Iterator[str]:
         """Run what is not done, and yield what failed; no run begins after `until`."""

@@ -1,0 +1,89 @@
+"""docs/results/advise.md: what the adviser said of each federation, and what came out, beside answers that never vary."""
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+
+from benchmarks.advise.making import SEEDS
+from benchmarks.advise.outcomes import MEASURED, POINT, Outcome
+from medsilo.study.rules import RULES
+
+ALWAYS = ("fedavg", "fedbn", "ditto")
+Choice = Callable[[Outcome], str | None]
+HEAD = """# The adviser, tried on federations that no rule was made from
+
+`medsilo advise` ([evidence](../evidence.md)) names a method from a measuring study. Here it is held against what came
+out of every method, on GENERATED federations: {made} on which its rules were made, and {held} that were run once, after
+the rules were fixed. Hospitals differ by known amounts in looks, labels, what is asked for, and size
+(`benchmarks/advise/federations.py`). Written by
+
+    python -m benchmarks.advise --write
+
+which goes on where it was stopped. All numbers are in `benchmarks/advise/made.csv` and `held_out.csv`.
+
+An answer is right where its method is within {point:g} point of the method with the best mean test score, in that mean
+and at its worst hospital. Facts come from the first {rounds} rounds of four methods, and of them only from what
+hospitals tell; test scores are means over seeds ({seeds}).
+"""
+
+
+def document(made: Sequence[Outcome], held: Sequence[Outcome]) -> str:
+    """Return the page."""
+    seeds = ", ".join(f"{len(own)} of {kind}s" for kind, own in SEEDS.items())
+    head = HEAD.format(made=len(made), held=len(held), point=100 * POINT, rounds=MEASURED, seeds=seeds)
+    parts = [head]
+    for title, outcomes in (("Held out", held), ("Those on which the rules were made", made)):
+        if outcomes:
+            parts += [f"## {title}\n", *_summary(outcomes), "", *_each(outcomes), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def answers(outcomes: Iterable[Outcome]) -> dict[str, Choice]:
+    """Return ways of answering by their names: the adviser's, and those that name one method whatever is measured."""
+    everywhere = set.intersection(*(set(one.scores) for one in outcomes))
+    others = sorted(everywhere - set(ALWAYS))
+    return {"medsilo advise": lambda one: one.advised} | {
+        f"always {method}": lambda one, method=method: method for method in (*ALWAYS, *others)
+    }
+
+
+def _summary(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = ["| answer | right | behind the best, mean | worst hospital |", "|---|---|---|---|"]
+    for name, choice in answers(outcomes).items():
+        given = [(one, method) for one in outcomes if (method := choice(one))]
+        right = sum(one.right(method) for one, method in given)
+        behind = [one.behind(method) for one, method in given]
+        mean, worst = (fmean(values) for values in zip(*((b.mean, b.worst) for b in behind), strict=True))
+        lines.append(f"| {name} | {right} of {len(outcomes)} | {_points(mean)} | {_points(worst)} |")
+    return lines
+
+
+def _each(outcomes: Sequence[Outcome]) -> list[str]:
+    lines = [
+        "| federation | training cases | what differs | rule | advised | best | behind, mean | worst hospital | right |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in outcomes:
+        method, rule = one.advised, one.rule
+        behind = one.behind(method) if method else None
+        told = (_points(behind.mean), _points(behind.worst)) if behind else ("–", "–")
+        cells = (one.name, one.cases, one.shifts, rule.name if rule else "none", method or "–", one.best, *told)
+        lines.append(f"| {' | '.join(cells)} | {'yes' if one.right(method) else 'no'} |")
+    return lines
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def tries_of(made: Sequence[Outcome], held: Sequence[Outcome]) -> list[dict[str, str | int]]:
+    """Return how often each rule was right, as advice.csv has it."""
+    return [
+        {
+            "rule": rule.name,
+            "made_right": sum(one.right(rule.first) for one in made if one.rule == rule),
+            "made": sum(one.rule == rule for one in made),
+            "held_out_right": sum(one.right(rule.first) for one in held if one.rule == rule),
+            "held_out": sum(one.rule == rule for one in held),
+        }
+        for rule in RULES
+    ]

@@ -1,0 +1,150 @@
+"""The adviser: from a measuring study to an answer, with the rule that gave it and what is not known."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.plan import Plan
+from medsilo.study.cells import Cell, Row, cells_of
+from medsilo.study.measured import ALONE, NEEDED, PROBES, TOGETHER, Measured
+from medsilo.study.rules import FACTS, RULES, Answer, Condition, Rule
+
+Surety = Literal["fairly sure", "not sure", "cannot be known"]
+CLOSE = 0.1  # of a condition's number: nearer than this, the answer could as well be the other
+FEW = 20  # validation cases, below which one case moves a score by more than five points
+MADE_ON = (3, 6)  # hospitals of the federations on which rules were made
+PLENTY = 0.5  # of tries: a rule that was right less often is not sure
+TABLE = "advice.csv"  # how often each rule was right
+
+
+@dataclass(frozen=True)
+class Tries:
+    """How often a rule was right: on the federations it was made on, and on those it was only tried on."""
+
+    made: tuple[int, int]  # right, of so many
+    held_out: tuple[int, int]
+
+    @property
+    def words(self) -> str:
+        """The counts as a sentence."""
+        made, tried = self.made, self.held_out
+        told = f"right in {made[0]} of the {made[1]} federations on which it was made and that it was asked of"
+        if not tried[1]:
+            return f"{told}; on federations that no rule was made from it was not asked"
+        return f"{told}, and in {tried[0]} of {tried[1]} that no rule was made from"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What a consortium should try first, why, and how sure that is."""
+
+    answer: Answer | None  # None: it can't be known
+    first: str | None
+    second: str | None
+    rule: str | None
+    reason: str
+    evidence: str
+    sure: Surety
+    facts: Mapping[str, float | None]
+    unknown: tuple[str, ...]  # what is not known, a sentence each
+
+
+def tries() -> dict[str, Tries]:
+    """Return how often each rule was right."""
+    text = resources.files("medsilo.study").joinpath(TABLE).read_text("utf-8")
+    return {
+        row["rule"]: Tries(
+            (int(row["made_right"]), int(row["made"])), (int(row["held_out_right"]), int(row["held_out"]))
+        )
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def rule_for(facts: Mapping[str, float | None], rules: Sequence[Rule] = RULES) -> tuple[Rule | None, list[Rule]]:
+    """Return the first rule whose conditions all hold, and those before it that could not be asked."""
+    skipped = []
+    for rule in rules:
+        values = [facts[condition.fact] for condition in rule.when]
+        if any(value is None for value in values):
+            skipped.append(rule)
+        elif all(one.holds(value) for one, value in zip(rule.when, values, strict=True) if value is not None):
+            return rule, skipped
+    return None, skipped
+
+
+def advise(measured: Measured) -> Advice:
+    """Return the advice that follows from a measuring study."""
+    if len(measured.hospitals) < 2:
+        raise MedsiloError("there is one hospital only, so nobody to learn with; give runs of two or more")
+    facts = {name: fact.of(measured) for name, fact in FACTS.items()}
+    rule, skipped = rule_for(facts)
+    unknown = [*_not_told(measured, skipped), *_beyond(measured)]
+    if rule is None or not measured.telling:
+        reason = "the hospitals do not tell enough for any rule"
+        return Advice(None, None, None, None, reason, "none", "cannot be known", facts, tuple(unknown))
+    close = [one for one in _asked(rule) if _is_close(one, facts[one.fact])]
+    unknown += [f"it is a close call: {one.words}, and it is {facts[one.fact]:.3g}" for one in close]
+    tried = tries().get(rule.name, Tries((0, 0), (0, 0)))
+    right, asked = (made + held for made, held in zip(tried.made, tried.held_out, strict=True))
+    sure: Surety = "not sure" if unknown or not asked or right < PLENTY * asked else "fairly sure"
+    return Advice(
+        rule.answer, rule.first, rule.second, rule.name, rule.reason, tried.words, sure, facts, tuple(unknown)
+    )
+
+
+def _asked(rule: Rule) -> list[Condition]:
+    """Return the conditions that led to a rule: its own, and those of the rules before it."""
+    return [condition for one in RULES[: RULES.index(rule) + 1] for condition in one.when]
+
+
+def _is_close(condition: Condition, value: float | None) -> bool:
+    return value is not None and abs(value - condition.number) < CLOSE * abs(condition.number)
+
+
+def _not_told(measured: Measured, skipped: Sequence[Rule]) -> list[str]:
+    """Say what could not be asked, and whose scores say little."""
+    told = [f"rule '{rule.name}' could not be asked, as {_lacking(rule, measured)}" for rule in skipped]
+    silent = [site for site, own in measured.hospitals.items() if own not in measured.telling]
+    if silent:
+        told.append(f"{', '.join(silent)} told no scores, so nothing here is about them")
+    empty = [site for site, own in measured.hospitals.items() if own.train == 0]
+    if empty:
+        told.append(f"{', '.join(empty)} had no training cases")
+    few = [site for site, own in measured.hospitals.items() if own.validation is not None and own.validation < FEW]
+    if few:
+        told.append(f"the scores of {', '.join(few)} rest on fewer than {FEW} validation cases")
+    return told
+
+
+def _lacking(rule: Rule, measured: Measured) -> str:
+    absent = [condition.fact for condition in rule.when if FACTS[condition.fact].of(measured) is None]
+    return f"the {' and the '.join(FACTS[name].words for name in absent)} is not known"
+
+
+def _beyond(measured: Measured) -> list[str]:
+    """Say where a consortium is unlike all on which rules were made."""
+    least, most = MADE_ON
+    count = len(measured.hospitals)
+    return [] if least <= count <= most else [f"rules were made with {least} to {most} hospitals, and here are {count}"]
+
+
+# ------------------------------------------------------------------------------------------------ measuring
+def measuring_cells(plan: Plan, rounds: int | None, folder: Path) -> tuple[list[Cell], list[str]]:
+    """Return the measuring runs of a plan, and a line for each that its network or task can't have.
+
+    rounds: of each run; by default a third of the plan's, and three at least.
+    """
+    length = [f"training.rounds={rounds or max(3, round(plan.training.rounds / 3))}"]
+    cells, passed = [], []
+    for method in PROBES:
+        try:
+            cells += cells_of(plan, [Row.parse(method)], [plan.seed], length, folder)
+        except PlanError as error:
+            if method in NEEDED:
+                raise
+            passed.append(f"{method} is not measured: {error}")
+    return cells, passed

@@ -1,0 +1,126 @@
+"""What an adviser may know of a consortium: the records of short runs, and nothing that hospitals don't tell.
+
+A measuring study is a few ordinary runs of one plan. Their records hold, of each hospital, cases, class counts and
+scores on its validation cases, each only where the hospital's own limits let it leave. Test scores are never read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from medsilo.core.errors import MedsiloError
+from medsilo.runs.reading import read_rounds, read_summary
+from medsilo.runs.schema import Round, Summary
+
+ALONE, TOGETHER, OWN_NORMS, TUNED = "local", "fedavg", "fedbn", "fine-tuning"
+PROBES = (ALONE, TOGETHER, OWN_NORMS, TUNED)
+NEEDED = (ALONE, TOGETHER)
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """One hospital's part in the measuring runs; a value that it does not tell is None."""
+
+    train: int | None
+    validation: int | None
+    classes: tuple[int, ...] | None  # of training cases
+    scores: Mapping[str, float]  # the best of each measuring run that it told
+    losses: Mapping[str, float]  # the least of each measuring run
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The record of one measuring run: its outcome, and those of its rounds that count."""
+
+    summary: Summary
+    lines: Sequence[Round]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measuring study: its hospitals, and how well their updates agreed."""
+
+    metric: str
+    rounds: int  # that every run had
+    hospitals: Mapping[str, Hospital]
+    agreement: float | None  # mean cosine of two hospitals' first updates
+
+    def scores(self, method: str) -> list[float] | None:
+        """Return a measuring run's scores at the hospitals that tell those of the needed runs; None without it."""
+        told = [own.scores[method] for own in self.telling if method in own.scores]
+        return told if told and len(told) == len(self.telling) else None
+
+    def losses(self, method: str) -> list[float] | None:
+        """Return a measuring run's losses at these hospitals; None without them."""
+        told = [own.losses[method] for own in self.telling if method in own.losses]
+        return told if told and len(told) == len(self.telling) else None
+
+    @property
+    def telling(self) -> list[Hospital]:
+        """The hospitals that told a score of the runs that are needed."""
+        return [own for own in self.hospitals.values() if set(own.scores) >= set(NEEDED)]
+
+
+def read_measured(runs: Sequence[Path], rounds: int | None = None) -> Measured:
+    """Read the records of finished runs of one plan, one for each method; others than PROBES are passed over.
+
+    rounds: how many count, where the runs are longer than a measuring study.
+    """
+    found: dict[str, tuple[Path, Summary]] = {}
+    for run in runs:
+        summary = read_summary(run)
+        if summary.method not in PROBES:
+            continue
+        if summary.method in found:
+            raise MedsiloError(f"two runs are of {summary.method}; give one run of each method")
+        _check(run, summary, next((one for _, one in found.values()), summary))
+        found[summary.method] = run, summary
+    if lacking := [name for name in NEEDED if name not in found]:
+        raise MedsiloError(f"no finished run of {' and '.join(lacking)} is among these; run it, or give --measure JOB")
+    least = min(summary.rounds.done for _, summary in found.values())
+    rounds = least if rounds is None else min(rounds, least)
+    if rounds == 0:
+        raise MedsiloError("a measuring run has no round; give training.rounds=1 or more")
+    of = {method: Probe(summary, read_rounds(run)[:rounds]) for method, (run, summary) in found.items()}
+    together = of[TOGETHER]
+    hospitals = {site: _hospital(site, of, rounds) for site in together.summary.sites}
+    return Measured(together.summary.metric, rounds, hospitals, _agreement(together.lines))
+
+
+def _check(run: Path, summary: Summary, first: Summary) -> None:
+    """Raise unless a run ended well and is of the same plan as the first."""
+    if not summary.finished:
+        raise MedsiloError(f"run '{run.name}' failed: {summary.reason or 'no reason given'}; repeat it")
+    for what in ("task", "network", "metric", "seed"):
+        if getattr(summary, what) != getattr(first, what):
+            raise MedsiloError(f"run '{run.name}' has another {what} than the first; give runs of one plan")
+    if set(summary.sites) != set(first.sites):
+        raise MedsiloError(f"run '{run.name}' has other hospitals than the first; give runs of one plan")
+
+
+def _hospital(site: str, probes: Mapping[str, Probe], rounds: int) -> Hospital:
+    own = probes[TOGETHER].summary.sites[site]
+    cases, classes = own.cases or {}, (own.classes or {}).get("train")
+    curves = {method: probe.summary.sites[site].validation[: rounds + 1] for method, probe in probes.items()}
+    losses = {
+        method: [line.sites[site].validation_loss for line in probe.lines if site in line.sites]
+        for method, probe in probes.items()
+    }
+    return Hospital(
+        cases.get("train"),
+        cases.get("validation"),
+        tuple(classes) if classes else None,
+        {method: max(told) for method, curve in curves.items() if (told := [s for s in curve if s is not None])},
+        {method: min(told) for method, curve in losses.items() if (told := [s for s in curve if s is not None])},
+    )
+
+
+def _agreement(lines: Sequence[Round]) -> float | None:
+    """Return how alike the hospitals' first updates point: the mean over hospitals of what each round line says."""
+    for line in lines:
+        told = [update.cosine for own in line.sites.values() for update in own.updates.values()]
+        known = [cosine for cosine in told if cosine is not None]
+        if known:
+            return fmean(known)
+    return None
