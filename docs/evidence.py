@@ -73,7 +73,7 @@ def studies() -> str:
         lines = lines_of(page, study.section)
         scores = {row["row"]: row for row in rows_in(lines)}
         methods = [name for name in scores if name not in (ALONE, POOLED)]
-        highest = max(methods, key=lambda name: float(scores[name][MEAN].split()[0]))
+        highest = max(methods, key=lambda name: _mean(scores[name][MEAN]))
         mean = next(name for name in methods if name.startswith("fedavg"))
         heading = next(line for line in lines if re.match(r"#+ Against ", line))
         difference = next(row for row in rows_in(lines[lines.index(heading) :]) if row["row"] == highest)[MEAN]
@@ -88,24 +88,20 @@ def studies() -> str:
 
 
 def flamby() -> str:
-    """Return the federated cells of FLamby's two sets, beside single hospitals and pooled data."""
-    cells = [row for row in rows_in(lines_of("reproduce.md", "## FLamby's tables")[_second_table() :])]
+    """Return the federated cells of FLamby's two sets, beside pooled data."""
+    lines = lines_of("reproduce.md", "## FLamby's tables")
+    start = next(place for place, line in enumerate(lines) if line.startswith("| set |"))
+    cells = [row for row in rows_in(lines[start:]) if row["tested on"] == "all hospitals"]
     rows = []
     for name in FLAMBY:
-        here = {
-            row["method"]: row["here"] for row in cells if row["set"] == name and row["tested on"] == "all hospitals"
-        }
-        highest = max(
-            (method for method in here if method != "pooled"), key=lambda method: float(here[method].split()[0])
-        )
+        here = {row["method"]: row["here"] for row in cells if row["set"] == name}
+        highest = max((method for method in here if method != "pooled"), key=lambda method: _mean(here[method]))
         rows.append((name, here["fedavg"], f"{here[highest]} ({highest})", here["pooled"]))
     return table(("set", "FedAvg", "highest federated row", "pooled"), rows)
 
 
-def _second_table() -> int:
-    """Return where the table of cells begins: the one before it tells the protocol."""
-    lines = lines_of("reproduce.md", "## FLamby's tables")
-    return next(place for place, line in enumerate(lines) if line.startswith("| set |"))
+def _mean(cell: str) -> float:
+    return float(cell.split()[0])
 
 
 def rules() -> str:

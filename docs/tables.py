@@ -1,5 +1,5 @@
-"""The tables of docs/run-tree.md, docs/plan.md, docs/limits.md and docs/commands.md, made from the package, and those of
-docs/evidence.md, made from the pages that have the numbers.
+"""The tables of docs/run-tree.md, docs/plan.md, docs/limits.md and docs/commands.md, made from the package, and those
+of docs/evidence.md, made from the pages that have the numbers.
 
     python -m docs.tables        # write them anew
 

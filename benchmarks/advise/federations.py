@@ -23,6 +23,7 @@ SEPARATION, NOISE = 1.6, 0.5  # of class prototypes; of columns
 PARTS = ("train", "validation", "test")
 TESTED: Mapping[Kind, int] = {"table": 500, "image": 100}  # cases of each hospital, so that chance decides little
 USUAL: Mapping[Kind, tuple[int, int]] = {"table": (30, 200), "image": (16, 60)}  # training cases of a hospital
+MOST: Mapping[Kind, int] = {"table": 600, "image": 64}  # however large a hospital is
 # What differs, in turn: names of shifts, each with its own strength.
 MIXTURES: Sequence[tuple[str, ...]] = (
     (),
@@ -83,7 +84,7 @@ def drawn(number: int) -> Federation:
     least, most = USUAL[kind]
     usual = float(np.exp(random.uniform(np.log(least), np.log(most))))
     spread = np.exp(shifts.get("sizes", 0.0) * random.standard_normal(int(random.integers(3, 7))))
-    cases = np.clip(np.round(usual * spread), least // 2, 3 * most)
+    cases = np.clip(np.round(usual * spread), least // 2, MOST[kind])
     return Federation(number, kind, tuple(int(count) for count in cases), shifts)
 
 

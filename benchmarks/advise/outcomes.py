@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.advise.making import Trial
+from medsilo.study.advice import rule_for
 from medsilo.study.measured import PROBES, read_measured
 from medsilo.study.rules import FACTS, Rule
-from medsilo.study.advice import rule_for
 
 POINT = 0.01
 MEASURED = 5  # rounds

@@ -1,10 +1,11 @@
-"""docs/results/advise.md: what the adviser said of each federation, and what came out, beside answers that never vary."""
+"""docs/results/advise.md: what the adviser said of each federation and what came out, beside one answer for all."""
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
 from benchmarks.advise.making import SEEDS
 from benchmarks.advise.outcomes import MEASURED, POINT, Outcome
+from docs.markdown import table
 from medsilo.study.rules import RULES
 
 ALWAYS = ("fedavg", "fedbn", "ditto")
@@ -33,7 +34,7 @@ def document(made: Sequence[Outcome], held: Sequence[Outcome]) -> str:
     parts = [head]
     for title, outcomes in (("Held out", held), ("Those on which the rules were made", made)):
         if outcomes:
-            parts += [f"## {title}\n", *_summary(outcomes), "", *_each(outcomes), ""]
+            parts += [f"## {title}\n", _summary(outcomes), _each(outcomes)]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -46,29 +47,27 @@ def answers(outcomes: Iterable[Outcome]) -> dict[str, Choice]:
     }
 
 
-def _summary(outcomes: Sequence[Outcome]) -> list[str]:
-    lines = ["| answer | right | behind the best, mean | worst hospital |", "|---|---|---|---|"]
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    rows = []
     for name, choice in answers(outcomes).items():
         given = [(one, method) for one in outcomes if (method := choice(one))]
         right = sum(one.right(method) for one, method in given)
         behind = [one.behind(method) for one, method in given]
-        mean, worst = (fmean(values) for values in zip(*((b.mean, b.worst) for b in behind), strict=True))
-        lines.append(f"| {name} | {right} of {len(outcomes)} | {_points(mean)} | {_points(worst)} |")
-    return lines
+        means = fmean(score.mean for score in behind), fmean(score.worst for score in behind)
+        rows.append((name, f"{right} of {len(outcomes)}", *map(_points, means)))
+    return table(("answer", "right", "behind the best, mean", "worst hospital"), rows)
 
 
-def _each(outcomes: Sequence[Outcome]) -> list[str]:
-    lines = [
-        "| federation | training cases | what differs | rule | advised | best | behind, mean | worst hospital | right |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+def _each(outcomes: Sequence[Outcome]) -> str:
+    rows = []
     for one in outcomes:
         method, rule = one.advised, one.rule
         behind = one.behind(method) if method else None
         told = (_points(behind.mean), _points(behind.worst)) if behind else ("–", "–")
-        cells = (one.name, one.cases, one.shifts, rule.name if rule else "none", method or "–", one.best, *told)
-        lines.append(f"| {' | '.join(cells)} | {'yes' if one.right(method) else 'no'} |")
-    return lines
+        answer = rule.name if rule else "none", method or "–", one.best
+        rows.append((one.name, one.cases, one.shifts, *answer, *told, "yes" if one.right(method) else "no"))
+    heads = ("federation", "training cases", "what differs", "rule", "advised", "best")
+    return table((*heads, "behind, mean", "worst hospital", "right"), rows)
 
 
 def _points(share: float) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.plan import Plan
 from medsilo.study.cells import Cell, Row, cells_of
-from medsilo.study.measured import ALONE, NEEDED, PROBES, TOGETHER, Measured
+from medsilo.study.measured import NEEDED, PROBES, Measured
 from medsilo.study.rules import FACTS, RULES, Answer, Condition, Rule
 
 Surety = Literal["fairly sure", "not sure", "cannot be known"]
@@ -32,6 +32,8 @@ class Tries:
     def words(self) -> str:
         """The counts as a sentence."""
         made, tried = self.made, self.held_out
+        if not made[1] and not tried[1]:
+            return "never asked of a federation whose best method is known"
         told = f"right in {made[0]} of the {made[1]} federations on which it was made and that it was asked of"
         if not tried[1]:
             return f"{told}; on federations that no rule was made from it was not asked"
@@ -107,7 +109,11 @@ def _is_close(condition: Condition, value: float | None) -> bool:
 
 def _not_told(measured: Measured, skipped: Sequence[Rule]) -> list[str]:
     """Say what could not be asked, and whose scores say little."""
-    told = [f"rule '{rule.name}' could not be asked, as {_lacking(rule, measured)}" for rule in skipped]
+    told = [
+        f"rule '{rule.name}' could not be asked, as {_lacking(rule, measured)}"
+        for rule in skipped
+        if measured.has_classes or "labels" not in {condition.fact for condition in rule.when}
+    ]
     silent = [site for site, own in measured.hospitals.items() if own not in measured.telling]
     if silent:
         told.append(f"{', '.join(silent)} told no scores, so nothing here is about them")

@@ -46,6 +46,11 @@ class Measured:
     hospitals: Mapping[str, Hospital]
     agreement: float | None  # mean cosine of two hospitals' first updates
 
+    @property
+    def has_classes(self) -> bool:
+        """Return whether every case has one class, so that hospitals have shares of them."""
+        return self.metric == "accuracy"
+
     def scores(self, method: str) -> list[float] | None:
         """Return a measuring run's scores at the hospitals that tell those of the needed runs; None without it."""
         told = [own.scores[method] for own in self.telling if method in own.scores]

@@ -126,7 +126,7 @@ RULES: tuple[Rule, ...] = (
         "stay alone",
         "local",
         "ditto",
-        "models trained alone are far ahead of every shared one: the hospitals' questions or images have little in common",
+        "models trained alone are far ahead of every shared one: the hospitals have little in common",
     ),
     Rule(
         "question",
@@ -134,7 +134,7 @@ RULES: tuple[Rule, ...] = (
         "personalise",
         "ditto",
         "adafed",
-        "models trained alone are ahead, also of one whose batch norm stays at home: not the looks but the answers differ",
+        "models trained alone are ahead, also where batch norm stays at home: not the looks differ but the answers",
     ),
     Rule(
         "looks",
@@ -151,5 +151,21 @@ RULES: tuple[Rule, ...] = (
         "fedavg",
         "fine-tuning",
         "nothing that was measured speaks against one shared model",
+    ),
+    Rule(
+        "apart, no batch norm",
+        (Condition("alone", "at most", 0.9),),
+        "personalise",
+        "ditto",
+        "local",
+        "models trained alone are ahead, and without batch norm nobody can say whether looks or answers differ",
+    ),
+    Rule(
+        "alike, no batch norm",
+        (Condition("alone", "at least", 0.9),),
+        "plain mean",
+        "fedavg",
+        "fine-tuning",
+        "models trained alone are not ahead of the mean; the network has no batch norm that could tell more",
     ),
 )
