@@ -22,7 +22,7 @@ the rules were fixed. Hospitals differ by known amounts in looks, labels, what i
 which goes on where it was stopped. All numbers are in `benchmarks/advise/made.csv` and `held_out.csv`.
 
 An answer is right where its method is within {point:g} point of the method with the best mean test score, in that mean
-and at its worst hospital. Facts come from the first {rounds} rounds of four methods, and of them only from what
+and at its worst hospital. Facts come from the first {rounds} rounds of three methods, and of them only from what
 hospitals tell; test scores are means over seeds ({seeds}).
 """
 

@@ -22,9 +22,9 @@ from tests.conftest import make_plan
 # Facts of consortia of which a person would say the same, and the rule that answers.
 BY_HAND = [
     ({"labels": 0.4, "alone": 0.2, "norms": 0.5, "alone over norms": 0.4}, "labels"),
-    ({"labels": 0.0, "alone": 0.2, "norms": 0.5, "alone over norms": 0.4}, "strangers"),
-    ({"labels": 0.0, "alone": 0.7, "norms": 1.0, "alone over norms": 0.7}, "question"),
+    ({"labels": 0.0, "alone": 0.2, "norms": 0.5, "alone over norms": 0.4}, "answers"),
     ({"labels": 0.0, "alone": 0.7, "norms": 0.5, "alone over norms": 1.4}, "looks"),
+    ({"labels": 0.0, "alone": 1.1, "norms": 0.97, "alone over norms": 1.1}, "in between"),
     ({"labels": 0.0, "alone": 1.3, "norms": 1.1, "alone over norms": 1.2}, "alike"),
     ({"labels": 0.0, "alone": 0.7}, "apart, no batch norm"),
     ({"labels": 0.0, "alone": 1.3}, "alike, no batch norm"),
@@ -32,16 +32,16 @@ BY_HAND = [
 
 
 def hospital(losses: dict[str, float], classes: tuple[int, ...] | None = (50, 50)) -> Hospital:
-    """Return a hospital of 100 training and 40 validation cases, whose scores are one minus its losses."""
-    return Hospital(100, 40, classes, {method: 1 - loss for method, loss in losses.items()}, losses)
+    """Return a hospital of 100 training and 40 validation cases."""
+    return Hospital(100, 40, classes, losses)
 
 
 def measured(*hospitals: Hospital) -> Measured:
     """Return a measuring study of these hospitals."""
-    return Measured("accuracy", 5, {f"hospital-{place}": own for place, own in enumerate(hospitals)}, 0.5)
+    return Measured("accuracy", 5, {f"hospital-{place}": own for place, own in enumerate(hospitals)})
 
 
-LOOKS = hospital({"local": 0.4, "fedavg": 0.5, "fedbn": 0.2, "fine-tuning": 0.4})
+LOOKS = hospital({"local": 0.4, "fedavg": 0.5, "fedbn": 0.2})
 
 
 @pytest.mark.parametrize(("known", "name"), BY_HAND)
@@ -57,7 +57,7 @@ def test_every_rule_answers_somebody_and_was_counted() -> None:
 
 
 def test_facts_by_hand() -> None:
-    other = hospital({"local": 0.2, "fedavg": 0.3, "fedbn": 0.2, "fine-tuning": 0.2}, (100, 0))
+    other = hospital({"local": 0.2, "fedavg": 0.3, "fedbn": 0.2}, (100, 0))
     told = advise(measured(LOOKS, other))
     assert told.facts["norms"] == pytest.approx(0.2 / 0.4) and told.facts["alone"] == pytest.approx(0.3 / 0.4)
     assert told.facts["labels"] == pytest.approx(0.25)  # shares (0.5, 0.5) and (1, 0); together (0.75, 0.25)
@@ -69,8 +69,8 @@ def test_what_is_not_told_is_said() -> None:
     told = advise(measured(silent, silent))
     assert told.rule == "looks" and told.answer == "harmonise" and told.first == "fedbn"
     assert any("'labels' could not be asked" in line for line in told.unknown) and told.sure == "not sure"
-    mute = Hospital(None, None, None, {}, {})
-    assert any("hospital-1 told no scores" in line for line in advise(measured(LOOKS, mute, LOOKS)).unknown)
+    mute = Hospital(None, None, None, {})
+    assert any("hospital-1 told no losses" in line for line in advise(measured(LOOKS, mute, LOOKS)).unknown)
     nothing = advise(measured(mute, mute))
     assert nothing.answer is None and nothing.first is None and nothing.sure == "cannot be known"
 
@@ -79,7 +79,7 @@ def test_few_cases_and_close_calls_are_said() -> None:
     few = replace(LOOKS, validation=3, train=0)
     lines = " ".join(advise(measured(few, LOOKS)).unknown)
     assert "fewer than 20 validation cases" in lines and "no training cases" in lines
-    near = hospital({"local": 0.6, "fedavg": 0.5, "fedbn": 0.48, "fine-tuning": 0.5})
+    near = hospital({"local": 0.6, "fedavg": 0.5, "fedbn": 0.48})
     assert any("close call" in line for line in advise(measured(near, near, near)).unknown)
     assert any("hospitals, and here are" in line for line in advise(measured(LOOKS, LOOKS)).unknown)
 
@@ -152,7 +152,7 @@ def test_a_score_that_is_no_number_is_one_that_was_not_told(runs: Path, tmp_path
         (copy / "summary.json").write_text(json.dumps(summary), "utf-8")
         (copy / "rounds.jsonl").write_bytes((run.parent / "rounds.jsonl").read_bytes())
     told = advise(read_measured(list(tmp_path.iterdir())))
-    assert "a told no scores, so nothing here is about them" in told.unknown
+    assert "a told no losses, so nothing here is about them" in told.unknown
 
 
 def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

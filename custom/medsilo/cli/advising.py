@@ -56,8 +56,8 @@ def advise(
 ) -> int:
     """Say which method to try first, why, and how sure that is.
 
-    From the records of a few short runs of one plan with different methods: local and fedavg, and fedbn and
-    fine-tuning where they can run. Only what hospitals told is read, no test score. docs/evidence.md has the rules.
+    From the records of short runs of one plan with different methods: local, fedavg, and fedbn where it can run. Only
+    what hospitals told is read, and no test score. docs/evidence.md has the rules.
     """
     if bool(runs) == bool(measure):
         raise MedsiloError("give folders of measuring runs, or --measure JOB, and not both")

@@ -15,7 +15,7 @@ from medsilo.study.rules import FACTS, RULES, Answer, Condition, Rule
 
 Surety = Literal["fairly sure", "not sure", "cannot be known"]
 CLOSE = 0.1  # of a condition's number: nearer than this, the answer could as well be the other
-FEW = 20  # validation cases, below which one case moves a score by more than five points
+FEW = 20  # validation cases, below which one case is more than a twentieth of what is measured
 MADE_ON = (3, 6)  # hospitals of the federations on which rules were made
 PLENTY = 0.5  # of tries: a rule that was right less often is not sure
 TABLE = "advice.csv"  # how often each rule was right
@@ -108,7 +108,7 @@ def _is_close(condition: Condition, value: float | None) -> bool:
 
 
 def _not_told(measured: Measured, skipped: Sequence[Rule]) -> list[str]:
-    """Say what could not be asked, and whose scores say little."""
+    """Say what could not be asked, and whose losses say little."""
     told = [
         f"rule '{rule.name}' could not be asked, as {_lacking(rule, measured)}"
         for rule in skipped
@@ -116,13 +116,13 @@ def _not_told(measured: Measured, skipped: Sequence[Rule]) -> list[str]:
     ]
     silent = [site for site, own in measured.hospitals.items() if own not in measured.telling]
     if silent:
-        told.append(f"{', '.join(silent)} told no scores, so nothing here is about them")
+        told.append(f"{', '.join(silent)} told no losses, so nothing here is about them")
     empty = [site for site, own in measured.hospitals.items() if own.train == 0]
     if empty:
         told.append(f"{', '.join(empty)} had no training cases")
     few = [site for site, own in measured.hospitals.items() if own.validation is not None and own.validation < FEW]
     if few:
-        told.append(f"the scores of {', '.join(few)} rest on fewer than {FEW} validation cases")
+        told.append(f"the losses of {', '.join(few)} rest on fewer than {FEW} validation cases")
     return told
 
 

@@ -1,20 +1,19 @@
 """What an adviser may know of a consortium: the records of short runs, and nothing that hospitals don't tell.
 
 A measuring study is a few ordinary runs of one plan. Their records hold, of each hospital, cases, class counts and
-scores on its validation cases, each only where the hospital's own limits let it leave. Test scores are never read.
+losses on its validation cases, each only where the hospital's own limits let it leave. Test scores are never read.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from medsilo.core.errors import MedsiloError
 from medsilo.runs.reading import read_rounds, read_summary
 from medsilo.runs.schema import Round, Summary
 
-ALONE, TOGETHER, OWN_NORMS, TUNED = "local", "fedavg", "fedbn", "fine-tuning"
-PROBES = (ALONE, TOGETHER, OWN_NORMS, TUNED)
+ALONE, TOGETHER, OWN_NORMS = "local", "fedavg", "fedbn"
+PROBES = (ALONE, TOGETHER, OWN_NORMS)
 NEEDED = (ALONE, TOGETHER)
 
 
@@ -25,8 +24,7 @@ class Hospital:
     train: int | None
     validation: int | None
     classes: tuple[int, ...] | None  # of training cases
-    scores: Mapping[str, float]  # the best of each measuring run that it told
-    losses: Mapping[str, float]  # the least of each measuring run
+    losses: Mapping[str, float]  # the least on its validation cases, of each measuring run that told some
 
 
 @dataclass(frozen=True)
@@ -39,22 +37,16 @@ class Probe:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measuring study: its hospitals, and how well their updates agreed."""
+    """A measuring study and its hospitals."""
 
     metric: str
     rounds: int  # that every run had
     hospitals: Mapping[str, Hospital]
-    agreement: float | None  # mean cosine of two hospitals' first updates
 
     @property
     def has_classes(self) -> bool:
         """Return whether every case has one class, so that hospitals have shares of them."""
         return self.metric == "accuracy"
-
-    def scores(self, method: str) -> list[float] | None:
-        """Return a measuring run's scores at the hospitals that tell those of the needed runs; None without it."""
-        told = [own.scores[method] for own in self.telling if method in own.scores]
-        return told if told and len(told) == len(self.telling) else None
 
     def losses(self, method: str) -> list[float] | None:
         """Return a measuring run's losses at these hospitals; None without them."""
@@ -63,8 +55,8 @@ class Measured:
 
     @property
     def telling(self) -> list[Hospital]:
-        """The hospitals that told a score of the runs that are needed."""
-        return [own for own in self.hospitals.values() if set(own.scores) >= set(NEEDED)]
+        """The hospitals that told a loss of the runs that are needed."""
+        return [own for own in self.hospitals.values() if set(own.losses) >= set(NEEDED)]
 
 
 def read_measured(runs: Sequence[Path], rounds: int | None = None) -> Measured:
@@ -89,8 +81,8 @@ def read_measured(runs: Sequence[Path], rounds: int | None = None) -> Measured:
         raise MedsiloError("a measuring run has no round; give training.rounds=1 or more")
     of = {method: Probe(summary, read_rounds(run)[:rounds]) for method, (run, summary) in found.items()}
     together = of[TOGETHER]
-    hospitals = {site: _hospital(site, of, rounds) for site in together.summary.sites}
-    return Measured(together.summary.metric, rounds, hospitals, _agreement(together.lines))
+    hospitals = {site: _hospital(site, of) for site in together.summary.sites}
+    return Measured(together.summary.metric, rounds, hospitals)
 
 
 def _check(run: Path, summary: Summary, first: Summary) -> None:
@@ -104,28 +96,12 @@ def _check(run: Path, summary: Summary, first: Summary) -> None:
         raise MedsiloError(f"run '{run.name}' has other hospitals than the first; give runs of one plan")
 
 
-def _hospital(site: str, probes: Mapping[str, Probe], rounds: int) -> Hospital:
+def _hospital(site: str, probes: Mapping[str, Probe]) -> Hospital:
     own = probes[TOGETHER].summary.sites[site]
     cases, classes = own.cases or {}, (own.classes or {}).get("train")
-    curves = {method: probe.summary.sites[site].validation[: rounds + 1] for method, probe in probes.items()}
-    losses = {
-        method: [line.sites[site].validation_loss for line in probe.lines if site in line.sites]
-        for method, probe in probes.items()
-    }
-    return Hospital(
-        cases.get("train"),
-        cases.get("validation"),
-        tuple(classes) if classes else None,
-        {method: max(told) for method, curve in curves.items() if (told := [s for s in curve if s is not None])},
-        {method: min(told) for method, curve in losses.items() if (told := [s for s in curve if s is not None])},
-    )
-
-
-def _agreement(lines: Sequence[Round]) -> float | None:
-    """Return how alike the hospitals' first updates point: the mean over hospitals of what each round line says."""
-    for line in lines:
-        told = [update.cosine for own in line.sites.values() for update in own.updates.values()]
-        known = [cosine for cosine in told if cosine is not None]
-        if known:
-            return fmean(known)
-    return None
+    losses = {}
+    for method, probe in probes.items():
+        told = [line.sites[site].validation_loss for line in probe.lines if site in line.sites]
+        if known := [loss for loss in told if loss is not None]:
+            losses[method] = min(known)
+    return Hospital(cases.get("train"), cases.get("validation"), tuple(classes) if classes else None, losses)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from medsilo.study.measured import ALONE, OWN_NORMS, TOGETHER, TUNED, Measured
+from medsilo.study.measured import ALONE, OWN_NORMS, TOGETHER, Measured
 
 Answer = Literal["plain mean", "harmonise", "personalise", "stay alone"]
 
@@ -64,26 +64,6 @@ def _loss_ratio(one: str, other: str) -> Callable[[Measured], float | None]:
     return ratio
 
 
-def _least_gain(measured: Measured) -> float | None:
-    """Return what joining gains the hospital that it gains least, in the score's unit."""
-    alone, together = measured.scores(ALONE), measured.scores(TOGETHER)
-    if alone is None or together is None:
-        return None
-    return min(after - before for before, after in zip(alone, together, strict=True))
-
-
-def _smallest(measured: Measured) -> float | None:
-    """Return the training cases of the smallest hospital that tells them."""
-    told = [own.train for own in measured.hospitals.values() if own.train is not None]
-    return min(told) if told else None
-
-
-def _size_ratio(measured: Measured) -> float | None:
-    """Return how many times as many training cases the largest hospital has as the smallest."""
-    told = [own.train for own in measured.hospitals.values() if own.train]
-    return max(told) / min(told) if len(told) > 1 else None
-
-
 def label_distance(measured: Measured) -> float | None:
     """Return how far a hospital's shares of classes are from those of all together, on average: 0 alike, 1 apart.
 
@@ -98,55 +78,50 @@ def label_distance(measured: Measured) -> float | None:
 
 
 FACTS: Mapping[str, Fact] = {
+    "labels": Fact("distance of the hospitals' shares of classes", label_distance),
     "alone": Fact("loss of models trained alone, divided by the mean's", _loss_ratio(ALONE, TOGETHER)),
-    "norms": Fact("loss with batch norm kept at home, divided by the mean's", _loss_ratio(OWN_NORMS, TOGETHER)),
     "alone over norms": Fact(
         "loss of models trained alone, divided by that with batch norm at home", _loss_ratio(ALONE, OWN_NORMS)
     ),
-    "tuned": Fact("loss after fine-tuning at home, divided by the mean's", _loss_ratio(TUNED, TOGETHER)),
-    "least gain": Fact("score that the mean gains the hospital that it helps least", _least_gain),
-    "labels": Fact("distance of the hospitals' shares of classes", label_distance),
-    "agreement": Fact("cosine of the hospitals' first updates", lambda measured: measured.agreement),
-    "smallest": Fact("training cases of the smallest hospital", _smallest),
-    "sizes": Fact("cases of the largest hospital, divided by the smallest's", _size_ratio),
+    "norms": Fact("loss with batch norm at home, divided by the mean's", _loss_ratio(OWN_NORMS, TOGETHER)),
 }
 
 RULES: tuple[Rule, ...] = (
     Rule(
         "labels",
-        (Condition("labels", "at least", 0.15),),
+        (Condition("labels", "at least", 0.18),),
         "personalise",
         "adafed",
         "fine-tuning",
         "the hospitals' shares of classes are far apart, so that each needs a model that knows its own shares",
     ),
     Rule(
-        "strangers",
-        (Condition("alone", "at most", 0.45), Condition("alone over norms", "at most", 0.9)),
+        "answers",
+        (Condition("alone", "at most", 0.9), Condition("alone over norms", "at most", 0.95)),
         "stay alone",
         "local",
         "ditto",
-        "models trained alone are far ahead of every shared one: the hospitals have little in common",
-    ),
-    Rule(
-        "question",
-        (Condition("alone", "at most", 0.9), Condition("alone over norms", "at most", 0.95)),
-        "personalise",
-        "ditto",
-        "adafed",
         "models trained alone are ahead, also where batch norm stays at home: not the looks differ but the answers",
     ),
     Rule(
         "looks",
-        (Condition("norms", "at most", 0.97),),
+        (Condition("norms", "at most", 0.95),),
         "harmonise",
         "fedbn",
         "adafed",
         "the mean gets better where batch norm stays at home: the hospitals' inputs look different",
     ),
     Rule(
+        "in between",
+        (Condition("norms", "at most", 1.0),),
+        "personalise",
+        "fine-tuning",
+        "fedavg",
+        "batch norm at home hardly helps; a model that is tuned at home begins with the mean and loses little",
+    ),
+    Rule(
         "alike",
-        (Condition("norms", "at least", 0.97),),
+        (Condition("norms", "at least", 1.0),),
         "plain mean",
         "fedavg",
         "fine-tuning",
