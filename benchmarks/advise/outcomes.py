@@ -32,6 +32,7 @@ class Outcome:
     name: str
     cases: str
     shifts: str
+    seeds: int  # of training, over which scores are means; the data are the same
     facts: Mapping[str, float | None]
     scores: Mapping[str, Score]
 
@@ -49,6 +50,7 @@ class Outcome:
             own.name,
             " ".join(map(str, own.cases)),
             own.words,
+            len(whole),
             {name: fact.of(measured) for name, fact in FACTS.items()},
             {method: _score(trial, method, whole) for method in trial.methods},
         )
@@ -95,7 +97,7 @@ def _score(trial: Trial, method: str, whole: Mapping[int, Sequence]) -> Score:
 def write_outcomes(outcomes: Iterable[Outcome], path: Path) -> None:
     """Write a line for each federation."""
     rows = [
-        {"federation": one.name, "cases": one.cases, "shifts": one.shifts}
+        {"federation": one.name, "cases": one.cases, "shifts": one.shifts, "seeds": one.seeds}
         | {FACT + name: "" if value is None else f"{value:.4g}" for name, value in one.facts.items()}
         | {MEAN + method: score.mean for method, score in one.scores.items()}
         | {WORST + method: score.worst for method, score in one.scores.items()}
@@ -118,4 +120,4 @@ def _outcome(row: Mapping[str, str]) -> Outcome:
     facts = {name.removeprefix(FACT): float(text) if text else None for name, text in row.items() if FACT in name}
     methods = [name.removeprefix(MEAN) for name, text in row.items() if name.startswith(MEAN) and text]
     scores = {method: Score(float(row[MEAN + method]), float(row[WORST + method])) for method in methods}
-    return Outcome(row["federation"], row["cases"], row["shifts"], facts, scores)
+    return Outcome(row["federation"], row["cases"], row["shifts"], int(row["seeds"]), facts, scores)

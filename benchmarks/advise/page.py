@@ -1,9 +1,9 @@
 """docs/results/advise.md: what the adviser said of each federation and what came out, beside one answer for all."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
-from benchmarks.advise.making import SEEDS
 from benchmarks.advise.outcomes import MEASURED, POINT, Outcome
 from docs.markdown import table
 from medsilo.study.rules import RULES
@@ -23,13 +23,17 @@ which goes on where it was stopped. All numbers are in `benchmarks/advise/made.c
 
 An answer is right where its method is within {point:g} point of the method with the best mean test score, in that mean
 and at its worst hospital. Facts come from the first {rounds} rounds of three methods, and of them only from what
-hospitals tell; test scores are means over seeds ({seeds}).
+hospitals tell. Data are the same for all seeds; {seeds}.
 """
 
 
 def document(made: Sequence[Outcome], held: Sequence[Outcome]) -> str:
     """Return the page."""
-    seeds = ", ".join(f"{len(own)} of {kind}s" for kind, own in SEEDS.items())
+    number = Counter(one.seeds for one in (*made, *held))
+    seeds = ", ".join(
+        f"{count} federations were trained with {own} seed{'s' if own > 1 else ''}"
+        for own, count in sorted(number.items())
+    )
     head = HEAD.format(made=len(made), held=len(held), point=100 * POINT, rounds=MEASURED, seeds=seeds)
     parts = [head]
     for title, outcomes in (("Held out", held), ("Those on which the rules were made", made)):

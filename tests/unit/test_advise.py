@@ -81,6 +81,9 @@ def test_few_cases_and_close_calls_are_said() -> None:
     assert "fewer than 20 validation cases" in lines and "no training cases" in lines
     near = hospital({"local": 0.6, "fedavg": 0.5, "fedbn": 0.48})
     assert any("close call" in line for line in advise(measured(near, near, near)).unknown)
+    slow, quick = replace(LOOKS, untrained=0.6), replace(LOOKS, untrained=5.0)
+    assert not any("--rounds" in line for line in advise(measured(quick, quick)).unknown)
+    assert any("still 83% of the untrained" in line for line in advise(measured(slow, slow)).unknown)
     assert any("hospitals, and here are" in line for line in advise(measured(LOOKS, LOOKS)).unknown)
 
 
@@ -206,5 +209,5 @@ def test_a_tiny_federation_goes_through_the_benchmark(
 
 def test_right_means_within_a_point_in_both() -> None:
     scores = {"one": Score(0.9, 0.8), "near": Score(0.895, 0.8), "worse": Score(0.9, 0.7)}
-    outcome = Outcome("x", "1 2", "nothing", {}, scores)
+    outcome = Outcome("x", "1 2", "nothing", 1, {}, scores)
     assert outcome.best == "one" and outcome.right("near") and not outcome.right("worse") and not outcome.right(None)

@@ -79,16 +79,16 @@ def advise(
     found = [run for folder in runs for run in runs_within(folder)]
     told = advise(read_measured(found, rounds))
     _show(screen, told, notes)
-    known = {FACTS[name].words: value for name, value in told.facts.items() if value is not None}
-    screen.table(("fact", "value"), [(words, f"{value:.3g}") for words, value in known.items()], [])
+    rows = [(FACTS[name].words, "not known" if value is None else f"{value:.3g}") for name, value in told.facts.items()]
+    screen.table(("fact", "value"), rows, [f"{words}: {value}" for words, value in rows])
     screen.answer(**vars(told), not_measured=notes, runs=found)
     return 0
 
 
 def _show(screen: Screen, told: "Advice", notes: list[str]) -> None:
     """Show the answer, its reason and what it rests on."""
-    first = f": try {told.first} first, then {told.second}" if told.first else ""
-    screen.say(f"{told.answer or 'it cannot be known'}{first}")
+    methods = ", then ".join(name for name in (told.first, told.second) if name)
+    screen.say(f"{told.answer}: try {methods}" if methods else "it cannot be known")
     screen.say(f"why: {told.reason}")
     screen.say(
         f"how sure: {told.sure}; rule '{told.rule}' was {told.evidence}" if told.rule else "how sure: not at all"

@@ -10,14 +10,16 @@ from typing import Literal
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.plan import Plan
 from medsilo.study.cells import Cell, Row, cells_of
-from medsilo.study.measured import NEEDED, PROBES, Measured
+from medsilo.study.measured import NEEDED, OWN_NORMS, PROBES, Measured
 from medsilo.study.rules import FACTS, RULES, Answer, Condition, Rule
 
 Surety = Literal["fairly sure", "not sure", "cannot be known"]
 CLOSE = 0.1  # of a condition's number: nearer than this, the answer could as well be the other
 FEW = 20  # validation cases, below which one case is more than a twentieth of what is measured
 MADE_ON = (3, 6)  # hospitals of the federations on which rules were made
-PLENTY = 0.5  # of tries: a rule that was right less often is not sure
+HARDLY = 0.6  # of the untrained model's loss: a mean that is above has hardly learned
+OFTEN = 0.75  # of tries: a rule that was right less often is not sure
+NEED_NORMS = frozenset({"fedbn", "adafed"})  # methods that keep batch norm at home
 TABLE = "advice.csv"  # how often each rule was right
 
 
@@ -27,6 +29,12 @@ class Tries:
 
     made: tuple[int, int]  # right, of so many
     held_out: tuple[int, int]
+
+    @property
+    def often(self) -> bool:
+        """Return whether a rule was right often enough, and also where it had not been made."""
+        right, asked = (made + held for made, held in zip(self.made, self.held_out, strict=True))
+        return self.held_out[0] > 0 and right >= OFTEN * asked
 
     @property
     def words(self) -> str:
@@ -90,12 +98,13 @@ def advise(measured: Measured) -> Advice:
         return Advice(None, None, None, None, reason, "none", "cannot be known", facts, tuple(unknown))
     close = [one for one in _asked(rule) if _is_close(one, facts[one.fact])]
     unknown += [f"it is a close call: {one.words}, and it is {facts[one.fact]:.3g}" for one in close]
-    tried = tries().get(rule.name, Tries((0, 0), (0, 0)))
-    right, asked = (made + held for made, held in zip(tried.made, tried.held_out, strict=True))
-    sure: Surety = "not sure" if unknown or not asked or right < PLENTY * asked else "fairly sure"
-    return Advice(
-        rule.answer, rule.first, rule.second, rule.name, rule.reason, tried.words, sure, facts, tuple(unknown)
-    )
+    methods = [name for name in (rule.first, rule.second) if name not in NEED_NORMS or measured.losses(OWN_NORMS)]
+    if rule.first not in methods:
+        unknown.append(f"{rule.first} would come first, but no model with batch norm was measured")
+    tried = tries()[rule.name]
+    sure: Surety = "fairly sure" if tried.often and not unknown else "not sure"
+    first, second = [*methods, None, None][:2]
+    return Advice(rule.answer, first, second, rule.name, rule.reason, tried.words, sure, facts, tuple(unknown))
 
 
 def _asked(rule: Rule) -> list[Condition]:
@@ -123,6 +132,11 @@ def _not_told(measured: Measured, skipped: Sequence[Rule]) -> list[str]:
     few = [site for site, own in measured.hospitals.items() if own.validation is not None and own.validation < FEW]
     if few:
         told.append(f"the losses of {', '.join(few)} rest on fewer than {FEW} validation cases")
+    if measured.fallen_to is not None and measured.fallen_to > HARDLY:
+        told.append(
+            f"the mean's loss is still {measured.fallen_to:.0%} of the untrained model's, so that hospitals can hardly "
+            "differ yet; measure again with more --rounds"
+        )
     return told
 
 

@@ -25,6 +25,7 @@ class Hospital:
     validation: int | None
     classes: tuple[int, ...] | None  # of training cases
     losses: Mapping[str, float]  # the least on its validation cases, of each measuring run that told some
+    untrained: float | None = None  # the loss before the first round
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class Measured:
     def has_classes(self) -> bool:
         """Return whether every case has one class, so that hospitals have shares of them."""
         return self.metric == "accuracy"
+
+    @property
+    def fallen_to(self) -> float | None:
+        """Return the share of the untrained model's loss that the mean's still is."""
+        start, end = [own.untrained for own in self.telling if own.untrained], self.losses(TOGETHER)
+        return sum(end) / sum(start) if end and len(start) == len(end) else None
 
     def losses(self, method: str) -> list[float] | None:
         """Return a measuring run's losses at these hospitals; None without them."""
@@ -99,9 +106,11 @@ def _check(run: Path, summary: Summary, first: Summary) -> None:
 def _hospital(site: str, probes: Mapping[str, Probe]) -> Hospital:
     own = probes[TOGETHER].summary.sites[site]
     cases, classes = own.cases or {}, (own.classes or {}).get("train")
-    losses = {}
+    losses, untrained = {}, None
     for method, probe in probes.items():
         told = [line.sites[site].validation_loss for line in probe.lines if site in line.sites]
         if known := [loss for loss in told if loss is not None]:
             losses[method] = min(known)
-    return Hospital(cases.get("train"), cases.get("validation"), tuple(classes) if classes else None, losses)
+            untrained = told[0]
+    counts = cases.get("train"), cases.get("validation"), tuple(classes) if classes else None
+    return Hospital(*counts, losses, untrained)
