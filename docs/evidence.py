@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.advise.outcomes import TABLES, read_outcomes
+from benchmarks.advise.page import summary
 from docs.markdown import table
 from medsilo.study.advice import tries
 from medsilo.study.rules import RULES
@@ -102,6 +104,17 @@ def flamby() -> str:
 
 def _mean(cell: str) -> float:
     return float(cell.split()[0])
+
+
+def trial() -> str:
+    """Return how the adviser and single methods did on the federations that no rule was made from."""
+    return summary(read_outcomes(TABLES["held_out"]))
+
+
+def everywhere() -> str:
+    """Return the same over all generated federations, for single methods alone: no rule was made for those."""
+    outcomes = [one for path in TABLES.values() for one in read_outcomes(path)]
+    return summary(outcomes, own=False)
 
 
 def rules() -> str:

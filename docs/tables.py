@@ -271,7 +271,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "commands": commands,
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
+    "evidence-generated": evidence.everywhere,
     "adviser-rules": evidence.rules,
+    "adviser-trial": evidence.trial,
 }
 
 

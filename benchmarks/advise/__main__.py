@@ -18,12 +18,10 @@ import torch
 
 from benchmarks.advise.federations import HELD_OUT, MADE, drawn
 from benchmarks.advise.making import SEEDS, Trial
-from benchmarks.advise.outcomes import Outcome, read_outcomes, write_outcomes
+from benchmarks.advise.outcomes import TABLES, Outcome, read_outcomes, write_outcomes
 from benchmarks.advise.page import document, tries_of
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-TABLES = {"made": HERE / "made.csv", "held_out": HERE / "held_out.csv"}
+ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = {"made": MADE, "held_out": HELD_OUT}
 DOCUMENT = ROOT / "docs" / "results" / "advise.md"
 TRIES = ROOT / "custom" / "medsilo" / "study" / "advice.csv"

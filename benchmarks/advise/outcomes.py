@@ -11,6 +11,8 @@ from medsilo.study.advice import rule_for
 from medsilo.study.measured import PROBES, read_measured
 from medsilo.study.rules import FACTS, Rule
 
+HERE = Path(__file__).resolve().parent
+TABLES = {"made": HERE / "made.csv", "held_out": HERE / "held_out.csv"}
 POINT = 0.01
 MEASURED = 5  # rounds
 FACT, MEAN, WORST = "fact:", "mean:", "worst:"

@@ -9,12 +9,14 @@ from docs.markdown import table
 from medsilo.study.rules import RULES
 
 ALWAYS = ("fedavg", "fedbn", "ditto")
+GOAL, OF = 9, 12  # declared before
+FIXED = "890683e"  # the commit whose rules were tried
 Choice = Callable[[Outcome], str | None]
 HEAD = """# The adviser, tried on federations that no rule was made from
 
 `medsilo advise` ([evidence](../evidence.md)) names a method from a measuring study. Here it is held against what came
 out of every method, on GENERATED federations: {made} on which its rules were made, and {held} that were run once, after
-the rules were fixed. Hospitals differ by known amounts in looks, labels, what is asked for, and size
+the rules were fixed (commit {fixed}). Hospitals differ by known amounts in looks, labels, what is asked for, and size
 (`benchmarks/advise/federations.py`). Written by
 
     python -m benchmarks.advise --write
@@ -23,23 +25,42 @@ which goes on where it was stopped. All numbers are in `benchmarks/advise/made.c
 
 An answer is right where its method is within {point:g} point of the method with the best mean test score, in that mean
 and at its worst hospital. Facts come from the first {rounds} rounds of three methods, and of them only from what
-hospitals tell. Data are the same for all seeds; {seeds}.
+hospitals tell. Data are the same for all seeds of training; {seeds}.
+
+{verdict}
 """
 
 
 def document(made: Sequence[Outcome], held: Sequence[Outcome]) -> str:
     """Return the page."""
     number = Counter(one.seeds for one in (*made, *held))
-    seeds = ", ".join(
-        f"{count} federations were trained with {own} seed{'s' if own > 1 else ''}"
-        for own, count in sorted(number.items())
-    )
-    head = HEAD.format(made=len(made), held=len(held), point=100 * POINT, rounds=MEASURED, seeds=seeds)
+    seeds = ", ".join(f"{count} federations have {own}" for own, count in sorted(number.items()))
+    facts = {"made": len(made), "held": len(held), "point": 100 * POINT, "rounds": MEASURED, "seeds": seeds}
+    head = HEAD.format(**facts, fixed=FIXED, verdict=_verdict(made, held))
     parts = [head]
     for title, outcomes in (("Held out", held), ("Those on which the rules were made", made)):
         if outcomes:
-            parts += [f"## {title}\n", _summary(outcomes), _each(outcomes)]
+            parts += [f"## {title}\n", summary(outcomes), _each(outcomes)]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _verdict(made: Sequence[Outcome], held: Sequence[Outcome]) -> str:
+    """Return whether the goal was met, and who did better."""
+    right = {name: sum(one.right(choice(one)) for one in held) for name, choice in answers(held).items()}
+    own = right.pop("medsilo advise")
+    above = [f"{name} in {count}" for name, count in right.items() if count > own]
+    before = sum(one.right(one.advised) for one in made)
+    text = (
+        f"**The goal, declared before, was {GOAL} of {OF}. The adviser was right in {own} of {len(held)}: the goal is "
+        f"{'met' if own >= GOAL else 'missed'}.**"
+    )
+    if above:
+        text += f" Better on these: {'; '.join(above)}."
+    if before * len(held) > own * len(made):
+        text += (
+            f" On the federations on which its rules were made it is right in {before} of {len(made)}: they fit these."
+        )
+    return text
 
 
 def answers(outcomes: Iterable[Outcome]) -> dict[str, Choice]:
@@ -51,9 +72,10 @@ def answers(outcomes: Iterable[Outcome]) -> dict[str, Choice]:
     }
 
 
-def _summary(outcomes: Sequence[Outcome]) -> str:
+def summary(outcomes: Sequence[Outcome], own: bool = True) -> str:
+    """Return how often each way of answering was right, and how far behind the best method; own: the adviser's too."""
     rows = []
-    for name, choice in answers(outcomes).items():
+    for name, choice in list(answers(outcomes).items())[0 if own else 1 :]:
         given = [(one, method) for one in outcomes if (method := choice(one))]
         right = sum(one.right(method) for one, method in given)
         behind = [one.behind(method) for one, method in given]

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from benchmarks.advise import federations, making
-from benchmarks.advise.__main__ import DOCUMENT, TABLES, TRIES, write_tries
+from benchmarks.advise.__main__ import DOCUMENT, TRIES, write_tries
 from benchmarks.advise.making import Trial
-from benchmarks.advise.outcomes import Outcome, Score, read_outcomes, write_outcomes
+from benchmarks.advise.outcomes import TABLES, Outcome, Score, read_outcomes, write_outcomes
 from benchmarks.advise.page import document
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
-from medsilo.study.advice import advise, measuring_cells, rule_for, tries
+from medsilo.study.advice import Tries, advise, measuring_cells, rule_for, tries
 from medsilo.study.measured import PROBES, Hospital, Measured, read_measured
 from medsilo.study.rules import FACTS, RULES, label_distance
 from tests.conftest import make_plan
@@ -54,6 +54,11 @@ def test_every_rule_answers_somebody_and_was_counted() -> None:
     assert {name for _, name in BY_HAND} == {rule.name for rule in RULES} == set(tries())
     used = {condition.fact for rule in RULES for condition in rule.when}
     assert used <= set(FACTS)
+
+
+def test_a_rule_is_sure_by_what_it_was_not_made_from() -> None:
+    assert Tries((0, 9), (3, 4)).often
+    assert not Tries((9, 9), (2, 2)).often and not Tries((9, 9), (2, 3)).often
 
 
 def test_facts_by_hand() -> None:
