@@ -1,6 +1,7 @@
 """The adviser: its rules by hand, records that are wrong or say little, and a measuring study from the command line."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ def test_what_is_not_told_is_said() -> None:
     told = advise(measured(silent, silent))
     assert told.rule == "looks" and told.answer == "harmonise" and told.first == "fedbn"
     assert any("'labels' could not be asked" in line for line in told.unknown) and told.sure == "not sure"
+    assert any("told no shares of classes" in line for line in told.unknown)
     mute = Hospital(None, None, None, {})
     assert any("hospital-1 told no losses" in line for line in advise(measured(LOOKS, mute, LOOKS)).unknown)
     nothing = advise(measured(mute, mute))
@@ -109,7 +111,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small = ["task.name=synthetic-activity", "task.persons=6", "task.windows=5", "participation.sites=[a,b]"]
     options = [word for change in small for word in ("--set", change)]
     job = str(root / "jobs/fedavg")
-    assert main(["advise", "--measure", job, "--rounds", "1", "--out", str(folder), "--device", "cpu", *options]) == 0
+    assert main(["advise", "--measure", job, "--rounds", "2", "--out", str(folder), "--device", "cpu", *options]) == 0
     return folder
 
 
@@ -117,7 +119,7 @@ def test_the_command_measures_and_reads_the_same_runs_again(runs: Path, capsys: 
     assert main(["advise", str(runs), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert set(told["facts"]) == set(FACTS) and len(told["runs"]) == len(PROBES)
-    assert told["sure"] in ("not sure", "cannot be known")  # one round, two hospitals
+    assert told["sure"] in ("not sure", "cannot be known")  # two rounds, two hospitals
     assert main(["advise", str(runs)]) == 0
     assert "why: " in capsys.readouterr().out
 
@@ -131,7 +133,7 @@ def test_the_command_measures_and_reads_the_same_runs_again(runs: Path, capsys: 
         ({"sites": {}}, "other hospitals"),
         ({"method": "ditto"}, "no finished run of fedavg"),
         ({"method": "local"}, "two runs are of local"),
-        ({"rounds": {"planned": 1, "done": 0}}, "no round"),
+        ({"rounds": {"planned": 2, "done": 1}}, "needs 2 rounds at least"),
         ({"mean_test": 7}, "damaged or was changed"),
     ],
 )
@@ -151,14 +153,15 @@ def test_records_that_are_wrong(changes: dict[str, Any], answer: str, runs: Path
     assert "\n" not in str(error.value)
 
 
-def test_a_score_that_is_no_number_is_one_that_was_not_told(runs: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_is_one_that_was_not_told(runs: Path, tmp_path: Path) -> None:
     for run in sorted(runs.glob("*/summary.json")):
         copy = tmp_path / run.parent.name
         copy.mkdir()
-        summary = json.loads(run.read_text("utf-8"))
-        summary["sites"]["a"]["validation"] = [float("nan")] * len(summary["sites"]["a"]["validation"])
-        (copy / "summary.json").write_text(json.dumps(summary), "utf-8")
-        (copy / "rounds.jsonl").write_bytes((run.parent / "rounds.jsonl").read_bytes())
+        (copy / "summary.json").write_bytes(run.read_bytes())
+        lines = [json.loads(line) for line in (run.parent / "rounds.jsonl").read_text("utf-8").splitlines()]
+        for line in lines:
+            line["sites"]["a"]["validation_loss"] = math.nan
+        (copy / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     told = advise(read_measured(list(tmp_path.iterdir())))
     assert "a told no losses, so nothing here is about them" in told.unknown
 
@@ -171,6 +174,8 @@ def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 def test_a_network_without_batch_norm_is_measured_without_it(tmp_path: Path) -> None:
     plan = make_plan("fedavg", "network.name=activity-cnn", "network.norm=group", "training.rounds=12")
+    with pytest.raises(MedsiloError, match="needs 2 rounds"):
+        measuring_cells(plan, 1, tmp_path)
     cells, passed = measuring_cells(plan, None, tmp_path)
     assert [cell.row.method for cell in cells] == [method for method in PROBES if method != "fedbn"]
     assert len(passed) == 1 and passed[0].startswith("fedbn is not measured")
@@ -199,7 +204,7 @@ def test_a_tiny_federation_goes_through_the_benchmark(
     monkeypatch.setattr(federations, "TESTED", {kind: 20})
     monkeypatch.setattr(making, "METHODS", PROBES)
     monkeypatch.setattr(making, "OF_IMAGES", ())
-    short = dict(federations.TRAINING[kind]) | {"rounds": 1, "local_epochs": 1}
+    short = dict(federations.TRAINING[kind]) | {"rounds": 2, "local_epochs": 1}
     monkeypatch.setattr(federations, "TRAINING", {kind: short})
     shifts = {"looks": 0.5, "question": 0.9} | ({"labels": 0.5} if kind == "table" else {})
     trial = Trial.of(federations.Federation(999, kind, (12, 16), shifts), [0], tmp_path)

@@ -10,7 +10,7 @@ from typing import Literal
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.plan import Plan
 from medsilo.study.cells import Cell, Row, cells_of
-from medsilo.study.measured import NEEDED, OWN_NORMS, PROBES, Measured
+from medsilo.study.measured import NEEDED, OWN_NORMS, PROBES, Measured, check_rounds
 from medsilo.study.rules import FACTS, RULES, Answer, Condition, Rule
 
 Surety = Literal["fairly sure", "not sure", "cannot be known"]
@@ -126,6 +126,12 @@ def _not_told(measured: Measured, skipped: Sequence[Rule]) -> list[str]:
     silent = [site for site, own in measured.hospitals.items() if own not in measured.telling]
     if silent:
         told.append(f"{', '.join(silent)} told no losses, so nothing here is about them")
+    closed = [site for site, own in measured.hospitals.items() if measured.has_classes and own.classes is None]
+    if closed:
+        told.append(
+            f"{', '.join(closed)} told no shares of classes, as hospitals with a rare class do not; shares may differ "
+            "more than it seems"
+        )
     empty = [site for site, own in measured.hospitals.items() if own.train == 0]
     if empty:
         told.append(f"{', '.join(empty)} had no training cases")
@@ -158,7 +164,9 @@ def measuring_cells(plan: Plan, rounds: int | None, folder: Path) -> tuple[list[
 
     rounds: of each run; by default a third of the plan's, and three at least.
     """
-    length = [f"training.rounds={rounds or max(3, round(plan.training.rounds / 3))}"]
+    chosen = rounds or max(3, round(plan.training.rounds / 3))
+    check_rounds(chosen)
+    length = [f"training.rounds={chosen}"]
     cells, passed = [], []
     for method in PROBES:
         try:

@@ -15,6 +15,7 @@ from medsilo.runs.schema import Round, Summary
 ALONE, TOGETHER, OWN_NORMS = "local", "fedavg", "fedbn"
 PROBES = (ALONE, TOGETHER, OWN_NORMS)
 NEEDED = (ALONE, TOGETHER)
+LEAST = 2  # rounds: a hospital tells the loss of the model that arrives, in the first round the untrained one
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,17 @@ def read_measured(runs: Sequence[Path], rounds: int | None = None) -> Measured:
         raise MedsiloError(f"no finished run of {' and '.join(lacking)} is among these; run it, or give --measure JOB")
     least = min(summary.rounds.done for _, summary in found.values())
     rounds = least if rounds is None else min(rounds, least)
-    if rounds == 0:
-        raise MedsiloError("a measuring run has no round; give training.rounds=1 or more")
+    check_rounds(rounds)
     of = {method: Probe(summary, read_rounds(run)[:rounds]) for method, (run, summary) in found.items()}
     together = of[TOGETHER]
     hospitals = {site: _hospital(site, of) for site in together.summary.sites}
     return Measured(together.summary.metric, rounds, hospitals)
+
+
+def check_rounds(rounds: int) -> None:
+    """Raise where so many rounds would tell nothing."""
+    if rounds < LEAST:
+        raise MedsiloError(f"a measuring run needs {LEAST} rounds at least, and here are {rounds}; give more rounds")
 
 
 def _check(run: Path, summary: Summary, first: Summary) -> None:
