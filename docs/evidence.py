@@ -8,8 +8,8 @@ from pathlib import Path
 from benchmarks.advise.outcomes import TABLES, read_outcomes
 from benchmarks.advise.page import summary
 from docs.markdown import table
-from medsilo.study.advice import tries
-from medsilo.study.rules import RULES
+from medsilo.study.adviser import tries
+from medsilo.study.adviser_rules import RULES
 
 HERE = Path(__file__).parent
 ALONE, POOLED = "local", "central"  # rows that are no federation

@@ -24,7 +24,7 @@ from benchmarks.advise.page import document, tries_of
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = {"made": MADE, "held_out": HELD_OUT}
 DOCUMENT = ROOT / "docs" / "results" / "advise.md"
-TRIES = ROOT / "custom" / "medsilo" / "study" / "advice.csv"
+TRIES = ROOT / "custom" / "medsilo" / "study" / "adviser.csv"
 
 
 def main(arguments: list[str] | None = None) -> int:

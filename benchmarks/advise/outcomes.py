@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.advise.making import Trial
-from medsilo.study.advice import rule_for
-from medsilo.study.measured import PROBES, read_measured
-from medsilo.study.rules import FACTS, Rule
+from medsilo.study.adviser import rule_for
+from medsilo.study.adviser_rules import FACTS, Rule
+from medsilo.study.measurement import PROBES, read_measured
 
 HERE = Path(__file__).resolve().parent
 TABLES = {"made": HERE / "made.csv", "held_out": HERE / "held_out.csv"}

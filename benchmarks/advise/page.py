@@ -6,7 +6,7 @@ from statistics import fmean
 
 from benchmarks.advise.outcomes import MEASURED, POINT, Outcome
 from docs.markdown import table
-from medsilo.study.rules import RULES
+from medsilo.study.adviser_rules import RULES
 
 ALWAYS = ("fedavg", "fedbn", "ditto")
 GOAL, OF = 9, 12  # declared before
@@ -101,7 +101,7 @@ def _points(share: float) -> str:
 
 
 def tries_of(made: Sequence[Outcome], held: Sequence[Outcome]) -> list[dict[str, str | int]]:
-    """Return how often each rule was right, as advice.csv has it."""
+    """Return how often each rule was right, as adviser.csv has it."""
     return [
         {
             "rule": rule.name,

@@ -15,9 +15,9 @@ from benchmarks.advise.outcomes import TABLES, Outcome, Score, read_outcomes, wr
 from benchmarks.advise.page import document
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
-from medsilo.study.advice import Tries, advise, measuring_cells, rule_for, tries
-from medsilo.study.measured import PROBES, Hospital, Measured, read_measured
-from medsilo.study.rules import FACTS, RULES, label_distance
+from medsilo.study.adviser import Tries, advise, measuring_cells, rule_for, tries
+from medsilo.study.adviser_rules import FACTS, RULES, label_distance
+from medsilo.study.measurement import PROBES, MeasuredHospital, Measurement, read_measured
 from tests.conftest import make_plan
 
 # Facts of consortia of which a person would say the same, and the rule that answers.
@@ -32,14 +32,14 @@ BY_HAND = [
 ]
 
 
-def hospital(losses: dict[str, float], classes: tuple[int, ...] | None = (50, 50)) -> Hospital:
+def hospital(losses: dict[str, float], classes: tuple[int, ...] | None = (50, 50)) -> MeasuredHospital:
     """Return a hospital of 100 training and 40 validation cases."""
-    return Hospital(100, 40, classes, losses)
+    return MeasuredHospital(100, 40, classes, losses)
 
 
-def measured(*hospitals: Hospital) -> Measured:
+def measured(*hospitals: MeasuredHospital) -> Measurement:
     """Return a measuring study of these hospitals."""
-    return Measured("accuracy", 5, {f"hospital-{place}": own for place, own in enumerate(hospitals)})
+    return Measurement("accuracy", 5, {f"hospital-{place}": own for place, own in enumerate(hospitals)})
 
 
 LOOKS = hospital({"local": 0.4, "fedavg": 0.5, "fedbn": 0.2})
@@ -76,7 +76,7 @@ def test_what_is_not_told_is_said() -> None:
     assert told.rule == "looks" and told.answer == "harmonise" and told.first == "fedbn"
     assert any("'labels' could not be asked" in line for line in told.unknown) and told.sure == "not sure"
     assert any("told no shares of classes" in line for line in told.unknown)
-    mute = Hospital(None, None, None, {})
+    mute = MeasuredHospital(None, None, None, {})
     assert any("hospital-1 told no losses" in line for line in advise(measured(LOOKS, mute, LOOKS)).unknown)
     nothing = advise(measured(mute, mute))
     assert nothing.answer is None and nothing.first is None and nothing.sure == "cannot be known"

@@ -12,7 +12,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.site.owner import ALL_MINE
 
 if TYPE_CHECKING:
-    from medsilo.study.advice import Advice
+    from medsilo.study.adviser import Advice
 
 
 def advise(
@@ -63,9 +63,9 @@ def advise(
         raise MedsiloError("give folders of measuring runs, or --measure JOB, and not both")
     screen.note("reading the runs")
     from medsilo.report.read import runs_within
-    from medsilo.study.advice import FACTS, advise, measuring_cells
+    from medsilo.study.adviser import FACTS, advise, measuring_cells
     from medsilo.study.cells import fill
-    from medsilo.study.measured import read_measured
+    from medsilo.study.measurement import read_measured
 
     notes: list[str] = []
     if measure:

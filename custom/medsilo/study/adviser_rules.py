@@ -1,7 +1,7 @@
 """The adviser's rules as data: facts of a measuring study, conditions on them, and the answer where all hold.
 
 The first rule whose conditions hold answers. benchmarks/advise made the numbers on generated federations, and tried the
-rules on others; how often each was right stands in advice.csv.
+rules on others; how often each was right stands in adviser.csv.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from medsilo.study.measured import ALONE, OWN_NORMS, TOGETHER, Measured
+from medsilo.study.measurement import ALONE, OWN_NORMS, TOGETHER, Measurement
 
 Answer = Literal["plain mean", "harmonise", "personalise", "stay alone"]
 
@@ -19,7 +19,7 @@ class Fact:
     """A number that follows from a measuring study; None where the hospitals do not tell enough."""
 
     words: str
-    of: Callable[[Measured], float | None]
+    of: Callable[[Measurement], float | None]
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Rule:
     reason: str
 
 
-def _loss_ratio(one: str, other: str) -> Callable[[Measured], float | None]:
+def _loss_ratio(one: str, other: str) -> Callable[[Measurement], float | None]:
     """Return the ratio of two runs' mean losses."""
 
-    def ratio(measured: Measured) -> float | None:
+    def ratio(measured: Measurement) -> float | None:
         own, others = measured.losses(one), measured.losses(other)
         if own is None or others is None or fmean(others) <= 0:
             return None
@@ -64,7 +64,7 @@ def _loss_ratio(one: str, other: str) -> Callable[[Measured], float | None]:
     return ratio
 
 
-def label_distance(measured: Measured) -> float | None:
+def label_distance(measured: Measurement) -> float | None:
     """Return how far a hospital's shares of classes are from those of all together, on average: 0 alike, 1 apart.
 
     Hospitals that do not tell their classes are left out; None where fewer than two do.

@@ -9,9 +9,9 @@ from typing import Literal
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.plan import Plan
+from medsilo.study.adviser_rules import FACTS, RULES, Answer, Condition, Rule
 from medsilo.study.cells import Cell, Row, cells_of
-from medsilo.study.measured import NEEDED, OWN_NORMS, PROBES, Measured, check_rounds
-from medsilo.study.rules import FACTS, RULES, Answer, Condition, Rule
+from medsilo.study.measurement import NEEDED, OWN_NORMS, PROBES, Measurement, check_rounds
 
 Surety = Literal["fairly sure", "not sure", "cannot be known"]
 CLOSE = 0.1  # of a condition's number: nearer than this, the answer could as well be the other
@@ -20,7 +20,7 @@ MADE_ON = (3, 6)  # hospitals of the federations on which rules were made
 HARDLY = 0.6  # of the untrained model's loss: a mean that is above has hardly learned
 OFTEN, TRIED = 0.75, 3  # a rule is fairly sure that was right so often on federations it was not made from, of so many
 NEED_NORMS = frozenset({"fedbn", "adafed"})  # methods that keep batch norm at home
-TABLE = "advice.csv"  # how often each rule was right
+TABLE = "adviser.csv"  # how often each rule was right
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def rule_for(facts: Mapping[str, float | None], rules: Sequence[Rule] = RULES) -
     return None, skipped
 
 
-def advise(measured: Measured) -> Advice:
+def advise(measured: Measurement) -> Advice:
     """Return the advice that follows from a measuring study."""
     if len(measured.hospitals) < 2:
         raise MedsiloError("there is one hospital only, so nobody to learn with; give runs of two or more")
@@ -116,7 +116,7 @@ def _is_close(condition: Condition, value: float | None) -> bool:
     return value is not None and abs(value - condition.number) < CLOSE * abs(condition.number)
 
 
-def _not_told(measured: Measured, skipped: Sequence[Rule]) -> list[str]:
+def _not_told(measured: Measurement, skipped: Sequence[Rule]) -> list[str]:
     """Say what could not be asked, and whose losses say little."""
     told = [
         f"rule '{rule.name}' could not be asked, as {_lacking(rule, measured)}"
@@ -146,12 +146,12 @@ def _not_told(measured: Measured, skipped: Sequence[Rule]) -> list[str]:
     return told
 
 
-def _lacking(rule: Rule, measured: Measured) -> str:
+def _lacking(rule: Rule, measured: Measurement) -> str:
     absent = [condition.fact for condition in rule.when if FACTS[condition.fact].of(measured) is None]
     return f"the {' and the '.join(FACTS[name].words for name in absent)} is not known"
 
 
-def _beyond(measured: Measured) -> list[str]:
+def _beyond(measured: Measurement) -> list[str]:
     """Say where a consortium is unlike all on which rules were made."""
     least, most = MADE_ON
     count = len(measured.hospitals)

@@ -19,7 +19,7 @@ LEAST = 2  # rounds: a hospital tells the loss of the model that arrives, in the
 
 
 @dataclass(frozen=True)
-class Hospital:
+class MeasuredHospital:
     """One hospital's part in the measuring runs; a value that it does not tell is None."""
 
     train: int | None
@@ -38,12 +38,12 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A measuring study and its hospitals."""
 
     metric: str
     rounds: int  # that every run had
-    hospitals: Mapping[str, Hospital]
+    hospitals: Mapping[str, MeasuredHospital]
 
     @property
     def has_classes(self) -> bool:
@@ -62,12 +62,12 @@ class Measured:
         return told if told and len(told) == len(self.telling) else None
 
     @property
-    def telling(self) -> list[Hospital]:
+    def telling(self) -> list[MeasuredHospital]:
         """The hospitals that told a loss of the runs that are needed."""
         return [own for own in self.hospitals.values() if set(own.losses) >= set(NEEDED)]
 
 
-def read_measured(runs: Sequence[Path], rounds: int | None = None) -> Measured:
+def read_measured(runs: Sequence[Path], rounds: int | None = None) -> Measurement:
     """Read the records of finished runs of one plan, one for each method; others than PROBES are passed over.
 
     rounds: how many count, where the runs are longer than a measuring study.
@@ -89,7 +89,7 @@ def read_measured(runs: Sequence[Path], rounds: int | None = None) -> Measured:
     of = {method: Probe(summary, read_rounds(run)[:rounds]) for method, (run, summary) in found.items()}
     together = of[TOGETHER]
     hospitals = {site: _hospital(site, of) for site in together.summary.sites}
-    return Measured(together.summary.metric, rounds, hospitals)
+    return Measurement(together.summary.metric, rounds, hospitals)
 
 
 def check_rounds(rounds: int) -> None:
@@ -109,7 +109,7 @@ def _check(run: Path, summary: Summary, first: Summary) -> None:
         raise MedsiloError(f"run '{run.name}' has other hospitals than the first; give runs of one plan")
 
 
-def _hospital(site: str, probes: Mapping[str, Probe]) -> Hospital:
+def _hospital(site: str, probes: Mapping[str, Probe]) -> MeasuredHospital:
     own = probes[TOGETHER].summary.sites[site]
     cases, classes = own.cases or {}, (own.classes or {}).get("train")
     losses, untrained = {}, None
@@ -119,4 +119,4 @@ def _hospital(site: str, probes: Mapping[str, Probe]) -> Hospital:
             losses[method] = min(known)
             untrained = told[0]
     counts = cases.get("train"), cases.get("validation"), tuple(classes) if classes else None
-    return Hospital(*counts, losses, untrained)
+    return MeasuredHospital(*counts, losses, untrained)
