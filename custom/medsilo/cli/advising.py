@@ -63,7 +63,7 @@ def advise(
         raise MedsiloError("give folders of measuring runs, or --measure JOB, and not both")
     screen.note("reading the runs")
     from medsilo.report.read import runs_within
-    from medsilo.study.adviser import FACTS, advise, measuring_cells
+    from medsilo.study.adviser import FACTS, advise, measuring_cells, tried_together
     from medsilo.study.cells import fill
     from medsilo.study.measurement import read_measured
 
@@ -79,6 +79,8 @@ def advise(
     found = [run for folder in runs for run in runs_within(folder)]
     told = advise(read_measured(found, rounds))
     _show(screen, told, notes)
+    right, asked = tried_together()
+    screen.say(f"all rules: right on {right} of {asked} federations that none was made from; compare before you decide")
     rows = [(FACTS[name].words, "not known" if value is None else f"{value:.3g}") for name, value in told.facts.items()]
     screen.table(("fact", "value"), rows, [f"{words}: {value}" for words, value in rows])
     screen.answer(**vars(told), not_measured=notes, runs=found)

@@ -74,6 +74,12 @@ def tries() -> dict[str, Tries]:
     }
 
 
+def tried_together() -> tuple[int, int]:
+    """Return how often the rules were right on federations that none was made from, and of how many."""
+    counts = [own.held_out for own in tries().values()]
+    return sum(right for right, _ in counts), sum(asked for _, asked in counts)
+
+
 def rule_for(facts: Mapping[str, float | None], rules: Sequence[Rule] = RULES) -> tuple[Rule | None, list[Rule]]:
     """Return the first rule whose conditions all hold, and those before it that could not be asked."""
     skipped = []
