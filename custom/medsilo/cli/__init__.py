@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from medsilo import __version__
-from medsilo.cli import hospital, leading, lists, plan_approval, receiving, results, running, starting
+from medsilo.cli import advising, hospital, leading, lists, plan_approval, receiving, results, running, starting
 from medsilo.cli.show import command
 from medsilo.cli.usage import Commands, one_line
 from medsilo.core.text import plain
@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
     ),
     "Of finished runs": (
         (results.report, "runs/one runs/other -o comparison.html"),
+        (advising.advise, "--measure jobs/fedavg --rounds 5"),
         (results.cross, "runs/local"),
         (results.analyse, "landscape runs/fedavg runs/harmofl -o figures"),
         (results.clean, "runs --older-than 30 --yes"),

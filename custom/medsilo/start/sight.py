@@ -9,7 +9,7 @@ from medsilo.start.choices import Draft, choose
 from medsilo.start.fitting import Machine
 from medsilo.start.folder_layout import layout_of_folder
 from medsilo.start.looks import look_at
-from medsilo.start.series import choose_series, look_at_series, recordings_in
+from medsilo.start.time_series import choose_series, look_at_series, recordings_in
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from medsilo.tasks.listing import (
     refuse_links,
     tell_patients,
 )
-from medsilo.tasks.own.file_reader import Reader
+from medsilo.tasks.own.file_reader import CaseReader
 from medsilo.tasks.own.volume_folder import VolumeFolder
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
@@ -74,7 +74,7 @@ class DicomFolder(VolumeFolder):
         _structures(self, source)
         return {number: number for number in range(self.classes)} if self.segments else {}
 
-    def _reader(self, source: DataSource) -> Reader:
+    def _reader(self, source: DataSource) -> CaseReader:
         return SeriesReader(_structures(self, source))
 
     def _listing(self, source: DataSource, folder: Path) -> Listing:

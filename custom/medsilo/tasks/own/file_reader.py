@@ -14,7 +14,7 @@ from medsilo.tasks.volumes import SAME_PLACE
 GREATEST = 65_535  # value of a mask
 
 
-class Reader(Protocol):
+class CaseReader(Protocol):
     """Reads a case's files."""
 
     def scan(self, entry: Entry) -> Scan:

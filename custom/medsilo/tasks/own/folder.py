@@ -21,7 +21,7 @@ from medsilo.tasks.bundled import IN_MONAI, InMonai
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.own.by_kind import ByKind
-from medsilo.tasks.own.file_reader import FileReader, Reader
+from medsilo.tasks.own.file_reader import CaseReader, FileReader
 from medsilo.tasks.own.measuring import ClassJudge, StructureJudge
 from medsilo.tasks.own.own_folder import Found, OwnFolder
 from medsilo.tasks.own.patches import Augmentation, augmented, from_windows, middle_of, patch
@@ -271,11 +271,13 @@ class FolderTask(OwnFolder, ByKind):
         """Return the cases in a folder, as the site describes them."""
         return find(source, folder, self.segments)
 
-    def _reader(self, source: DataSource) -> Reader:
+    def _reader(self, source: DataSource) -> CaseReader:
         """Return what reads a case's files."""
         return FileReader()
 
-    def _made(self, entry: Entry, reader: Reader, classes: dict[str, int], numbers: dict[int, int]) -> PreparedEntry:
+    def _made(
+        self, entry: Entry, reader: CaseReader, classes: dict[str, int], numbers: dict[int, int]
+    ) -> PreparedEntry:
         """One entry from its files."""
         scan = reader.scan(entry)
         inputs = self._inputs(scan.values, scan.spacing)
