@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, product
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -27,7 +27,7 @@ from medsilo.federation import inprocess
 from medsilo.study.flamby import BENCHMARKS, POOLED, Benchmark, Lines, Work, published, shown, write_tables
 
 SEEDS = (42, 43, 44, 45, 46)
-DRAWS = 1000  # seeds between a draw and the next try for it
+TRIES = 1000  # for a draw that can be scored
 HELD = 0.25  # of each hospital's training cases, when candidates are compared
 BEST = {"heart_uci": "cyclic", "tcga_brca": "fedadam"}  # of the published federated rows
 
@@ -80,12 +80,12 @@ def held_out(lines: Lines, seed: int) -> Lines:
         trained = [line for line in own if line["part"] == "train"]
         outcomes = [str(line.get("outcome", line.get("E"))) for line in trained]
         stratify = outcomes if min(outcomes.count(one) for one in set(outcomes)) > 1 else None
-        draws = (
-            train_test_split(range(len(trained)), test_size=HELD, random_state=seed + DRAWS * again, stratify=stratify)
-            for again in count()
-        )
-        chosen = next(set(held) for _, held in draws if _can_be_scored([trained[place] for place in held]))
-        found[site] = [line | {"part": "test" if place in chosen else "train"} for place, line in enumerate(trained)]
+        for again in range(TRIES):  # where few die, a draw by shares may hold none of them
+            number, shares = seed + TRIES * again, None if again else stratify
+            held = set(train_test_split(range(len(trained)), test_size=HELD, random_state=number, stratify=shares)[1])
+            if _can_be_scored([trained[place] for place in held]):
+                break
+        found[site] = [line | {"part": "test" if place in held else "train"} for place, line in enumerate(trained)]
     return found
 
 
