@@ -1,6 +1,5 @@
 """FLamby's tables: the data as its protocol has them, the published facts, and the verdict on a cell."""
 
-import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from medsilo.plan import load_plan
 from medsilo.site.settings import make_settings
 from medsilo.study.flamby import BENCHMARKS, BRCA, HEART, PublishedCell, Work, published, read_heart, write_tables
 from medsilo.tasks.own.patient_table import PatientTable
+from tests.patients import write_hearts
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 with_data = pytest.mark.skipif(
@@ -44,14 +44,7 @@ def test_a_cell_agrees_within_two_standard_errors() -> None:
 
 @pytest.fixture
 def hearts(tmp_path: Path) -> Path:
-    """Twelve usable lines of each hospital and two that are not."""
-    folder = tmp_path / HEART.folder
-    folder.mkdir()
-    for name in ("cleveland", "hungarian", "switzerland", "va"):
-        rows = [[50 + n, 1, 1 + n % 4, 130, 200, 0, n % 3, 150, 0, 1.5, 2, 0, 3, n % 2] for n in range(12)]
-        rows += [[60, 1, 1, "?", 200, 0, 0, 150, 0, 1.5, 2, 0, 3, 0], [60, 1, 1, 0, 200, 0, 0, 150, 0, 1.5, 2, 0, 3, 0]]
-        with (folder / f"processed.{name}.data").open("w", newline="") as file:
-            csv.writer(file).writerows(rows)
+    write_hearts(folder := tmp_path / HEART.folder)
     return folder
 
 
