@@ -68,7 +68,7 @@ class Federation:
 
     @property
     def words(self) -> str:
-        """What differs and how much."""
+        """Words for the shifts: which ones, and how strong."""
         return ", ".join(f"{name} {strength:.2f}" for name, strength in self.shifts.items()) or "nothing"
 
 

@@ -1,4 +1,4 @@
-"""What came out of a federation: its facts after the measuring rounds, and every method's scores. Kept as a table."""
+"""Outcomes of a federation, as a table: its facts after the measuring rounds, and every method's scores."""
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence

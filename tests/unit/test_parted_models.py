@@ -21,7 +21,19 @@ from medsilo.site.settings import make_settings
 from tests.conftest import SITES, make_plan
 from tests.unit import test_table as table
 from tests.unit.test_algorithms import listen
-from tests.unit.test_personal import EPOCHS, ROUNDS, SERVER, SIZES, SMALL, Array, Batches, Sgd, Site, data_of, in_epoch
+from tests.unit.test_personal import (
+    EPOCHS,
+    ROUNDS,
+    SIZES,
+    SMALL,
+    Array,
+    Batches,
+    Sgd,
+    Site,
+    curve_of,
+    data_of,
+    in_epoch,
+)
 
 Theta = list[Array]  # W1, b1, W2, b2 of tanh(x W1 + b1) W2 + b2; the last two are the head
 
@@ -245,33 +257,7 @@ def two_layers(start: Theta, *between: nn.Module) -> Callable[[], nn.Module]:
 
 
 def study(case: Case, start: Theta) -> list[dict[str, Theta]]:
-    algorithm = METHODS[case.name](**case.numbers)
-    sites = {name: Site(name, algorithm, two_layers(start)) for name in SIZES}
-    first = sites["a"]
-    groups = [group for group in first.phase.groups if group.of(first.modules)]
-    mixers = {group.name: group.mix(SERVER) for group in groups}
-    for group in groups:
-        mixers[group.name].start(SIZES, {name: tensor.clone() for name, tensor in group.of(first.modules).items()})
-    curve = []
-    for number in range(ROUNDS + 1):
-        for name, site in sites.items():
-            site.receive({group: mixer.current(name) for group, mixer in mixers.items()})
-            algorithm.personalise(site.bench)
-        ends = {name: arrays(site.modules["model"].state_dict()) for name, site in sites.items()}
-        (mixer,) = mixers.values()
-        curve.append(ends | {"shared": arrays(mixer.current("a"))})
-        if number == ROUNDS:
-            break
-        for mixer in mixers.values():
-            mixer.start(SIZES)
-        for name, site in sites.items():
-            site.phase.work(site.bench)
-            for group in groups:
-                sent = {key: tensor.detach().clone() for key, tensor in group.of(site.modules).items()}
-                mixers[group.name].add(name, sent, SIZES[name])
-        for mixer in mixers.values():
-            mixer.finish()
-    return curve
+    return curve_of(METHODS[case.name](**case.numbers), two_layers(start), arrays)
 
 
 def arrays(tensors: dict[str, Tensor]) -> Theta:

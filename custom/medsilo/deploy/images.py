@@ -1,4 +1,4 @@
-"""What is predicted: image files, or the series of a DICOM tree; and how each gets its result."""
+"""Images to predict, files or the series of a DICOM tree; each writes its own result."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

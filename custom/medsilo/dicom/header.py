@@ -1,4 +1,4 @@
-"""What the headers of DICOM files say, as far as a volume is made of them. No pixel is read here."""
+"""Read the headers of DICOM files, as far as a volume needs them. No pixel is read here."""
 
 import logging
 import warnings

@@ -166,7 +166,7 @@ def at_most(weights: Shares, largest: float) -> dict[str, float]:
 
 
 class Answered(Identity):
-    """What every site says of itself, which it is given back with numbers of the server's in it.
+    """Numbers that every site says of itself, and is given back with numbers of the server's in it.
 
     answer: returns these for a site, by name; asked when the round closes, also for sites that did not answer. A site
         that does not train gets zeros.

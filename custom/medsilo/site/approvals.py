@@ -40,7 +40,7 @@ DecisionKind = Literal["approved", "declined", "withdrawn"]
 
 
 class ApprovalLimits(Section):
-    """How far an approval goes. Whatever is not said is not limited."""
+    """The limits of an approval. A limit that is not given does not hold."""
 
     expires: When | None = None
     rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # the last round that is answered, in each study of the plan
@@ -66,7 +66,7 @@ class ApprovalLimits(Section):
 
 
 class Decision(Section):
-    """What a hospital decided about a plan."""
+    """A hospital's decision about a plan."""
 
     plan: PlanHash
     verdict: DecisionKind
@@ -102,7 +102,7 @@ class AskingPlan(Section):
 
 
 class _Register(Section):
-    """What is signed."""
+    """The content that is signed."""
 
     site: Text
     decisions: tuple[Decision, ...] = Field((), max_length=MOST_DECISIONS)

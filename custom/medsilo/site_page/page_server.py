@@ -54,7 +54,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Reply:
-    """What is answered."""
+    """An answer to a request."""
 
     content: str | Iterable[str] = ""  # pieces of a stream come one after the other
     status: HTTPStatus = HTTPStatus.OK

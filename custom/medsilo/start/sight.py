@@ -14,7 +14,7 @@ from medsilo.start.time_series import choose_series, look_at_series, recordings_
 
 @dataclass(frozen=True)
 class Sight:
-    """What was found, one sentence a line, and what was chosen."""
+    """Findings, one sentence a line, and the choices that follow."""
 
     found: list[str]
     several: bool  # whether the folder has several hospitals

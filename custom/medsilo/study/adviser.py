@@ -25,7 +25,7 @@ TABLE = "adviser.csv"  # how often each rule was right
 
 @dataclass(frozen=True)
 class Tries:
-    """How often a rule was right: on the federations it was made on, and on those it was only tried on."""
+    """Counts of when a rule was right: on the federations it was made on, and on those it was only tried on."""
 
     made: tuple[int, int]  # right, of so many
     held_out: tuple[int, int]
@@ -50,7 +50,7 @@ class Tries:
 
 @dataclass(frozen=True)
 class Advice:
-    """What a consortium should try first, why, and how sure that is."""
+    """Advice: the method to try first, why, and how sure that is."""
 
     answer: Answer | None  # None: it can't be known
     first: str | None

@@ -1,4 +1,4 @@
-"""What an adviser may know of a consortium: the records of short runs, and nothing that hospitals don't tell.
+"""Facts that an adviser may use: the records of short runs, and nothing that hospitals don't tell.
 
 A measuring study is a few ordinary runs of one plan. Their records hold, of each hospital, cases, class counts and
 losses on its validation cases, each only where the hospital's own limits let it leave. Test scores are never read.

@@ -17,7 +17,7 @@ GAPS = "recordings have gaps in time; correct them, or agree on task.missing=spl
 
 @dataclass(frozen=True)
 class Cutting:
-    """How windows are cut. Recordings are resampled by up / down first."""
+    """Numbers by which windows are cut. Recordings are resampled by up / down first."""
 
     window: int  # steps
     step: int  # from the beginning of a window to that of the next
