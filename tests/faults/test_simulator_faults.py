@@ -85,6 +85,7 @@ def all_texts(folder: Path) -> str:
     return "\n".join(path.read_text(errors="replace") for path in paths if path.name != "errors.log")
 
 
+@pytest.mark.slow
 def test_an_exception_at_a_site_is_a_refusal_without_patient_data(tmp_path: Path) -> None:
     with pytest.raises(MedsiloError, match=r"hospital-b refused: ValueError"):
         run_with_fault(tmp_path, "raise")

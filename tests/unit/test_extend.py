@@ -131,6 +131,7 @@ def test_what_the_page_builds_is_short() -> None:
     assert sum(1 for line in files_of_page()["acme_gait/lg_fedavg.py"].splitlines() if line) < 40
 
 
+@pytest.mark.slow
 def test_the_pages_commands_run_and_both_engines_agree(
     acme: Path, data: Path, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -378,3 +378,11 @@ def test_names_of_methods_and_tasks_may_become_folders() -> None:
     from medsilo.registry import METHODS, TASKS
 
     assert all(is_safe_name(name) for name in [*METHODS, *TASKS])
+
+
+@pytest.mark.xdist_group("a-group")
+def test_groups_of_tests_are_kept_together(request: pytest.FixtureRequest) -> None:
+    """Else each process of `make test` makes what one of them makes for all: three federations over TLS for one."""
+    if not request.config.getoption("loadgroup", False):
+        pytest.skip("only 'make test' has groups")
+    assert request.node.nodeid.endswith("@a-group"), "install pytest and pytest-xdist as requirements-dev.txt has them"
