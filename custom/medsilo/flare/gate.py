@@ -93,7 +93,7 @@ class Gate:
         waiter = self.cell.requests_dict.get(headers.get(StreamHeaderKey.STREAM_REQ_ID))
         if waiter:
             waiter.stream_error = reason
-            waiter.result = make_reply(CellCode.COMM_ERROR, error=reason)
+            waiter.result = make_reply(CellCode.MSG_TOO_BIG, error=reason)
             waiter.in_receiving.set()
 
     def _too_large(self, size: int) -> str:

@@ -1,0 +1,144 @@
+"""How long a site is waited for, and how often a request is made again that a line has swallowed.
+
+NVFlare's time limits that a hospital's line can hit follow from three keys of the plan, and stand here only.
+
+`participation.silence`: how long a site may be silent. `participation.timeout`: how long a site has for one answer.
+`transport.slowest`: how slow a line may be.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, sleep
+from typing import Any, Literal
+
+from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL
+
+from medsilo.flare.pieces import FETCHING
+from medsilo.plan import Plan
+
+PIECE_SECONDS = 10.0  # that a piece of a tensor takes on the slowest line
+LARGEST_PIECE = 2 << 20  # bytes; NVFlare's default
+SMALLEST_PIECE = 1 << 14
+ASK_AGAIN = 30.0  # seconds after which a request is made again whose reply a cut line may have swallowed
+
+
+@dataclass(frozen=True)
+class Patience:
+    """What the plan grants, in seconds and bytes."""
+
+    silence: float
+    answer: float
+    rate: float  # bytes a second
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Patience":
+        """Return what a plan grants; nobody is waited for longer than for an answer."""
+        answer = plan.participation.timeout
+        return cls(min(plan.participation.silence, answer), answer, plan.transport.slowest * 1000 / 8)
+
+    @property
+    def piece(self) -> int:
+        """Return the bytes of a piece of a tensor: what arrived stays when the line is cut within the next."""
+        return min(LARGEST_PIECE, max(SMALLEST_PIECE, int(PIECE_SECONDS * self.rate)))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One of NVFlare's limits, as it stands in a job's configuration."""
+
+    key: str
+    side: Literal["server", "site", "both"]
+    default: float  # NVFlare's own
+    ours: Callable[[Patience], float]
+    meaning: str
+
+
+LIMITS = (
+    Limit(
+        "tensor_download_chunk_size",
+        "both",
+        LARGEST_PIECE,
+        lambda patience: patience.piece,
+        "bytes of tensors that are asked for at once; larger tensors travel in pieces of as many",
+    ),
+    Limit(
+        "tensor_streaming_per_request_timeout",
+        "both",
+        600.0,
+        lambda patience: ASK_AGAIN,
+        "seconds without a byte after which a piece is asked for again, until the site was silent for too long",
+    ),
+    Limit(
+        "streaming_idle_timeout",
+        "both",
+        600.0,
+        lambda patience: max(600.0, patience.silence + 2 * ASK_AGAIN),
+        "seconds that tensors are held ready for who does not ask for their next piece",
+    ),
+    Limit(
+        "max_runner_sync_timeout",
+        "site",
+        60.0,
+        lambda patience: max(60.0, patience.silence),
+        "seconds in which a job's process at a site has to reach the server's",
+    ),
+    Limit(
+        "dead_client_grace_period",
+        "server",
+        60.0,
+        lambda patience: max(60.0, patience.silence),
+        "seconds after NVFlare believes a site dead until it is lost",
+    ),
+)
+
+
+def limits(plan: Plan, side: str) -> dict[str, Any]:
+    """Return the limits that a job's configuration sets for one side."""
+    patience = Patience.of(plan)
+    return {limit.key: limit.ours(patience) for limit in LIMITS if limit.side in (side, "both")}
+
+
+PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)  # a line that is back heals them
+PAUSE = 1.0  # seconds until a request is made again that could not be sent
+
+
+class PatientRequests:
+    """The requests of one of a job's processes, made again as long as the plan grants."""
+
+    def __init__(self, cell: Cell, patience: Patience) -> None:
+        self.patience, self.send = patience, cell.send_request
+        cell.send_request = self.request
+
+    def request(self, channel: str, target: str, topic: str, request: Message, timeout: float, **more: Any) -> Message:
+        """Send a request and return the reply, in the place of NVFlare's cell."""
+        if channel == OBJ_DOWNLOADER_CHANNEL:
+            return self._fetch(channel, target, topic, request, timeout, **more)
+        if topic == ServerCommandNames.GET_TASK:
+            timeout = min(timeout, 2 * ASK_AGAIN)
+        if topic == ServerCommandNames.SUBMIT_UPDATE:
+            more["progress_wait_cb"] = self._is_being_fetched
+            timeout = ASK_AGAIN
+        return self.send(channel, target, topic, request, timeout, **more)
+
+    def _fetch(self, channel: str, target: str, topic: str, request: Message, timeout: float, **more: Any) -> Message:
+        """Ask for a piece until it is there, or its owner was silent for too long.
+
+        NVFlare gives up when a request can't be sent, and after four that were not answered; all is fetched anew then.
+        """
+        aborted, since = more.get("abort_signal"), monotonic()
+        while True:
+            reply = self.send(channel, target, topic, request, timeout, **more)
+            if reply.get_header(MessageHeaderKey.RETURN_CODE) not in PASSING or (aborted and aborted.triggered):
+                return reply
+            if monotonic() - since > self.patience.silence:
+                return make_reply(ReturnCode.SERVICE_UNAVAILABLE, error=f"silent for {self.patience.silence:g} s")
+            sleep(PAUSE)
+
+    def _is_being_fetched(self) -> bool:
+        """Return whether an answer is still worth waiting for that the server was told to fetch."""
+        return FETCHING.silence() < (2 * ASK_AGAIN if FETCHING.all else self.patience.silence)
