@@ -37,6 +37,8 @@ class _Direction:
         self.line, self.lock, self.dice = line, threading.Lock(), random.Random(0)
         self.free = 0.0  # when the line has passed on what it was given so far
         self.passed = 0  # bytes
+        self.passes = threading.Event()
+        self.passes.set()
 
     def arrival(self, size: int) -> float:
         """Return when bytes that are given now arrive at the other end."""
@@ -50,14 +52,14 @@ class _Direction:
 
 def _pass(source: socket.socket, sink: socket.socket, direction: _Direction) -> None:
     on_their_way: Queue[tuple[float, bytes]] = Queue(AHEAD)
-    threading.Thread(target=_arrive, args=(on_their_way, sink), daemon=True).start()
+    threading.Thread(target=_arrive, args=(on_their_way, sink, direction), daemon=True).start()
     with contextlib.suppress(OSError):
         while data := source.recv(PIECE):
             on_their_way.put((direction.arrival(len(data)), data))
     on_their_way.put((0.0, b""))
 
 
-def _arrive(on_their_way: Queue[tuple[float, bytes]], sink: socket.socket) -> None:
+def _arrive(on_their_way: Queue[tuple[float, bytes]], sink: socket.socket, direction: _Direction) -> None:
     """Write what arrives, until nothing more comes; when the other end is gone it is read and dropped."""
     gone = False
     while (piece := on_their_way.get())[1]:
@@ -65,6 +67,7 @@ def _arrive(on_their_way: Queue[tuple[float, bytes]], sink: socket.socket) -> No
         if gone:
             continue
         sleep(max(0.0, arrives - monotonic()))
+        direction.passes.wait()
         try:
             sink.sendall(data)
         except OSError:
@@ -125,6 +128,16 @@ class Relay:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
         self.open.clear()
+
+    def hush(self) -> None:
+        """Pass nothing on, and close nothing: what a VPN looks like from both ends when it drops."""
+        for way in (self.up, self.down):
+            way.passes.clear()
+
+    def speak(self) -> None:
+        """Pass on what waits, and all that comes."""
+        for way in (self.up, self.down):
+            way.passes.set()
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):

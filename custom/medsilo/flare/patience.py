@@ -31,15 +31,15 @@ ASK_AGAIN = 30.0  # seconds after which a request is made again whose reply a cu
 class Patience:
     """What the plan grants, in seconds and bytes."""
 
-    silence: float
-    answer: float
-    rate: float  # bytes a second
+    silence: float  # of a site
+    rate: float = 125_000.0  # bytes a second of the slowest line
+    again: float = ASK_AGAIN  # until a request is made again whose reply does not begin to come
 
     @classmethod
     def of(cls, plan: Plan) -> "Patience":
         """Return what a plan grants; nobody is waited for longer than for an answer."""
-        answer = plan.participation.timeout
-        return cls(min(plan.participation.silence, answer), answer, plan.transport.slowest * 1000 / 8)
+        silence = min(plan.participation.silence, plan.participation.timeout)
+        return cls(float(silence), plan.transport.slowest * 1000 / 8, min(ASK_AGAIN, silence / 4))
 
     @property
     def piece(self) -> int:
@@ -49,10 +49,10 @@ class Patience:
 
 @dataclass(frozen=True)
 class Limit:
-    """One of NVFlare's limits, as it stands in a job's configuration."""
+    """One of NVFlare's limits."""
 
     key: str
-    side: Literal["server", "site", "both"]
+    where: Literal["server", "site", "both", "request"]  # whose configuration in the job sets it, or each request
     default: float  # NVFlare's own
     ours: Callable[[Patience], float]
     meaning: str
@@ -64,20 +64,36 @@ LIMITS = (
         "both",
         LARGEST_PIECE,
         lambda patience: patience.piece,
-        "bytes of tensors that are asked for at once; larger tensors travel in pieces of as many",
+        "bytes of tensors that are asked for at once: ten seconds of the slowest line; larger tensors travel in pieces",
     ),
     Limit(
         "tensor_streaming_per_request_timeout",
-        "both",
+        "request",
         600.0,
-        lambda patience: ASK_AGAIN,
-        "seconds without a byte after which a piece is asked for again, until the site was silent for too long",
+        lambda patience: patience.again,
+        "seconds until a piece is asked for again that does not begin to come; NVFlare itself asks four times, and "
+        "never again once the line is down",
+    ),
+    Limit(
+        "get_task_timeout",
+        "request",
+        300.0,
+        lambda patience: 2 * patience.again,
+        "seconds until a site asks for work again when the reply does not begin to come",
+    ),
+    Limit(
+        "submit_task_result_timeout",
+        "request",
+        300.0,
+        lambda patience: patience.silence,
+        "seconds that a site's answer may wait for the server to fetch its next piece; once all are fetched, as many "
+        "as for work",
     ),
     Limit(
         "streaming_idle_timeout",
         "both",
         600.0,
-        lambda patience: max(600.0, patience.silence + 2 * ASK_AGAIN),
+        lambda patience: max(600.0, 2.0 * patience.silence),
         "seconds that tensors are held ready for who does not ask for their next piece",
     ),
     Limit(
@@ -92,7 +108,7 @@ LIMITS = (
         "server",
         60.0,
         lambda patience: max(60.0, patience.silence),
-        "seconds after NVFlare believes a site dead until it is lost",
+        "seconds from NVFlare's belief that a site is dead (600 seconds without a sign) until it is lost",
     ),
 )
 
@@ -100,7 +116,7 @@ LIMITS = (
 def limits(plan: Plan, side: str) -> dict[str, Any]:
     """Return the limits that a job's configuration sets for one side."""
     patience = Patience.of(plan)
-    return {limit.key: limit.ours(patience) for limit in LIMITS if limit.side in (side, "both")}
+    return {limit.key: limit.ours(patience) for limit in LIMITS if limit.where in (side, "both")}
 
 
 PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)  # a line that is back heals them
@@ -114,25 +130,24 @@ class PatientRequests:
         self.patience, self.send = patience, cell.send_request
         cell.send_request = self.request
 
-    def request(self, channel: str, target: str, topic: str, request: Message, timeout: float, **more: Any) -> Message:
+    def request(self, **asked: Any) -> Message:
         """Send a request and return the reply, in the place of NVFlare's cell."""
-        if channel == OBJ_DOWNLOADER_CHANNEL:
-            return self._fetch(channel, target, topic, request, timeout, **more)
-        if topic == ServerCommandNames.GET_TASK:
-            timeout = min(timeout, 2 * ASK_AGAIN)
-        if topic == ServerCommandNames.SUBMIT_UPDATE:
-            more["progress_wait_cb"] = self._is_being_fetched
-            timeout = ASK_AGAIN
-        return self.send(channel, target, topic, request, timeout, **more)
+        if asked["channel"] == OBJ_DOWNLOADER_CHANNEL:
+            return self._fetch(**asked)
+        if asked["topic"] == ServerCommandNames.GET_TASK:
+            asked["timeout"] = 2 * self.patience.again
+        if asked["topic"] == ServerCommandNames.SUBMIT_UPDATE:
+            asked |= {"timeout": self.patience.again, "progress_wait_cb": self._is_being_fetched}
+        return self.send(**asked)
 
-    def _fetch(self, channel: str, target: str, topic: str, request: Message, timeout: float, **more: Any) -> Message:
+    def _fetch(self, **asked: Any) -> Message:
         """Ask for a piece until it is there, or its owner was silent for too long.
 
         NVFlare gives up when a request can't be sent, and after four that were not answered; all is fetched anew then.
         """
-        aborted, since = more.get("abort_signal"), monotonic()
+        aborted, since = asked.get("abort_signal"), monotonic()
         while True:
-            reply = self.send(channel, target, topic, request, timeout, **more)
+            reply = self.send(**asked | {"timeout": self.patience.again})
             if reply.get_header(MessageHeaderKey.RETURN_CODE) not in PASSING or (aborted and aborted.triggered):
                 return reply
             if monotonic() - since > self.patience.silence:
@@ -141,4 +156,4 @@ class PatientRequests:
 
     def _is_being_fetched(self) -> bool:
         """Return whether an answer is still worth waiting for that the server was told to fetch."""
-        return FETCHING.silence() < (2 * ASK_AGAIN if FETCHING.all else self.patience.silence)
+        return FETCHING.silence() < (2 * self.patience.again if FETCHING.all else self.patience.silence)
