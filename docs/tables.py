@@ -225,7 +225,7 @@ def lines() -> str:
         for limit in LIMITS
     ]
     head = "| limit | NVFlare's own | the defaults | an hour, 64 kbit/s | meaning |\n|---|---|---|---|---|"
-    return "\n".join(["", head, *rows, ""])
+    return "\n".join([head, *rows, ""])
 
 
 def commands() -> str:

@@ -177,7 +177,10 @@ class TransportSettings(Section):
         "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
     )
     slowest: int = added(
-        1000, ge=8, le=1_000_000, description="kbit/s of the slowest line, which decides how much is sent at once"
+        4000,
+        ge=8,
+        le=1_000_000,
+        description="kbit/s of the slowest line, of which ten seconds' worth is sent at once: a cut costs no more",
     )
     sealing: Sealing = added(
         "none",

@@ -14,7 +14,7 @@ from nvflare.fuel.f3.streaming.transfer_progress import STREAMING_IDLE_TIMEOUT
 from medsilo.core.errors import Refused
 from medsilo.federation.bounds import Bounds
 from medsilo.flare.jobs import CLIENT, CONFIG, SERVER, write_job
-from medsilo.flare.patience import LARGEST_PIECE, LIMITS, Patience, PatientRequests, limits
+from medsilo.flare.patience import LIMITS, Patience, PatientRequests, limits
 from medsilo.flare.pieces import PiecedTensors, in_one, in_pieces
 from medsilo.flare.wire import to_parcel
 from medsilo.runs.messages import Parcel
@@ -57,7 +57,7 @@ def test_a_cut_costs_no_more_than_the_piece_that_it_cut(cells: Cells) -> None:
     assert send_over_a_cut(cells) == ReturnCode.OK
     sent, came = LARGE.groups["model"], to_parcel(cells.got[-1]).groups["model"]
     assert all(torch.equal(sent[name], came[name]) for name in sent)
-    on_its_way = LARGEST_PIECE + 2 * 2**20  # a piece, and what sockets and the relay hold
+    on_its_way = (2 << 20) + 2 * 2**20  # a piece, which is NVFlare's own here, and what sockets and the relay hold
     assert cells.relay.up.passed < LARGE.size() + on_its_way
 
 
@@ -107,7 +107,7 @@ def test_pieces_that_make_no_tensor_are_refused(false: dict) -> None:
 
 def test_the_limits_of_a_job_follow_from_its_plan(tmp_path: Path) -> None:
     plan = make_plan("fedavg", "participation.timeout=600")
-    assert plan.hash == plan.with_changes(["participation.silence=420", "transport.slowest=1000"]).hash
+    assert plan.hash == plan.with_changes(["participation.silence=420", "transport.slowest=4000"]).hash
     write_job(tmp_path / "job", plan)
     patient = plan.with_changes(["participation.timeout=9000", "participation.silence=3600", "transport.slowest=64"])
     write_job(tmp_path / "patient", patient, tmp_path / "job")
@@ -116,7 +116,7 @@ def test_the_limits_of_a_job_follow_from_its_plan(tmp_path: Path) -> None:
             written = json.loads((tmp_path / job / CONFIG / name).read_text())
             assert limits(of, side).items() <= written.items()
     assert limits(plan, "site") == {
-        "tensor_download_chunk_size": 1_250_000,
+        "tensor_download_chunk_size": 5_000_000,
         "streaming_idle_timeout": 840.0,
         "max_runner_sync_timeout": 420.0,
     }
@@ -131,7 +131,7 @@ def test_the_limits_of_a_job_follow_from_its_plan(tmp_path: Path) -> None:
 def test_the_defaults_bear_six_minutes() -> None:
     """Whatever NVFlare gives up by, but how soon a request is made again."""
     patience = Patience.of(make_plan("fedavg", "participation.timeout=600"))
-    waits = {limit.key: limit.ours(patience) for limit in LIMITS if limit.default != LARGEST_PIECE}
+    waits = {limit.key: limit.ours(patience) for limit in LIMITS if "size" not in limit.key}
     again = {"tensor_streaming_per_request_timeout", "get_task_timeout"}
     assert again < waits.keys()
     assert all(seconds > 360 for key, seconds in waits.items() if key not in again)

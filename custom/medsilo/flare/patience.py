@@ -22,7 +22,7 @@ from medsilo.flare.pieces import FETCHING
 from medsilo.plan import Plan
 
 PIECE_SECONDS = 10.0  # that a piece of a tensor takes on the slowest line
-LARGEST_PIECE = 2 << 20  # bytes; NVFlare's default
+LARGEST_PIECE = 16 << 20  # bytes
 SMALLEST_PIECE = 1 << 14
 ASK_AGAIN = 30.0  # seconds after which a request is made again whose reply a cut line may have swallowed
 
@@ -32,7 +32,7 @@ class Patience:
     """What the plan grants, in seconds and bytes."""
 
     silence: float  # of a site
-    rate: float = 125_000.0  # bytes a second of the slowest line
+    rate: float = 500_000.0  # bytes a second of the slowest line
     again: float = ASK_AGAIN  # until a request is made again whose reply does not begin to come
 
     @classmethod
@@ -62,7 +62,7 @@ LIMITS = (
     Limit(
         "tensor_download_chunk_size",
         "both",
-        LARGEST_PIECE,
+        2 << 20,
         lambda patience: patience.piece,
         "bytes of tensors that are asked for at once: ten seconds of the slowest line; larger tensors travel in pieces",
     ),
