@@ -3,7 +3,8 @@
 Studies of the same plan follow each other in laps. Processes are killed, lines are cut, machines stop and start again;
 what ended is resumed. Every lap has to end with the tensors of the undisturbed run, and no process of the server may
 grow. The same seed draws the same events. Laps are rough, where jobs end and are resumed, and gentle, where a job lives
-through all that happens, by turns.
+through all that happens, by turns. When the hours are over the last lap ends undisturbed. SIGTERM ends it at once, with
+its report.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import csv
 import os
 import random
 import shutil
+import signal
 import statistics
 import sys
 import threading
@@ -42,7 +44,7 @@ WARM = 5  # looks that a process has to warm up
 GROWTH = 50.0  # MB that it may grow then
 LEAK = 3  # handles or threads that it may gain then
 LOST = "participation.when_missing=wait"
-GENTLE = ("trainer killed", "line cut", "all lines cut")
+GENTLE = ("trainer killed", "line cut", "line silent", "all lines cut")
 ROUGH = (*GENTLE, "site's job killed", "server's job killed", "site rebooted", "server rebooted", "server stopped")
 
 
@@ -161,8 +163,8 @@ def growths(looks: Sequence[Look]) -> list[Growth]:
 class Soak:
     """The federation, its lines, and what is done to them."""
 
-    def __init__(self, folder: Path, seed: int, rounds: int, lines: ExitStack) -> None:
-        self.folder, self.seed = folder, seed
+    def __init__(self, folder: Path, seed: int, rounds: int, hours: float, lines: ExitStack) -> None:
+        self.folder, self.seed, self.seconds = folder, seed, hours * 3600
         changes = (f"training.rounds={rounds}", LOST, "participation.timeout=300")
         self.plan = make_plan("fedbn", *changes, sites=SITES)
         inprocess.run(self.plan, folder=folder / "undisturbed")
@@ -181,6 +183,11 @@ class Soak:
     def say(self, words: str) -> None:
         """Tell what happens, with the minute."""
         print(f"{(time.monotonic() - self.curve.started) / 60:7.1f} min  lap {self.lap}: {words}", flush=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether its hours are over."""
+        return time.monotonic() - self.curve.started > self.seconds
 
     # ------------------------------------------------------------------ jobs
     def status(self) -> str:
@@ -217,6 +224,10 @@ class Soak:
             self.kill(site, "federation.process.worker")
         elif event.kind == "line cut":
             self.cut([site], event.seconds)
+        elif event.kind == "line silent":
+            self.relays[site].hush()
+            time.sleep(event.seconds)
+            self.relays[site].speak()
         elif event.kind == "all lines cut":
             self.cut(SITES, event.seconds)
         elif event.kind == "site's job killed":
@@ -269,7 +280,7 @@ class Soak:
             rounds = len(record.rounds())
             if rounds != seen:
                 seen, heard = rounds, time.monotonic()
-            if rounds >= at + event.after:
+            if rounds >= at + event.after and not self.is_over:
                 self.do(event)
                 event, at, heard = next(drawn), len(record.rounds()), time.monotonic()
             elif time.monotonic() - heard > STALLED or (summary is not None and self.status().startswith("FINISHED")):
@@ -310,13 +321,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     asked.folder.mkdir(parents=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before its time"))
     over, laps = threading.Event(), 0
     with ExitStack() as lines:
-        soak = Soak(asked.folder.resolve(), asked.seed, asked.rounds, lines)
+        soak = Soak(asked.folder.resolve(), asked.seed, asked.rounds, asked.hours, lines)
         watching = threading.Thread(target=soak.watch, args=(over,), daemon=True)
         watching.start()
         try:
-            while time.monotonic() - soak.curve.started < asked.hours * 3600:
+            while not soak.is_over:
                 soak.run_lap(laps)
                 laps += 1
         finally:
