@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests run in three processes, one thread each: half of a federation's time is waiting.
 PARALLEL := -n 3 --dist loadgroup
-test test-slow test-long: export OMP_NUM_THREADS = 1
+test test-slow test-long soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
-test test-slow test-long: export PYTHONDONTWRITEBYTECODE =
+test test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo jobs test test-slow test-long bench docs screenshots docs-tables clean
+.PHONY: demo jobs test test-slow test-long soak bench docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -28,6 +28,12 @@ test-slow: $(VENV)/.test-ready
 
 test-long: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m long $(PARALLEL) --durations=10
+
+# A federation over TLS that is disturbed for HOURS; SEED draws what happens. It writes to runs/soak.
+HOURS ?= 2
+SEED ?= 0
+soak: $(VENV)/.test-ready
+	$(BIN)/python -m tests.secure.soak --hours $(HOURS) --seed $(SEED) --folder runs/soak
 
 # A dash: what misses its bound does not stop the others.
 bench: $(VENV)/.test-ready

@@ -27,6 +27,7 @@ from medsilo.cli import COMMANDS
 from medsilo.cli import main as medsilo
 from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
+from medsilo.flare.patience import LIMITS, Patience
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
 from medsilo.plan import Mixing, Participation, Plan, Tracking, TransportSettings
@@ -215,6 +216,18 @@ def tree(entries: Mapping[str, str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- the commands
+def lines() -> str:
+    """Return NVFlare's limits that a line can hit: its own, and those of a plan's defaults and of a patient plan."""
+    plans = [Patience(silence=420), Patience(silence=3600, rate=8000)]
+    rows = [
+        f"| `{limit.key}` | {limit.default:,.0f} | {' | '.join(f'{limit.ours(plan):,.0f}' for plan in plans)} | "
+        f"{limit.meaning} |"
+        for limit in LIMITS
+    ]
+    head = "| limit | NVFlare's own | the defaults | an hour, 64 kbit/s | meaning |\n|---|---|---|---|---|"
+    return "\n".join([head, *rows, ""])
+
+
 def commands() -> str:
     """Return the help of every command, in the groups of `medsilo --help`."""
     parts = []
@@ -271,6 +284,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "difference": lambda: fields(schema.PairedDifference),
     "cell": lambda: fields(schema.CellResult),
     "commands": commands,
+    "lines": lines,
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
     "evidence-generated": evidence.everywhere,

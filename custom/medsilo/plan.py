@@ -67,6 +67,12 @@ class Participation(Section):
     patience: int = Field(
         3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
     )
+    silence: int = added(
+        420,
+        ge=1,
+        le=86_400,
+        description="seconds that a site's line may be down within that time, so that all goes on where it was",
+    )
 
     @field_validator("sites", "unseen")
     @classmethod
@@ -169,6 +175,12 @@ class TransportSettings(Section):
 
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
+    )
+    slowest: int = added(
+        4000,
+        ge=8,
+        le=1_000_000,
+        description="kbit/s of the slowest line, of which ten seconds' worth is sent at once: a cut costs no more",
     )
     sealing: Sealing = added(
         "none",

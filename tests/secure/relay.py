@@ -1,22 +1,90 @@
-"""A TCP relay on this machine between a kit and the server, which a test can cut."""
+"""A TCP relay on this machine between a kit and the server, which a test can cut, slow down and make worse."""
 
 import contextlib
 import json
+import math
+import random
 import shutil
 import socket
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
+from time import monotonic, sleep
 from typing import Self
+
+SEGMENT = 1448  # bytes of one packet's payload
+PIECE = 11 * SEGMENT  # bytes that are passed at once
+AHEAD = 64  # pieces that may be on their way
+
+
+@dataclass(frozen=True)
+class Line:
+    """How good a line is, in each direction.
+
+    A lost packet costs what TCP needs to send it again: one more round trip, for it and for all that comes behind it.
+    """
+
+    rate: float = math.inf  # bytes a second
+    delay: float = 0.0  # seconds that a byte takes from one end to the other
+    loss: float = 0.0  # of packets
+
+
+class _Direction:
+    """All that goes one way through a line."""
+
+    def __init__(self, line: Line) -> None:
+        self.line, self.lock, self.dice = line, threading.Lock(), random.Random(0)
+        self.free = 0.0  # when the line has passed on what it was given so far
+        self.passed = 0  # bytes
+        self.passes = threading.Event()
+        self.passes.set()
+
+    def arrival(self, size: int) -> float:
+        """Return when bytes that are given now arrive at the other end."""
+        with self.lock:
+            packets = -(-size // SEGMENT)
+            lost = sum(self.dice.random() < self.line.loss for _ in range(packets))
+            self.passed += size
+            self.free = max(self.free, monotonic()) + size / self.line.rate + lost * 2 * self.line.delay
+            return self.free + self.line.delay
+
+
+def _pass(source: socket.socket, sink: socket.socket, direction: _Direction) -> None:
+    on_their_way: Queue[tuple[float, bytes]] = Queue(AHEAD)
+    threading.Thread(target=_arrive, args=(on_their_way, sink, direction), daemon=True).start()
+    with contextlib.suppress(OSError):
+        while data := source.recv(PIECE):
+            on_their_way.put((direction.arrival(len(data)), data))
+    on_their_way.put((0.0, b""))
+
+
+def _arrive(on_their_way: Queue[tuple[float, bytes]], sink: socket.socket, direction: _Direction) -> None:
+    """Write what arrives, until nothing more comes; when the other end is gone it is read and dropped."""
+    gone = False
+    while (piece := on_their_way.get())[1]:
+        arrives, data = piece
+        if gone:
+            continue
+        sleep(max(0.0, arrives - monotonic()))
+        direction.passes.wait()
+        try:
+            sink.sendall(data)
+        except OSError:
+            gone = True
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
 
 
 class Relay:
     """Passes bytes to `target`; while cut it drops every connection and takes no new one."""
 
-    def __init__(self, target: int) -> None:
-        self.target = target
+    def __init__(self, target: int, line: Line | None = None) -> None:
+        self.target, self.line = target, line or Line()
         self.open: list[socket.socket] = []
         self.listener: socket.socket | None = None
         self.port = 0
+        self.up, self.down = _Direction(self.line), _Direction(self.line)
         self.mend()
 
     def __enter__(self) -> Self:
@@ -61,18 +129,25 @@ class Relay:
             end.close()
         self.open.clear()
 
+    def hush(self) -> None:
+        """Pass nothing on, and close nothing: what a VPN looks like from both ends when it drops."""
+        for way in (self.up, self.down):
+            way.passes.clear()
+
+    def speak(self) -> None:
+        """Pass on what waits, and all that comes."""
+        for way in (self.up, self.down):
+            way.passes.set()
+
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near = listener.accept()[0]
-                far = socket.create_connection(("127.0.0.1", self.target))
+                try:
+                    far = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:  # the server does not listen at the moment
+                    near.close()
+                    continue
                 self.open += [near, far]
-                for source, sink in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
-
-    @staticmethod
-    def _pass(source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
+                for way in ((near, far, self.up), (far, near, self.down)):
+                    threading.Thread(target=_pass, args=way, daemon=True).start()

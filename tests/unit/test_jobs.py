@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from nvflare.apis.fl_constant import ConfigVarName
-from nvflare.app_opt.pt.decomposers import TensorDecomposer
 
 from jobs.source import write as source
 from medsilo import cli
@@ -82,14 +80,6 @@ def test_a_job_goes_to_the_hospitals_that_the_plan_names(
 ) -> None:
     job = pack(JOBS / "fedavg", tmp_path / "job", changes)
     assert json.loads((job / "meta.json").read_text())["deploy_map"] == {"app": addressed}
-
-
-def test_a_lost_request_for_tensors_is_made_again_soon() -> None:
-    """Under the name by which NVFlare asks for it, at the server and at the sites."""
-    name = TensorDecomposer()._config_var_name(ConfigVarName.STREAMING_PER_REQUEST_TIMEOUT)
-    config = canonical_job(plan_of(JOBS / "fedavg"))
-    for party in ("server", "client"):
-        assert config[CONFIG / f"config_fed_{party}.json"][name] == 30.0
 
 
 @pytest.mark.parametrize("method", FEDERATED)

@@ -23,6 +23,7 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.tracking import PointStream
 from medsilo.flare.analytics import receivers, send
 from medsilo.flare.gate import Gate, is_unread
+from medsilo.flare.patience import Patience, PatientRequests
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import AFTER, PRESENT, PROGRESS, STATISTICS, let_tensors_travel
 from medsilo.flare.workspace import (
@@ -158,6 +159,7 @@ class MedsiloController(Controller):
         transport = self.transport = FlareTransport(self, fl_ctx, abort_signal)
         if self.gate:
             self.gate.allow(answer_bounds(plan))
+            PatientRequests(self.gate.cell, Patience.of(plan))
         try:
             with record.led_by(fl_ctx.get_job_id()):
                 course = PointStream(record)

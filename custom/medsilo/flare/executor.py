@@ -32,6 +32,7 @@ from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
 from medsilo.flare.gate import Gate
+from medsilo.flare.patience import Patience, PatientRequests
 from medsilo.flare.wire import PRESENT, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
 from medsilo.runs import paths
@@ -64,10 +65,13 @@ class MedsiloExecutor(Executor):
 
     def _guard(self, fl_ctx: FLContext) -> None:
         """Take no more from the server than the plan needs. What is wrong with a plan is said on joining."""
-        gate = Gate(fl_ctx.get_engine().get_cell())
+        cell = fl_ctx.get_engine().get_cell()
+        gate = Gate(cell)
         gate.guard_site()
         with suppress(Exception):
-            gate.allow(request_bounds(plan_of_job(fl_ctx)))
+            plan = plan_of_job(fl_ctx)
+            gate.allow(request_bounds(plan))
+            PatientRequests(cell, Patience.of(plan))
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         started, parcel = time.monotonic(), Parcel()

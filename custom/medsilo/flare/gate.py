@@ -74,7 +74,7 @@ class Gate:
             if fits:
                 self.taken[origin] = total
             else:
-                self.refused[origin] = self._too_large(total)
+                self.refused[origin] = self._too_large(total, " or more")
         if fits:
             future.add_done_callback(self._give_back, future, origin, size)
             return self.replies.handle_blob_cb(future, stream, resume)
@@ -93,11 +93,14 @@ class Gate:
         waiter = self.cell.requests_dict.get(headers.get(StreamHeaderKey.STREAM_REQ_ID))
         if waiter:
             waiter.stream_error = reason
-            waiter.result = make_reply(CellCode.COMM_ERROR, error=reason)
+            waiter.result = make_reply(CellCode.MSG_TOO_BIG, error=reason)
             waiter.in_receiving.set()
 
-    def _too_large(self, size: int) -> str:
-        return f"its message of {size_text(size)} was not taken: at most {size_text(self.most.size)} belong to one"
+    def _too_large(self, size: int, more: str = "") -> str:
+        """Return why a message is not taken. more: said behind a size that is the part announced so far."""
+        return (
+            f"its message of {size_text(size)}{more} was not taken: at most {size_text(self.most.size)} belong to one"
+        )
 
     # ------------------------------------------------------------------ at a site
     def guard_site(self) -> None:

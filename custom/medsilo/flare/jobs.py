@@ -12,6 +12,7 @@ from typing import Any
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
 from medsilo.core.package import ROOT, package_facts, package_files
+from medsilo.flare.patience import limits
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import ANY
 from medsilo.runs import paths
@@ -29,13 +30,10 @@ EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
 def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
     """The JSON files of a job for this plan."""
     common: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": [], "components": []}
-    # A request for tensors that a cut line swallowed is made again after so many seconds without a byte; NVFlare's
-    # default of 600 would cost the site its round.
-    common["tensor_streaming_per_request_timeout"] = 30.0
     controller = {"id": "medsilo", "path": CONTROLLER, "args": {}}
     # Sites look for work this often (seconds); NVFlare's default of 2 would be the least a round takes.
-    server = {"server": {"task_request_interval": 0.1}, "workflows": [controller]}
-    client = {"executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {}}}]}
+    server = {**limits(plan, "server"), "server": {"task_request_interval": 0.1}, "workflows": [controller]}
+    client = {**limits(plan, "site"), "executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {}}}]}
     named = plan.participation.everyone  # nothing of the study reaches a hospital that the plan does not name
     return {
         Path(META): {
@@ -110,7 +108,7 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
             own = {key: content[key] for key in ("name", "min_clients", "deploy_map")}  # these the plan says
             content = {**content, **_meta(job), **own}
         elif job:
-            content = json.loads((job / path).read_text())
+            content = json.loads((job / path).read_text()) | limits(plan, "server" if path.name == SERVER else "site")
         for workflow in content.get("workflows", []):
             if workflow.get("path") == CONTROLLER:
                 workflow["args"] = {**workflow.get("args", {}), **controller_args}

@@ -10,12 +10,12 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 from torch import Tensor
 
 from medsilo.core.errors import Died, Refused
 from medsilo.core.text import plain
+from medsilo.flare.pieces import PiecedTensors
 from medsilo.runs.messages import Parcel
 
 META = "medsilo"
@@ -28,7 +28,7 @@ PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running j
 
 def let_tensors_travel() -> None:
     """NVFlare sends torch tensors as they are once this process has said so."""
-    fobs.register(TensorDecomposer)
+    fobs.register(PiecedTensors)
 
 
 def to_shareable(parcel: Parcel) -> Shareable:

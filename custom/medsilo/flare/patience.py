@@ -1,0 +1,159 @@
+"""How long a site is waited for, and how often a request is made again that a line has swallowed.
+
+NVFlare's time limits that a hospital's line can hit follow from three keys of the plan, and stand here only.
+
+`participation.silence`: how long a site may be silent. `participation.timeout`: how long a site has for one answer.
+`transport.slowest`: how slow a line may be.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, sleep
+from typing import Any, Literal
+
+from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL
+
+from medsilo.flare.pieces import FETCHING
+from medsilo.plan import Plan
+
+PIECE_SECONDS = 10.0  # that a piece of a tensor takes on the slowest line
+LARGEST_PIECE = 16 << 20  # bytes
+SMALLEST_PIECE = 1 << 14
+ASK_AGAIN = 30.0  # seconds after which a request is made again whose reply a cut line may have swallowed
+
+
+@dataclass(frozen=True)
+class Patience:
+    """What the plan grants, in seconds and bytes."""
+
+    silence: float  # of a site
+    rate: float = 500_000.0  # bytes a second of the slowest line
+    again: float = ASK_AGAIN  # until a request is made again whose reply does not begin to come
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Patience":
+        """Return what a plan grants; nobody is waited for longer than for an answer."""
+        silence = min(plan.participation.silence, plan.participation.timeout)
+        return cls(float(silence), plan.transport.slowest * 1000 / 8, min(ASK_AGAIN, silence / 4))
+
+    @property
+    def piece(self) -> int:
+        """Return the bytes of a piece of a tensor: what arrived stays when the line is cut within the next."""
+        return min(LARGEST_PIECE, max(SMALLEST_PIECE, int(PIECE_SECONDS * self.rate)))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One of NVFlare's limits."""
+
+    key: str
+    where: Literal["server", "site", "both", "request"]  # whose configuration in the job sets it, or each request
+    default: float  # NVFlare's own
+    ours: Callable[[Patience], float]
+    meaning: str
+
+
+LIMITS = (
+    Limit(
+        "tensor_download_chunk_size",
+        "both",
+        2 << 20,
+        lambda patience: patience.piece,
+        "bytes of tensors that are asked for at once: ten seconds of the slowest line; larger tensors travel in pieces",
+    ),
+    Limit(
+        "tensor_streaming_per_request_timeout",
+        "request",
+        600.0,
+        lambda patience: patience.again,
+        "seconds until a piece is asked for again that does not begin to come; NVFlare itself asks four times, and "
+        "never again once the line is down",
+    ),
+    Limit(
+        "get_task_timeout",
+        "request",
+        300.0,
+        lambda patience: 2 * patience.again,
+        "seconds until a site asks for work again when the reply does not begin to come",
+    ),
+    Limit(
+        "submit_task_result_timeout",
+        "request",
+        300.0,
+        lambda patience: patience.silence,
+        "seconds that a site's answer may wait for the server to fetch its next piece; once all are fetched, as many "
+        "as for work",
+    ),
+    Limit(
+        "streaming_idle_timeout",
+        "both",
+        600.0,
+        lambda patience: max(600.0, 2.0 * patience.silence),
+        "seconds that tensors are held ready for who does not ask for their next piece",
+    ),
+    Limit(
+        "max_runner_sync_timeout",
+        "site",
+        60.0,
+        lambda patience: max(60.0, patience.silence),
+        "seconds in which a job's process at a site has to reach the server's",
+    ),
+    Limit(
+        "dead_client_grace_period",
+        "server",
+        60.0,
+        lambda patience: max(60.0, patience.silence),
+        "seconds from NVFlare's belief that a site is dead (600 seconds without a sign) until it is lost",
+    ),
+)
+
+
+def limits(plan: Plan, side: str) -> dict[str, Any]:
+    """Return the limits that a job's configuration sets for one side."""
+    patience = Patience.of(plan)
+    return {limit.key: limit.ours(patience) for limit in LIMITS if limit.where in (side, "both")}
+
+
+PASSING = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)  # a line that is back heals them
+PAUSE = 1.0  # seconds until a request is made again that could not be sent
+
+
+class PatientRequests:
+    """The requests of one of a job's processes, made again as long as the plan grants."""
+
+    def __init__(self, cell: Cell, patience: Patience) -> None:
+        self.patience, self.send = patience, cell.send_request
+        cell.send_request = self.request
+
+    def request(self, **asked: Any) -> Message:
+        """Send a request and return the reply, in the place of NVFlare's cell."""
+        if asked["channel"] == OBJ_DOWNLOADER_CHANNEL:
+            return self._fetch(**asked)
+        if asked["topic"] == ServerCommandNames.GET_TASK:
+            asked["timeout"] = 2 * self.patience.again
+        if asked["topic"] == ServerCommandNames.SUBMIT_UPDATE:
+            asked |= {"timeout": self.patience.again, "progress_wait_cb": self._is_being_fetched}
+        return self.send(**asked)
+
+    def _fetch(self, **asked: Any) -> Message:
+        """Ask for a piece until it is there, or its owner was silent for too long.
+
+        NVFlare gives up when a request can't be sent, and after four that were not answered; all is fetched anew then.
+        """
+        aborted, since = asked.get("abort_signal"), monotonic()
+        while True:
+            reply = self.send(**asked | {"timeout": self.patience.again})
+            if reply.get_header(MessageHeaderKey.RETURN_CODE) not in PASSING or (aborted and aborted.triggered):
+                return reply
+            if monotonic() - since > self.patience.silence:
+                return make_reply(ReturnCode.SERVICE_UNAVAILABLE, error=f"silent for {self.patience.silence:g} s")
+            sleep(PAUSE)
+
+    def _is_being_fetched(self) -> bool:
+        """Return whether an answer is still worth waiting for that the server was told to fetch."""
+        return FETCHING.silence() < (2 * self.patience.again if FETCHING.all else self.patience.silence)

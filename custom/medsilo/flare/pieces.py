@@ -1,0 +1,95 @@
+"""Large tensors in pieces: NVFlare asks for tensors one by one, so a cut line costs no more than the piece it cut.
+
+NVFlare 2.9 sends a tensor as a whole however large it is, and begins it anew after a cut.
+"""
+
+import math
+from time import monotonic
+from typing import Any
+
+import torch
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable
+from nvflare.fuel.f3.streaming.download_service import ProduceRC
+from torch import Tensor
+
+from medsilo.core.errors import Refused
+from medsilo.core.tensors import Tensors
+
+MARK = "|"  # in a piece's name: the tensor's, the piece's number, and the tensor's shape
+
+
+def in_pieces(tensors: Tensors, most: int) -> Tensors:
+    """Return views of tensors, none of more than so many bytes."""
+    pieces: Tensors = {}
+    for name, tensor in tensors.items():
+        if tensor.nbytes <= most:
+            pieces[name] = tensor
+            continue
+        shape = ",".join(map(str, tensor.shape))
+        parts = tensor.reshape(-1).split(max(1, most // tensor.element_size()))
+        pieces |= {f"{name}{MARK}{number}{MARK}{shape}": part for number, part in enumerate(parts)}
+    return pieces
+
+
+def in_one(pieces: Tensors) -> Tensors:
+    """Return the whole tensors; raises Refused for pieces that make none."""
+    tensors: Tensors = {}
+    parts: dict[tuple[str, str], dict[str, Tensor]] = {}
+    for key, piece in pieces.items():
+        name, *mark = key.split(MARK)
+        if mark:
+            parts.setdefault((name, mark[-1]), {})[mark[0]] = piece
+        else:
+            tensors[name] = piece
+    for (name, shape), own in parts.items():
+        try:
+            sizes = [int(size) for size in shape.split(",")]
+            whole = torch.cat([own[str(number)] for number in range(len(own))])
+            if name in tensors or min(sizes) < 0:
+                raise ValueError(name)
+            tensors[name] = whole.reshape(sizes)
+        except (ValueError, KeyError, RuntimeError, TypeError) as error:
+            raise Refused("its answer can't be read: its tensors came in pieces that do not fit together") from error
+    return tensors
+
+
+class Fetching:
+    """When others last fetched tensors from this process, and whether they have all."""
+
+    def __init__(self) -> None:
+        self.last, self.all = -math.inf, True
+
+    def saw(self, ended: bool) -> None:
+        """Note that somebody asked for a piece, or was told that there are no more."""
+        self.last, self.all = monotonic(), ended
+
+    def silence(self) -> float:
+        """Return the seconds since."""
+        return monotonic() - self.last
+
+
+FETCHING = Fetching()  # a process has one job
+
+
+class _Pieces(TensorDownloadable):
+    """What NVFlare fetches: pieces in place of tensors."""
+
+    def __init__(self, tensors: Tensors, most: int) -> None:
+        super().__init__(in_pieces(tensors, most), most)
+
+    def produce(self, state: dict, requester: str) -> tuple[str, Any, dict]:
+        told = super().produce(state, requester)
+        FETCHING.saw(told[0] == ProduceRC.EOF)
+        return told
+
+
+class PiecedTensors(TensorDecomposer):
+    """NVFlare's way of sending tensors, with a largest piece."""
+
+    def to_downloadable(self, items: dict, max_chunk_size: int, fobs_ctx: dict) -> TensorDownloadable:
+        return _Pieces(items, max_chunk_size)
+
+    def download(self, *args: Any, **kwargs: Any) -> tuple[str, dict]:
+        failed, pieces = super().download(*args, **kwargs)
+        return (failed, pieces) if failed else (failed, in_one(pieces))

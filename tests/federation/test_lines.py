@@ -1,0 +1,145 @@
+"""A large answer over lines that break, on NVFlare's real cells: nothing that has arrived is sent again."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from nvflare.apis.fl_constant import ConfigVarName
+from nvflare.fuel.f3.cellnet.defs import ReturnCode
+from nvflare.fuel.f3.streaming.transfer_progress import STREAMING_IDLE_TIMEOUT
+
+from medsilo.core.errors import Refused
+from medsilo.federation.bounds import Bounds
+from medsilo.flare.jobs import CLIENT, CONFIG, SERVER, write_job
+from medsilo.flare.patience import LIMITS, Patience, PatientRequests, limits
+from medsilo.flare.pieces import PiecedTensors, in_one, in_pieces
+from medsilo.flare.wire import to_parcel
+from medsilo.runs.messages import Parcel
+from tests.conftest import make_plan
+from tests.federation.test_gate import Cells, answer_of
+from tests.secure.consortium import wait_until
+from tests.secure.relay import Line
+
+LARGE = Parcel({"model": {"w": torch.arange(3_000_000.0).reshape(5, -1), "b": torch.ones(3)}}, {"task": "round"})
+LINE = Line(rate=8e6, delay=0.01, loss=0.005)
+GRANTED = Patience(silence=120.0, again=2.0)
+DOWN = 4.0  # seconds: no request can be sent meanwhile, and NVFlare's own fetching gives up
+
+
+@pytest.fixture
+def cells() -> Iterator[Cells]:
+    cells = Cells(LINE)
+    cells.gate.allow(Bounds(size=100_000_000))
+    yield cells
+    cells.stop()
+
+
+def send_over_a_cut(cells: Cells) -> str:
+    """Send the large answer; the line is cut when four fifths have passed, and mended."""
+    codes: list[str] = []
+    sending = threading.Thread(target=lambda: codes.append(cells.send(answer_of(LARGE), timeout=60)))
+    sending.start()
+    wait_until(lambda: cells.relay.up.passed > 0.8 * LARGE.size(), 120, "the first pieces")
+    cells.relay.cut()
+    sending.join(DOWN)
+    cells.relay.mend()
+    sending.join(300)
+    return codes[0]
+
+
+@pytest.mark.slow
+def test_a_cut_costs_no_more_than_the_piece_that_it_cut(cells: Cells) -> None:
+    for cell in (cells.job, cells.site):
+        PatientRequests(cell, GRANTED)
+    assert send_over_a_cut(cells) == ReturnCode.OK
+    sent, came = LARGE.groups["model"], to_parcel(cells.got[-1]).groups["model"]
+    assert all(torch.equal(sent[name], came[name]) for name in sent)
+    assert cells.relay.up.passed < 1.5 * LARGE.size()  # 1.8 if it had begun anew
+
+
+@pytest.mark.slow
+def test_a_cut_longer_than_the_plan_grants_costs_the_answer(cells: Cells) -> None:
+    """So the test above needs what it tests."""
+    for cell in (cells.job, cells.site):
+        PatientRequests(cell, Patience(silence=1.0, again=1.0))
+    assert send_over_a_cut(cells) != ReturnCode.OK
+    assert cells.got == []
+
+
+def test_pieces_make_the_tensors_that_they_came_from() -> None:
+    tensors = {
+        "scalar": torch.tensor(3.0),
+        "small": torch.arange(4),
+        "exact": torch.arange(32, dtype=torch.int16).reshape(2, 4, 4),
+        "odd": torch.randn(7, 9).bfloat16(),
+        "flags": torch.randn(5, 41) > 0,
+        "waves": torch.randn(3, 11, dtype=torch.complex64),
+        "empty": torch.zeros(0, 5),
+    }
+    pieces = in_pieces(tensors, 32)
+    assert len(pieces) > 20 and max(piece.nbytes for piece in pieces.values()) <= 32
+    whole = in_one(dict(reversed(pieces.items())))
+    assert whole.keys() == tensors.keys()
+    assert all(torch.equal(whole[name], tensor) for name, tensor in tensors.items())
+    assert all(whole[name].dtype == tensor.dtype for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize(
+    "false",
+    [
+        {"w|0|2,3": torch.ones(5)},
+        {"w|0|2,3": torch.ones(3), "w|2|2,3": torch.ones(3)},
+        {"w|0|6": torch.ones(6), "w": torch.ones(6)},
+        {"w|0|": torch.ones(6)},
+        {"w|0|-1": torch.ones(6)},
+        {"w|0|2": torch.ones(1), "w|1|2": "text"},
+        {"w|0": torch.ones(1)},
+    ],
+)
+def test_pieces_that_make_no_tensor_are_refused(false: dict) -> None:
+    with pytest.raises(Refused, match="its tensors came in pieces that do not fit together"):
+        in_one(false)
+
+
+def test_the_limits_of_a_job_follow_from_its_plan(tmp_path: Path) -> None:
+    plan = make_plan("fedavg", "participation.timeout=600")
+    assert plan.hash == plan.with_changes(["participation.silence=420", "transport.slowest=4000"]).hash
+    write_job(tmp_path / "job", plan)
+    patient = plan.with_changes(["participation.timeout=9000", "participation.silence=3600", "transport.slowest=64"])
+    write_job(tmp_path / "patient", patient, tmp_path / "job")
+    for name, side in ((SERVER, "server"), (CLIENT, "site")):
+        for job, of in (("job", plan), ("patient", patient)):
+            written = json.loads((tmp_path / job / CONFIG / name).read_text())
+            assert limits(of, side).items() <= written.items()
+    assert limits(plan, "site") == {
+        "tensor_download_chunk_size": 5_000_000,
+        "streaming_idle_timeout": 840.0,
+        "max_runner_sync_timeout": 420.0,
+    }
+    assert limits(patient, "server") == {
+        "tensor_download_chunk_size": 80_000,
+        "streaming_idle_timeout": 7200.0,
+        "dead_client_grace_period": 3600.0,
+    }
+    assert Patience.of(make_plan("fedavg", "participation.timeout=60")).silence == 60
+
+
+def test_the_defaults_bear_six_minutes() -> None:
+    """Whatever NVFlare gives up by, but how soon a request is made again."""
+    patience = Patience.of(make_plan("fedavg", "participation.timeout=600"))
+    waits = {limit.key: limit.ours(patience) for limit in LIMITS if "size" not in limit.key}
+    again = {"tensor_streaming_per_request_timeout", "get_task_timeout"}
+    assert again < waits.keys()
+    assert all(seconds > 360 for key, seconds in waits.items() if key not in again)
+
+
+def test_limits_have_the_names_by_which_nvflare_asks_for_them() -> None:
+    of_tensors = PiecedTensors()._config_var_name
+    known = {value for name, value in vars(ConfigVarName).items() if name.isupper()}
+    known |= {
+        of_tensors(name) for name in (ConfigVarName.DOWNLOAD_CHUNK_SIZE, ConfigVarName.STREAMING_PER_REQUEST_TIMEOUT)
+    }
+    assert {limit.key for limit in LIMITS} <= known | {STREAMING_IDLE_TIMEOUT}

@@ -1,0 +1,343 @@
+"""A federation over mutual TLS that is disturbed for hours: python -m tests.secure.soak --hours 2 --seed 0.
+
+Studies of the same plan follow each other in laps. Processes are killed, lines are cut, machines stop and start again;
+what ended is resumed. Every lap has to end with the tensors of the undisturbed run, and no process of the server may
+grow. The same seed draws the same events. Laps are rough, where jobs end and are resumed, and gentle, where a job lives
+through all that happens, by turns. When the hours are over the last lap ends undisturbed. SIGTERM ends it at once, with
+its report.
+"""
+
+import argparse
+import csv
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import psutil
+
+from medsilo.consortium import lead
+from medsilo.core.errors import MedsiloError
+from medsilo.federation import inprocess
+from medsilo.flare.jobs import write_job
+from medsilo.runs.record import Record
+from tests.conftest import SITES, make_plan
+from tests.federation.test_simulator import assert_same_outcome
+from tests.secure.consortium import LEAD, REGISTERED, SERVER, Consortium, wait_until
+from tests.secure.relay import Relay
+from tests.secure.test_mutual_tls import gathered
+
+POLICY = "teaching-hospital"
+BETWEEN = (10, 60)  # rounds from one event to the next
+CUT = (2, 45)  # seconds that a line is cut
+STALLED = 900.0  # seconds without a round after which a job counts as stalled
+EVERY = 60.0  # seconds between two looks at the processes
+WARM = 5  # looks that a process has to warm up
+GROWTH = 50.0  # MB that it may grow then
+LEAK = 3  # handles or threads that it may gain then
+LOST = "participation.when_missing=wait"
+GENTLE = ("trainer killed", "line cut", "line silent", "all lines cut")
+ROUGH = (*GENTLE, "site's job killed", "server's job killed", "site rebooted", "server rebooted", "server stopped")
+
+
+@dataclass(frozen=True)
+class Event:
+    """A disturbance, so many rounds after the one before."""
+
+    after: int
+    kind: str
+    site: str
+    seconds: float
+
+
+def events(seed: int, lap: int, sites: Sequence[str]) -> Iterator[Event]:
+    """Draw the events of a lap, without end: the same for the same seed."""
+    dice = random.Random(f"{seed}/{lap}")
+    kinds = ROUGH if lap % 2 == 0 else GENTLE
+    while True:
+        yield Event(dice.randint(*BETWEEN), dice.choice(kinds), dice.choice(sites), round(dice.uniform(*CUT), 1))
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one process had at one time."""
+
+    minute: float
+    lap: int
+    party: str
+    kind: str
+    pid: int
+    rss: float  # MB
+    handles: int
+    threads: int
+
+
+@dataclass
+class Curve:
+    """What the processes of all parties have, minute by minute, in a file."""
+
+    path: Path
+    looks: list[Look] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    def look(self, consortium: Consortium, lap: int) -> None:
+        """Add what they have now."""
+        minute = round((time.monotonic() - self.started) / 60, 2)
+        new = []
+        for party in [SERVER, *consortium.hospitals]:
+            try:
+                family = consortium.family(party)
+            except psutil.Error:
+                continue
+            for process in family:
+                try:
+                    with process.oneshot():
+                        rss = round(process.memory_info().rss / 1e6, 1)
+                        kind = kind_of(process.cmdline())
+                        new.append(
+                            Look(minute, lap, party, kind, process.pid, rss, process.num_fds(), process.num_threads())
+                        )
+                except psutil.Error:
+                    continue
+        is_new = not self.path.exists()
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, [column.name for column in fields(Look)])
+            if is_new:
+                writer.writeheader()
+            writer.writerows(asdict(look) for look in new)
+        self.looks += new
+
+
+def kind_of(command: Sequence[str]) -> str:
+    """Return what a process is, from its command line."""
+    kinds = {"runner_process": "job", "worker_process": "job", "process.worker": "trainer"}
+    return next((kind for word, kind in kinds.items() if any(word in part for part in command)), "parent")
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How much a process grew in its life, after it was warm."""
+
+    party: str
+    kind: str
+    pid: int
+    minutes: float
+    rss: float
+    handles: float
+    threads: float
+
+    @property
+    def leaks(self) -> bool:
+        """Return whether it is more than it may be."""
+        return self.rss > GROWTH or self.handles > LEAK or self.threads > LEAK
+
+
+def growths(looks: Sequence[Look]) -> list[Growth]:
+    """Return the growth of every process that was seen often enough: medians of its first and last warm quarters."""
+    lives: dict[tuple[str, str, int], list[Look]] = {}
+    for look in looks:
+        lives.setdefault((look.party, look.kind, look.pid), []).append(look)
+    found = []
+    for (party, kind, pid), life in lives.items():
+        warm = life[WARM:]
+        part = len(warm) // 4
+        if part == 0:
+            continue
+        gained = {
+            name: statistics.median(getattr(look, name) for look in warm[-part:])
+            - statistics.median(getattr(look, name) for look in warm[:part])
+            for name in ("rss", "handles", "threads")
+        }
+        found.append(Growth(party, kind, pid, round(life[-1].minute - life[0].minute, 1), **gained))
+    return found
+
+
+class Soak:
+    """The federation, its lines, and what is done to them."""
+
+    def __init__(self, folder: Path, seed: int, rounds: int, hours: float, lines: ExitStack) -> None:
+        self.folder, self.seed, self.seconds = folder, seed, hours * 3600
+        changes = (f"training.rounds={rounds}", LOST, "participation.timeout=300")
+        self.plan = make_plan("fedbn", *changes, sites=SITES)
+        inprocess.run(self.plan, folder=folder / "undisturbed")
+        self.consortium = Consortium(folder, dict.fromkeys(SITES, POLICY))
+        self.relays = {site: lines.enter_context(Relay(self.consortium.port)) for site in SITES}
+        for site, relay in self.relays.items():
+            relay.take_in(self.consortium.kit(site) / "startup")
+        lines.callback(self.consortium.stop)
+        self.consortium.start()
+        self.curve = Curve(folder / "curve.csv")
+        self.lap = 0
+        self.done: dict[str, int] = {}
+        self.job = ""
+        self.kit = self.consortium.kit(LEAD)
+
+    def say(self, words: str) -> None:
+        """Tell what happens, with the minute."""
+        print(f"{(time.monotonic() - self.curve.started) / 60:7.1f} min  lap {self.lap}: {words}", flush=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether its hours are over."""
+        return time.monotonic() - self.curve.started > self.seconds
+
+    # ------------------------------------------------------------------ jobs
+    def status(self) -> str:
+        """Return the job's status, as soon as the server tells it."""
+        return self.patiently(lambda: lead.status(self.kit, self.job).jobs[0].status)
+
+    def patiently(self, work: Callable[[], str]) -> str:
+        """Do what needs a server that answers and hospitals that are there, until it works."""
+        deadline = time.monotonic() + STALLED
+        while True:
+            try:
+                return work()
+            except MedsiloError as error:
+                if time.monotonic() > deadline:
+                    raise
+                self.say(f"again: {error}")
+                time.sleep(5)
+
+    def go_on(self) -> None:
+        """Resume the study of a job that has ended or is about to."""
+        if not self.status().startswith("FINISHED"):
+            self.patiently(lambda: lead.abort(self.job, self.kit))
+        wait_until(lambda: self.status().startswith("FINISHED"), STALLED, "the job's end")
+        self.job = self.patiently(lambda: lead.resume(self.job, self.kit, lambda line: None))
+        self.done["resumed"] = self.done.get("resumed", 0) + 1
+
+    # ------------------------------------------------------------------ events
+    def do(self, event: Event) -> None:
+        """Disturb the federation."""
+        self.say(f"{event.kind} ({event.site}, {event.seconds:g} s)")
+        self.done[event.kind] = self.done.get(event.kind, 0) + 1
+        consortium, site = self.consortium, event.site
+        if event.kind == "trainer killed":
+            self.kill(site, "federation.process.worker")
+        elif event.kind == "line cut":
+            self.cut([site], event.seconds)
+        elif event.kind == "line silent":
+            self.relays[site].hush()
+            time.sleep(event.seconds)
+            self.relays[site].speak()
+        elif event.kind == "all lines cut":
+            self.cut(SITES, event.seconds)
+        elif event.kind == "site's job killed":
+            self.kill(site, "worker_process")
+        elif event.kind == "server's job killed":
+            self.kill(SERVER, "runner_process")
+        elif event.kind == "site rebooted":
+            consortium.kill(site)
+            time.sleep(event.seconds)
+            before = len(consortium.log(site))
+            consortium.start_party(site)
+            wait_until(lambda: REGISTERED in consortium.log(site)[before:], STALLED, f"{site} to register")
+        else:
+            if event.kind == "server rebooted":
+                consortium.kill(SERVER)
+            else:
+                consortium.end(consortium.processes[SERVER])
+            time.sleep(event.seconds)
+            consortium.start_party(SERVER)
+            consortium.await_hospitals()
+        if event.kind not in GENTLE:
+            self.go_on()
+
+    def kill(self, party: str, word: str) -> None:
+        """Kill the processes of a party that have a word in their command line; there may be none at the moment."""
+        for process in self.consortium.family(party, word):
+            if process.is_running():
+                process.kill()
+
+    def cut(self, sites: Sequence[str], seconds: float) -> None:
+        """Cut the lines of these sites for a while."""
+        for site in sites:
+            self.relays[site].cut()
+        time.sleep(seconds)
+        for site in sites:
+            self.relays[site].mend()
+
+    # ------------------------------------------------------------------ laps
+    def run_lap(self, lap: int) -> None:
+        """Run one study to its end, disturbed; raises AssertionError unless it has the undisturbed run's tensors."""
+        self.lap = lap
+        study = f"lap-{lap}"
+        write_job(self.folder / "jobs" / study, self.plan, study=study)
+        self.job = self.patiently(lambda: lead.submit(self.folder / "jobs" / study, self.kit, lambda line: None))
+        record = Record(self.consortium.kit(SERVER) / "medsilo" / study)
+        drawn = events(self.seed, lap, SITES)
+        event, at, heard = next(drawn), 0, time.monotonic()
+        seen = 0
+        while (summary := record.summary()) is None or not summary.finished:
+            rounds = len(record.rounds())
+            if rounds != seen:
+                seen, heard = rounds, time.monotonic()
+            if rounds >= at + event.after and not self.is_over:
+                self.do(event)
+                event, at, heard = next(drawn), len(record.rounds()), time.monotonic()
+            elif time.monotonic() - heard > STALLED or (summary is not None and self.status().startswith("FINISHED")):
+                self.say(f"stalled in round {rounds + 1}: {summary.reason if summary else 'no reason'}")
+                self.done["stalled"] = self.done.get("stalled", 0) + 1
+                self.go_on()
+                heard = time.monotonic()
+            time.sleep(1)
+        wait_until(lambda: self.status().startswith("FINISHED"), STALLED, "the job's end")
+        outcome = gathered(self.consortium, study, SITES, self.folder / "outcome")
+        assert_same_outcome(self.folder / "undisturbed", outcome)
+        shutil.rmtree(outcome)
+        self.say(f"{self.plan.rounds} rounds, the undisturbed run's tensors")
+
+    def watch(self, over: threading.Event) -> None:
+        """Look at the processes every minute until it is over."""
+        while not over.wait(EVERY):
+            self.curve.look(self.consortium, self.lap)
+
+    def report(self) -> bool:
+        """Print what was done and how processes grew; returns whether the server is as it was."""
+        print("\nevents:", ", ".join(f"{many} x {kind}" for kind, many in sorted(self.done.items())))
+        print(f"\n{'party':12} {'process':8} {'minutes':>7} {'MB':>7} {'handles':>8} {'threads':>8}")
+        grown = growths(self.curve.looks)
+        for one in grown:
+            told = f"{one.minutes:7.1f} {one.rss:+7.1f} {one.handles:+8.1f} {one.threads:+8.1f}"
+            print(f"{one.party:12} {one.kind:8} {told}{'  LEAKS' if one.leaks else ''}")
+        return not any(one.leaks for one in grown if one.party == SERVER)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Soak a federation for hours; returns 1 unless all went well."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hours", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=600, help="of one lap")
+    parser.add_argument("--folder", type=Path, default=Path("runs/soak"))
+    asked = parser.parse_args(arguments)
+    asked.folder.mkdir(parents=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended before its time"))
+    over, laps = threading.Event(), 0
+    with ExitStack() as lines:
+        soak = Soak(asked.folder.resolve(), asked.seed, asked.rounds, asked.hours, lines)
+        watching = threading.Thread(target=soak.watch, args=(over,), daemon=True)
+        watching.start()
+        try:
+            while not soak.is_over:
+                soak.run_lap(laps)
+                laps += 1
+        finally:
+            over.set()
+            watching.join()
+            as_before = soak.report()
+    print(f"\n{laps} laps of {asked.rounds} rounds, each with the tensors of the undisturbed run; seed {asked.seed}")
+    return 0 if as_before else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
