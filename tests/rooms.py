@@ -51,6 +51,9 @@ ROOMS = {
         "the typed record of a run: what is in its files, their names, the messages between server and sites",
         "core plan privacy",
     ),
+    "nnunet": room(
+        "nnU-Net over hospitals: the fingerprint of data that lie apart, and the plans that it makes of it", "core runs"
+    ),
     "deploy": room(
         "the super model and its folder, prediction, export as a MONAI Bundle",
         "core course learning models plan registry runs tasks",
