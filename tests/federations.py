@@ -1,9 +1,12 @@
 """Generated federations for nnU-Net's planner: hospitals' cases as numbers, and what nnU-Net finds in them together."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 
 from medsilo.nnunet.fingerprint import PERCENTILES, CaseFacts
@@ -109,3 +112,33 @@ def intensities_are_near(
             sizes[name] = np.abs(ordered[[int(place), int(np.ceil(place))]]).max()
         for name, size in sizes.items():
             assert abs(own[key][number][name] - wanted[name]) <= (LARGEST_STEP + rounding) * size, name
+
+
+def write_volumes(
+    folder: Path, question: Question, cases: Sequence[str], number: int, spacing: Sequence[float]
+) -> None:
+    """Write some small volumes with a structure, in nnU-Net's layout."""
+    drawn = np.random.default_rng([number, len(cases), *map(ord, cases[0])])
+    for name in ("imagesTr", "labelsTr"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    affine = np.diag([*spacing, 1.0])
+    for case in cases:
+        size = drawn.integers(8, 24, 3)
+        inside = tuple(slice(int(start), None) for start in drawn.integers(0, 4, 3))  # the rest is cropped
+        label = np.zeros(size, np.uint8)
+        label[inside] = drawn.uniform(size=label[inside].shape) < 0.2
+        nibabel.save(nibabel.Nifti1Image(label, affine), folder / "labelsTr" / f"{case}.nii.gz")
+        for channel, kind in enumerate(question.channels):
+            values = np.zeros(size, np.float32)
+            values[inside] = (
+                drawn.normal(30, 200, label[inside].shape)
+                if kind == "CT"
+                else drawn.gamma(2, 90.0, label[inside].shape)
+            )
+            values = values.round() if kind == "CT" else values
+            nibabel.save(nibabel.Nifti1Image(values, affine), folder / "imagesTr" / f"{case}_{channel:04}.nii.gz")
+    settings = question.in_nnunet() | {
+        "numTraining": len(list((folder / "labelsTr").iterdir())),
+        "file_ending": ".nii.gz",
+    }
+    (folder / "dataset.json").write_text(json.dumps(settings))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from medsilo.core.errors import Refused
-from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint
-from medsilo.nnunet.fingerprint_message import Holding, ToldFingerprint, samples_for
-from medsilo.nnunet.float_bins import LARGEST_STEP, FloatHistogram, Tally, rounded
+from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
+from medsilo.nnunet.fingerprint_message import Holding, Measured, ToldFingerprint
+from medsilo.nnunet.float_bins import LARGEST_STEP, FloatHistogram, covering, rounded
 from tests.federations import federation, intensities_are_near, pooled_fingerprint
 
 
@@ -53,13 +53,27 @@ def test_histograms_add_up() -> None:
     assert merged.deviation == pytest.approx(rounded(np.concatenate([first, second])).std(), rel=1e-12)
 
 
-def test_bins_of_few_cases_go_to_the_nearest_of_enough() -> None:
-    tally = Tally()
-    for own in ([1, 1, 10], [1, 10, 14], [1, 10, 4], [90]):
-        tally.add(own)
-    kept = tally.covering(3)  # 1 and 10 lie in three cases each; 4 is nearer to 1, 14 and 90 to 10
-    assert (kept.values.tolist(), kept.counts.tolist()) == ([1, 10], [5, 5])
-    assert tally.covering(4).total == 0
+def test_neighbouring_bins_are_put_together_until_enough_cases_have_a_part() -> None:
+    cases = [FloatHistogram.of(own) for own in ([1, 1, 10], [2, 10, 14], [3, 10, 4], [90])]
+    kept = covering(cases, 3)  # 1, 1, 2, 3 are of three cases, and so are 4, 10, 10, 10; what follows is of two
+    assert (kept.values.tolist(), kept.counts.tolist()) == ([1, 10], [4, 6])
+    assert covering(cases, 4).counts.tolist() == [10]
+    assert covering(cases, 5).total == 0
+    assert covering(cases, 1).counts.tolist() == [2, 1, 1, 1, 3, 1, 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_group_of_bins_has_fewer_cases(seed: int) -> None:
+    drawn, least = np.random.default_rng(seed), 4
+    cases = [rounded(drawn.normal(size=int(drawn.integers(0, 30)))) for _ in range(9)]
+    kept = covering([FloatHistogram.of(case) for case in cases], least)
+    ordered = np.sort(np.concatenate(cases))
+    ends = np.cumsum(kept.counts)
+    assert ends[-1] == len(ordered)
+    for begin, end, value in zip([0, *ends[:-1]], ends, kept.values, strict=True):
+        low, high = ordered[begin], ordered[end - 1]
+        assert sum(((case >= low) & (case <= high)).any() for case in cases) >= least
+        assert value == ordered[begin + (end - begin - 1) // 2]
 
 
 # ------------------------------------------------------------------------------------------------------ fingerprints
@@ -104,9 +118,6 @@ def test_with_a_smallest_group_each_number_covers_so_many_cases(number: int) -> 
         for group, value in enumerate(sorted(spacing for spacing, _ in counts.elements())[::least]):
             low, high = real[group * len(real) // groups], real[min((group + 1) * len(real) // groups, len(real) - 1)]
             assert low <= value <= high
-    for channel in own.channels:
-        for value in channel.values:
-            assert sum(value in rounded(case.intensities[0]) for case in cases) >= least
 
 
 def test_fewer_cases_than_the_smallest_group_tell_nothing() -> None:
@@ -167,5 +178,13 @@ def test_a_fingerprint_is_of_what_was_agreed_on() -> None:
 
 
 def test_all_draw_as_many_intensities_as_nnunet_from_all_data() -> None:
-    holdings = {site: Holding(cases=cases, reader="SimpleITKIO") for site, cases in (("a", 7), ("b", 20))}
-    assert samples_for(holdings) == int(10e7 // 27)
+    assert samples_of(27) == int(10e7 // 27)
+
+
+def test_a_message_is_of_the_question_that_was_asked() -> None:
+    asked = federation(1).question
+    holding = Holding(cases=4, reader="SimpleITKIO")
+    sent = Measured(question=asked.hash, holding=holding, told=ToldFingerprint.read(good()))
+    assert Measured.read(json.loads(sent.model_dump_json())).fingerprint(asked).cases == 4
+    with pytest.raises(Refused, match="another question"):
+        sent.fingerprint(federation(2).question)

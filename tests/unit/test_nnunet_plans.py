@@ -2,24 +2,29 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import nibabel
-import numpy as np
 import pytest
 import torch
 
 from medsilo.core.errors import MedsiloError
-from medsilo.nnunet.fingerprint import Fingerprint
-from medsilo.nnunet.fingerprint_message import Holding, ToldFingerprint, samples_for
+from medsilo.nnunet.fingerprint import Fingerprint, samples_of
+from medsilo.nnunet.fingerprint_message import Holding, ToldFingerprint
 from medsilo.nnunet.planning import FOLDERS, make_plans
 from medsilo.nnunet.question import Question
 from medsilo.nnunet.raw_data import RawData
-from tests.federations import KINDS, Federation, federation, intensities_are_near, pooled_fingerprint
+from tests.federations import (
+    KINDS,
+    Federation,
+    federation,
+    intensities_are_near,
+    pooled_fingerprint,
+    write_volumes,
+)
 
 pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
 
@@ -123,36 +128,6 @@ def test_the_plan_fits_the_smallest_hospital_or_says_who_is_too_small(home: Path
 
 
 # ------------------------------------------------------------------------------------------------------ real volumes
-def write_volumes(
-    folder: Path, question: Question, cases: Sequence[str], number: int, spacing: Sequence[float]
-) -> None:
-    """Write some small volumes with a structure, in nnU-Net's layout."""
-    drawn = np.random.default_rng([number, len(cases), *map(ord, cases[0])])
-    for name in ("imagesTr", "labelsTr"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    affine = np.diag([*spacing, 1.0])
-    for case in cases:
-        size = drawn.integers(8, 24, 3)
-        inside = tuple(slice(int(start), None) for start in drawn.integers(0, 4, 3))  # the rest is cropped
-        label = np.zeros(size, np.uint8)
-        label[inside] = drawn.uniform(size=label[inside].shape) < 0.2
-        nibabel.save(nibabel.Nifti1Image(label, affine), folder / "labelsTr" / f"{case}.nii.gz")
-        for channel, kind in enumerate(question.channels):
-            values = np.zeros(size, np.float32)
-            values[inside] = (
-                drawn.normal(30, 200, label[inside].shape)
-                if kind == "CT"
-                else drawn.gamma(2, 90.0, label[inside].shape)
-            )
-            values = values.round() if kind == "CT" else values
-            nibabel.save(nibabel.Nifti1Image(values, affine), folder / "imagesTr" / f"{case}_{channel:04}.nii.gz")
-    settings = question.in_nnunet() | {
-        "numTraining": len(list((folder / "labelsTr").iterdir())),
-        "file_ending": ".nii.gz",
-    }
-    (folder / "dataset.json").write_text(json.dumps(settings))
-
-
 def question_of(number: int) -> Question:
     """Return the question of a federation with real volumes."""
     channels = [("CT",), ("FLAIR",), ("T1", "T2")][number % 3]
@@ -176,7 +151,7 @@ def test_volumes_are_measured_as_by_nnunet_in_one_place(home: Path, number: int)
     held = {site: RawData.of(folder, question) for site, folder in folders.items()}
     holdings = {site: Holding(cases=len(data.cases), reader=data.reader) for site, data in held.items()}
     cases = sum(one.cases for one in holdings.values())
-    assert samples_for(holdings) == 10**8 // cases
+    assert samples_of(cases) == 10**8 // cases
     facts = {site: list(data.facts(few)) for site, data in held.items()}
     fingerprint = Fingerprint.merged(Fingerprint.of(own, few) for own in facts.values())
     own = make_plans(question, fingerprint, holdings).plans

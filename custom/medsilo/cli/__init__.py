@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from medsilo import __version__
-from medsilo.cli import hospital, leading, lists, results, running, starting
+from medsilo.cli import hospital, leading, lists, nnunet_plans, results, running, starting
 from medsilo.cli.show import command
 from medsilo.cli.usage import Commands, one_line
 from medsilo.core.text import plain
@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (leading.watch, "ID --kit KIT"),
         (leading.abort, "ID --kit KIT"),
         (leading.fetch, "ID --kit KIT"),
+        (nnunet_plans.nnunet_plan, "question.yaml st-anna.json north.json -o plans.json"),
     ),
     "Of finished runs": (
         (results.report, "runs/one runs/other -o comparison.html"),
@@ -51,6 +52,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (hospital.export, "runs/<run>/supermodel -o bundle"),
         (hospital.leak_report, "jobs/harmofl --local kits/st-anna/local"),
         (hospital.check, "--job jobs/fedavg --kit kits/st-anna --html check.html"),
+        (nnunet_plans.nnunet_measure, "question.yaml --data DATA --cases 110 -o st-anna.json"),
         (hospital.ledger, "show --kit kits/st-anna"),
         (hospital.audit_privacy, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),

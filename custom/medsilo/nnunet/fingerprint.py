@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from medsilo.core.errors import Refused
-from medsilo.nnunet.float_bins import FloatHistogram, Tally
+from medsilo.nnunet.float_bins import FloatHistogram, covering
 
 AXES = 3  # a flat image has one place along the first
 SAMPLES = 10**8  # intensities that nnU-Net draws in each channel, over all cases together
@@ -48,14 +48,14 @@ class Fingerprint:
         """
         axes: list[list[Extent]] = [[] for _ in range(AXES)]
         shares: list[float] = []
-        tallies: list[Tally] = []
+        channels: list[list[FloatHistogram]] = []
         for case in cases:
             shares.append(float(case.share))
             for axis, spacing, size in zip(axes, case.spacing, case.size, strict=True):
                 axis.append((float(spacing), int(size)))
-            tallies = tallies or [Tally() for _ in case.intensities]
-            for tally, intensities in zip(tallies, case.intensities, strict=True):
-                tally.add(intensities)
+            channels = channels or [[] for _ in case.intensities]
+            for channel, intensities in zip(channels, case.intensities, strict=True):
+                channel.append(FloatHistogram.of(intensities))
         if len(shares) < max(least, 1):
             raise Refused(f"a fingerprint of fewer than {least} cases does not leave this hospital (smallest_metric)")
         told = len(shares) // least * least
@@ -63,7 +63,7 @@ class Fingerprint:
             samples,
             tuple(Counter(middle for middle in _middles(axis, least) for _ in range(least)) for axis in axes),
             Counter(share for share in _middles(shares, least) for _ in range(least)),
-            tuple(tally.covering(least).scaled(told, len(shares)) for tally in tallies),
+            tuple(covering(channel, least).scaled(told, len(shares)) for channel in channels),
         )
 
     @classmethod
@@ -100,6 +100,11 @@ class Fingerprint:
             },
             "median_relative_size_after_cropping": (shares[middle] + shares[~middle]) / 2,
         }
+
+
+def samples_of(cases: int) -> int:
+    """Return how many intensities nnU-Net draws of each case and channel, where all hospitals have so many cases."""
+    return max(SAMPLES // cases, 1)
 
 
 def _middles(values: Sequence[T], least: int) -> list[T]:

@@ -1,7 +1,7 @@
 """What a hospital tells of its data before there are plans: first how many cases it has, then their fingerprint."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Self
 
@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from medsilo.core.errors import Refused
 from medsilo.nnunet.fingerprint import AXES, SAMPLES, Fingerprint
 from medsilo.nnunet.float_bins import DIGITS, FloatHistogram, rounded
+from medsilo.nnunet.question import Question
 from medsilo.runs.messages import Message, Name
 
 MOST_CASES = 100_000  # of one hospital
@@ -115,11 +116,20 @@ class ToldFingerprint(Message):
         return own
 
 
+class Measured(Message):
+    """The whole message of a hospital: what it holds for which question, and the fingerprint of it."""
+
+    question: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # its hash
+    holding: Holding
+    told: ToldFingerprint
+
+    def fingerprint(self, question: Question) -> Fingerprint:
+        """Return the fingerprint; raises Refused where it is of another question."""
+        if self.question != question.hash:
+            raise Refused("it answers another question; measure again with the study's")
+        return self.told.fingerprint(self.holding, self.told.samples, len(question.channels))
+
+
 def _check_order(what: str, values: Sequence[Any]) -> None:
     if any(low >= high for low, high in pairwise(values)):
         raise ValueError(f"its {what} are not in ascending order, each told once")
-
-
-def samples_for(holdings: Mapping[str, Holding]) -> int:
-    """Return how many intensities all hospitals draw of each case and channel."""
-    return max(SAMPLES // sum(one.cases for one in holdings.values()), 1)

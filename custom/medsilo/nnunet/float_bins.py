@@ -6,7 +6,7 @@ Whole numbers up to 8192 have a bin of their own, so that CT values are kept exa
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -78,29 +78,38 @@ class FloatHistogram:
         return float(np.sqrt(np.average((self.values - self.mean) ** 2, weights=self.counts)))
 
 
-class Tally:
-    """A histogram over cases that come one by one, which knows how many of them each bin covers."""
+def covering(cases: Sequence[FloatHistogram], least: int) -> FloatHistogram:
+    """Return the histogram of all cases' numbers in groups that at least so many cases have a part in.
 
-    def __init__(self) -> None:
-        empty = FloatHistogram.of([])
-        self.numbers, self.cases = empty, empty
+    A group is a run of neighbouring bins, as short as it can be, and stands at the bin of its median. With 1 each bin
+    is a group. There is none where fewer cases than that have numbers.
+    """
+    whole = FloatHistogram.merged(cases)
+    if least == 1:
+        return whole
+    owners = np.concatenate([np.full(len(case.values), number) for number, case in enumerate(cases)])
+    order = np.argsort(np.concatenate([case.values for case in cases]), kind="stable")
+    once = [FloatHistogram.of_bins(case.values, np.ones_like(case.counts)) for case in cases]
+    ends = np.cumsum(FloatHistogram.merged(once).counts)
+    groups = _runs(np.split(owners[order], ends[:-1]), least)
+    if not groups:
+        return FloatHistogram.of([])
+    sums = np.add.reduceat(whole.counts, groups)
+    before = np.cumsum(sums) - sums
+    middles = np.searchsorted(np.cumsum(whole.counts), before + (sums - 1) // 2, "right")
+    return FloatHistogram(whole.values[middles], sums)
 
-    def add(self, numbers: ArrayLike) -> None:
-        """Add the numbers of one case."""
-        own = FloatHistogram.of(numbers)
-        self.numbers = FloatHistogram.merged([self.numbers, own])
-        self.cases = FloatHistogram.merged([self.cases, FloatHistogram(own.values, np.ones_like(own.counts))])
 
-    def covering(self, least: int) -> FloatHistogram:
-        """Return the numbers in bins of so many cases or more; those of other bins are put into the nearest of these.
-
-        It is empty where no bin has so many.
-        """
-        kept = self.numbers.values[self.cases.counts >= least]
-        if not len(kept):
-            return FloatHistogram.of([])
-        nearest = np.searchsorted((kept[1:] + kept[:-1]) / 2, self.numbers.values)
-        return FloatHistogram(*_added([kept[nearest]], [self.numbers.counts]))
+def _runs(owners: Sequence[NDArray[Any]], least: int) -> list[int]:
+    """Return where runs of bins begin that so many cases have a part in; the last one takes what is left over."""
+    begins, begin, seen = [], 0, set[int]()
+    for place, own in enumerate(owners):
+        if seen or len(own) < least:
+            seen.update(own.tolist())
+        if max(len(seen), len(own)) >= least:
+            begins.append(begin)
+            begin, seen = place + 1, set()
+    return begins
 
 
 def _added(values: Sequence[Values], counts: Sequence[Counts]) -> tuple[Values, Counts]:

@@ -1,12 +1,16 @@
 """The question of a study of nnU-Net's: channels and labels, on which all hospitals agree before they measure."""
 
+import hashlib
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from medsilo.core.errors import DataError
-from medsilo.core.section import Section
+from medsilo.core.errors import DataError, MedsiloError, YamlError
+from medsilo.core.files import load_yaml, why_unread
+from medsilo.core.section import Section, checked, in_words
 
 Named = Annotated[str, Field(min_length=1, max_length=100)]
 Label = Annotated[int, Field(ge=0, le=65_535)]
@@ -38,6 +42,11 @@ class Question(Section):
             else words | {"regions_class_order": list(self.regions_class_order)}
         )
 
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the question."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
     def check(self, settings: Any) -> None:
         """Raise DataError unless a dataset.json asks the same question."""
         if not isinstance(settings, Mapping):
@@ -45,3 +54,15 @@ class Question(Section):
         for key, wanted in self.in_nnunet().items():
             if settings.get(key) != wanted:
                 raise DataError(f"{key} in dataset.json differs from the study's; the study has {wanted}")
+
+
+def read_question(path: Path) -> Question:
+    """Read the file on which a study's hospitals have agreed."""
+    try:
+        return checked(Question, load_yaml(path.read_text("utf-8")), path.name)
+    except YamlError as error:
+        raise MedsiloError(f"{path.name}: {error}; correct it") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise MedsiloError(f"{path.name}: {why_unread(error, 'the question of the study')}") from error
+    except ValidationError as error:
+        raise MedsiloError(f"{path.name}: {in_words(error, Question)}") from error

@@ -9,7 +9,8 @@ from typing import Any, Self
 import numpy as np
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.nnunet.fingerprint import CaseFacts
+from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
+from medsilo.nnunet.fingerprint_message import Holding, Measured, ToldFingerprint
 from medsilo.nnunet.question import Question
 
 SETTINGS = "dataset.json"
@@ -64,6 +65,18 @@ class RawData:
             if not all(np.isfinite(channel).all() for channel in intensities):
                 raise DataError("an image has intensities that are not finite; correct it", name)
             yield CaseFacts(spacing, size, float(share), intensities)
+
+
+def measured(folder: Path, question: Question, cases: int, least: int, memory: float | None) -> Measured:
+    """Measure a hospital's data, and return what it tells.
+
+    cases: of all hospitals together; by them nnU-Net draws intensities. least: the cases that each number must cover.
+    memory: GB of the hospital's GPU.
+    """
+    data, samples = RawData.of(folder, question), samples_of(cases)
+    own = Fingerprint.of(data.facts(samples), samples, least)
+    holding = Holding(cases=own.cases, reader=data.reader, memory=memory)
+    return Measured(question=question.hash, holding=holding, told=ToldFingerprint.of(own))
 
 
 def _cases(folder: Path, ending: str, channels: int) -> Iterator[tuple[str, RawCase]]:

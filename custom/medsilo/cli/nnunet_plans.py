@@ -1,0 +1,136 @@
+"""Commands that make nnU-Net's plans for data that lie in several hospitals."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.given_settings import folder_of_settings
+from medsilo.cli.show import Screen
+from medsilo.core.errors import MedsiloError
+
+QuestionFile = Annotated[
+    Path, typer.Argument(metavar="QUESTION", help="the study's YAML file with name, channels and labels")
+]
+PLANNERS = ("ExperimentPlanner", "nnUNetPlannerResEncM", "nnUNetPlannerResEncL", "nnUNetPlannerResEncXL")
+
+
+def nnunet_measure(
+    screen: Screen,
+    question: QuestionFile,
+    *,
+    cases: Annotated[
+        int, typer.Option(metavar="NUMBER", parser=options.positive, help="training cases of all hospitals together")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="this hospital's data in nnU-Net's layout (default: as its settings say)"),
+    ] = None,
+    local: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="a hospital's local/, with its medsilo.yaml")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="file for the lead")
+    ],
+) -> int:
+    """Measure a hospital's data for nnU-Net's plans, and write what leaves into one file.
+
+    The file holds counts, and no case: docs/nnunet.md says what each of its numbers is.
+    """
+    screen.note("reading nnU-Net")
+    from medsilo.core.files import write_json
+    from medsilo.nnunet.question import read_question
+    from medsilo.nnunet.raw_data import measured
+    from medsilo.site.settings import SiteSettings, read_settings
+
+    folder = folder_of_settings(local)
+    settings = read_settings(folder) if folder else SiteSettings()
+    place = data or (settings.data.folder if settings.data else None)
+    if place is None:
+        raise MedsiloError("where are the data? Give --data, or set 'data' in medsilo.yaml and give --local")
+    least = settings.count_unit(synthetic=False)
+    with screen.busy("measuring"):
+        own = measured(place, read_question(question), cases, least, _memory_of(settings))
+    write_json(out, own.model_dump(mode="json"))
+    bins = sum(len(channel.values) for channel in own.told.channels)
+    screen.say(f"cases: {own.holding.cases}, each number of {least} or more; bins of intensities: {bins}")
+    screen.say(f"for the lead: {out}")
+    screen.answer(file=out, cases=own.holding.cases, least=least, bins=bins)
+    return 0
+
+
+def nnunet_plan(
+    screen: Screen,
+    question: QuestionFile,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILES", help="the hospitals' files, each named as its hospital")
+    ],
+    *,
+    planner: Annotated[str, typer.Option(metavar="NAME", help=f"nnU-Net's planner: {', '.join(PLANNERS)}")] = PLANNERS[
+        0
+    ],
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GB",
+            parser=options.length,
+            help="memory of a GPU to plan for (default: the planner's own, or that of the smallest hospital)",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="file for the plans")
+    ],
+) -> int:
+    """Make the plans that nnU-Net would make of all hospitals' data in one place, of the files that they sent.
+
+    Ends with 1 if a hospital has less memory than --memory asks for.
+    """
+    if planner not in PLANNERS:
+        raise MedsiloError(f"--planner {planner} is not known; choose one of {', '.join(PLANNERS)}")
+    screen.note("reading nnU-Net")
+    from medsilo.core.files import write_json
+    from medsilo.nnunet.fingerprint import Fingerprint
+    from medsilo.nnunet.planning import make_plans
+    from medsilo.nnunet.question import read_question
+
+    asked, told = read_question(question), {path.stem: _read(path) for path in files}
+    if len(told) < len(files):
+        raise MedsiloError("two files are of one hospital; give each once")
+    whole = Fingerprint.merged(one.fingerprint(asked) for one in told.values())
+    with screen.busy("planning"):
+        made = make_plans(asked, whole, {site: one.holding for site, one in told.items()}, planner, memory)
+    write_json(out, made.plans)
+    screen.say(f"plans: {out}, of {whole.cases} cases of {len(told)} hospitals, for {made.memory:g} GB")
+    screen.answer(plans=out, cases=whole.cases, memory=made.memory, too_small=list(made.too_small))
+    if made.too_small:
+        screen.warn(
+            f"hospitals with less memory: {', '.join(made.too_small)}; give a smaller --memory, or go on without"
+        )
+    return 1 if made.too_small else 0
+
+
+def _read(path: Path) -> Any:
+    """Read a hospital's file; an error names the file."""
+    import json
+
+    from medsilo.core.errors import Refused
+    from medsilo.core.files import why_unread
+    from medsilo.nnunet.fingerprint_message import Measured
+
+    try:
+        return Measured.read(json.loads(path.read_text("utf-8")))
+    except Refused as error:
+        raise MedsiloError(f"{path.name}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise MedsiloError(f"{path.name}: {why_unread(error, 'a file that medsilo nnunet-measure wrote')}") from error
+    except (ValueError, RecursionError) as error:
+        raise MedsiloError(f"{path.name} is not JSON; give a file that medsilo nnunet-measure wrote") from error
+
+
+def _memory_of(settings: Any) -> float | None:
+    """Return the GB of the GPU that a hospital trains on; None without one, which bounds no plan."""
+    import torch
+
+    device = settings.compute().device
+    return torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else None
