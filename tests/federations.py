@@ -11,7 +11,7 @@ import numpy as np
 
 from medsilo.nnunet.fingerprint import PERCENTILES, CaseFacts
 from medsilo.nnunet.float_bins import LARGEST_STEP
-from medsilo.nnunet.question import Question
+from medsilo.tasks.own.question import Question
 
 KINDS = ("ct", "mr", "two modalities", "anisotropic", "any spacing", "tiny", "flat")
 PROTOCOLS = {  # spacings along the axes, as scanners' protocols have them

@@ -52,7 +52,8 @@ ROOMS = {
         "core plan privacy",
     ),
     "nnunet": room(
-        "nnU-Net over hospitals: the fingerprint of data that lie apart, and the plans that it makes of it", "core runs"
+        "nnU-Net over hospitals: the fingerprint of data that lie apart, and the plans that it makes of it",
+        "core runs tasks",
     ),
     "deploy": room(
         "the super model and its folder, prediction, export as a MONAI Bundle",

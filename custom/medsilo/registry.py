@@ -175,6 +175,7 @@ NETWORKS = Registry(
         "lenet5": "medsilo.models.lenet5:LeNet5",
         "linear": "medsilo.models.linear:Linear",
         "mlp": "medsilo.models.mlp:Mlp",
+        "nnunet": "medsilo.models.nnunet_network:NnUNet",
         "small-cnn": "medsilo.models.small_cnn:SmallCnn",
         "unet": "medsilo.models.unet:UNet",
         "vgg11": "medsilo.models.vgg11:Vgg11",

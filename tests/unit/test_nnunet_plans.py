@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from medsilo.core.errors import MedsiloError
+from medsilo.core.section import checked
 from medsilo.nnunet.fingerprint import Fingerprint, samples_of
 from medsilo.nnunet.fingerprint_message import Holding, ToldFingerprint
 from medsilo.nnunet.planning import FOLDERS, make_plans
-from medsilo.nnunet.question import Question
 from medsilo.nnunet.raw_data import RawData
+from medsilo.tasks.own.nnunet_plans_file import NnUNetPlans
+from medsilo.tasks.own.question import Question
 from tests.federations import (
     KINDS,
     Federation,
@@ -99,6 +101,7 @@ def plans_are_those_of_one_place(home: Path, number: int) -> None:
     own = make_plans(drawn.question, merged(drawn), holdings_of(drawn), planner).plans  # type: ignore[arg-type]
     assert without_intensities(own) == without_intensities(pooled)
     intensities_are_near(own, pooled, drawn.cases)
+    assert checked(NnUNetPlans, own, "plans.json").in_nnunet() == own
 
 
 @pytest.mark.slow

@@ -40,9 +40,9 @@ def nnunet_measure(
     """
     screen.note("reading nnU-Net")
     from medsilo.core.files import write_json
-    from medsilo.nnunet.question import read_question
     from medsilo.nnunet.raw_data import measured
     from medsilo.site.settings import SiteSettings, read_settings
+    from medsilo.tasks.own.question import read_question
 
     folder = folder_of_settings(local)
     settings = read_settings(folder) if folder else SiteSettings()
@@ -92,7 +92,7 @@ def nnunet_plan(
     from medsilo.core.files import write_json
     from medsilo.nnunet.fingerprint import Fingerprint
     from medsilo.nnunet.planning import make_plans
-    from medsilo.nnunet.question import read_question
+    from medsilo.tasks.own.question import read_question
 
     asked, told = read_question(question), {path.stem: _read(path) for path in files}
     if len(told) < len(files):

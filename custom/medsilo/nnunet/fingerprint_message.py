@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from medsilo.core.errors import Refused
 from medsilo.nnunet.fingerprint import AXES, SAMPLES, Fingerprint
 from medsilo.nnunet.float_bins import DIGITS, FloatHistogram, rounded
-from medsilo.nnunet.question import Question
 from medsilo.runs.messages import Message, Name
+from medsilo.tasks.own.question import Question
 
 MOST_CASES = 100_000  # of one hospital
 MOST_BINS = 2**19

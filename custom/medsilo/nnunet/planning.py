@@ -17,8 +17,8 @@ import torch
 from medsilo.core.errors import MedsiloError
 from medsilo.nnunet.fingerprint import Fingerprint
 from medsilo.nnunet.fingerprint_message import Holding
-from medsilo.nnunet.question import Question
 from medsilo.nnunet.raw_data import SETTINGS
+from medsilo.tasks.own.question import Question
 
 PlannerName = Literal["ExperimentPlanner", "nnUNetPlannerResEncM", "nnUNetPlannerResEncL", "nnUNetPlannerResEncXL"]
 FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")  # nnU-Net reads their places from the environment

@@ -11,7 +11,7 @@ import numpy as np
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
 from medsilo.nnunet.fingerprint_message import Holding, Measured, ToldFingerprint
-from medsilo.nnunet.question import Question
+from medsilo.tasks.own.question import Question
 
 SETTINGS = "dataset.json"
 
