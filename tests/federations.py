@@ -115,7 +115,7 @@ def intensities_are_near(
 
 
 def write_volumes(
-    folder: Path, question: Question, cases: Sequence[str], number: int, spacing: Sequence[float]
+    folder: Path, question: Question, cases: Sequence[str], number: int, spacing: Sequence[float], most: int = 24
 ) -> None:
     """Write some small volumes with a structure, in nnU-Net's layout."""
     drawn = np.random.default_rng([number, len(cases), *map(ord, cases[0])])
@@ -123,7 +123,7 @@ def write_volumes(
         (folder / name).mkdir(parents=True, exist_ok=True)
     affine = np.diag([*spacing, 1.0])
     for case in cases:
-        size = drawn.integers(8, 24, 3)
+        size = drawn.integers(most // 3, most, 3)
         inside = tuple(slice(int(start), None) for start in drawn.integers(0, 4, 3))  # the rest is cropped
         label = np.zeros(size, np.uint8)
         label[inside] = drawn.uniform(size=label[inside].shape) < 0.2

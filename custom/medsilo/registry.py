@@ -153,6 +153,7 @@ TASKS = Registry(
         "fundus": "medsilo.tasks.published.fundus:Fundus",
         "image-folder": "medsilo.tasks.own.image_folder:ImageFolder",
         "nifti-folder": "medsilo.tasks.own.nifti_folder:NiftiFolder",
+        "nnunet": "medsilo.tasks.own.nnunet_folder:NnUNetFolder",
         "nuclei": "medsilo.tasks.published.nuclei:Nuclei",
         "organ-mnist": "medsilo.tasks.published.organ_mnist:OrganMnist",
         "pamap2": "medsilo.tasks.published.pamap2:Pamap2",

@@ -15,8 +15,9 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
 from medsilo.nnunet.fingerprint import Fingerprint, samples_of
 from medsilo.nnunet.fingerprint_message import Holding, ToldFingerprint
+from medsilo.nnunet.measuring_cases import facts_of
 from medsilo.nnunet.planning import FOLDERS, make_plans
-from medsilo.nnunet.raw_data import RawData
+from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.nnunet_plans_file import NnUNetPlans
 from medsilo.tasks.own.question import Question
 from tests.federations import (
@@ -155,7 +156,7 @@ def test_volumes_are_measured_as_by_nnunet_in_one_place(home: Path, number: int)
     holdings = {site: Holding(cases=len(data.cases), reader=data.reader) for site, data in held.items()}
     cases = sum(one.cases for one in holdings.values())
     assert samples_of(cases) == 10**8 // cases
-    facts = {site: list(data.facts(few)) for site, data in held.items()}
+    facts = {site: list(facts_of(data, few)) for site, data in held.items()}
     fingerprint = Fingerprint.merged(Fingerprint.of(own, few) for own in facts.values())
     own = make_plans(question, fingerprint, holdings).plans
 

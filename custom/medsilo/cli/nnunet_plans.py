@@ -40,7 +40,7 @@ def nnunet_measure(
     """
     screen.note("reading nnU-Net")
     from medsilo.core.files import write_json
-    from medsilo.nnunet.raw_data import measured
+    from medsilo.nnunet.measuring_cases import measured
     from medsilo.site.settings import SiteSettings, read_settings
     from medsilo.tasks.own.question import read_question
 

@@ -17,7 +17,7 @@ import torch
 from medsilo.core.errors import MedsiloError
 from medsilo.nnunet.fingerprint import Fingerprint
 from medsilo.nnunet.fingerprint_message import Holding
-from medsilo.nnunet.raw_data import SETTINGS
+from medsilo.tasks.own.nnunet_files import SETTINGS
 from medsilo.tasks.own.question import Question
 
 PlannerName = Literal["ExperimentPlanner", "nnUNetPlannerResEncM", "nnUNetPlannerResEncL", "nnUNetPlannerResEncXL"]

@@ -1,4 +1,4 @@
-"""A hospital's data in nnU-Net's own layout: which cases there are, and what nnU-Net's extractor finds in them."""
+"""A hospital's data in nnU-Net's own layout: which cases there are, and with which class nnU-Net reads them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
-from medsilo.nnunet.fingerprint_message import Holding, Measured, ToldFingerprint
 from medsilo.tasks.own.question import Question
 
 SETTINGS = "dataset.json"
@@ -47,36 +43,6 @@ class RawData:
         if not cases:
             raise DataError(f"labelsTr has no file *{ending}; put each case's labels there")
         return cls(folder, _reader(settings, cases), cases)
-
-    def facts(self, samples: int) -> Iterator[CaseFacts]:
-        """Yield what nnU-Net finds in each case, with so many intensities per channel as it draws them."""
-        from nnunetv2.experiment_planning.dataset_fingerprint.fingerprint_extractor import DatasetFingerprintExtractor
-        from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
-
-        reader = recursive_find_reader_writer_by_name(self.reader)
-        for name, case in self.cases.items():
-            files = list(map(str, case.images))
-            try:
-                size, spacing, intensities, _, share = DatasetFingerprintExtractor.analyze_case(
-                    files, str(case.label), reader, samples
-                )
-            except Exception as error:  # of any of the libraries that read images
-                raise DataError("nnU-Net can't read a case; check its images and labels", f"{name}: {error}") from error
-            if not all(np.isfinite(channel).all() for channel in intensities):
-                raise DataError("an image has intensities that are not finite; correct it", name)
-            yield CaseFacts(spacing, size, float(share), intensities)
-
-
-def measured(folder: Path, question: Question, cases: int, least: int, memory: float | None) -> Measured:
-    """Measure a hospital's data, and return what it tells.
-
-    cases: of all hospitals together; by them nnU-Net draws intensities. least: the cases that each number must cover.
-    memory: GB of the hospital's GPU.
-    """
-    data, samples = RawData.of(folder, question), samples_of(cases)
-    own = Fingerprint.of(data.facts(samples), samples, least)
-    holding = Holding(cases=own.cases, reader=data.reader, memory=memory)
-    return Measured(question=question.hash, holding=holding, told=ToldFingerprint.of(own))
 
 
 def _cases(folder: Path, ending: str, channels: int) -> Iterator[tuple[str, RawCase]]:

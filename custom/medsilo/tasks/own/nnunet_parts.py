@@ -1,0 +1,184 @@
+"""nnU-Net's own parts, put together from its plans: preprocessing, patches, augmentation, loss and inference.
+
+All of it is called where nnU-Net has it. Chance comes from a seed: nnU-Net draws from the generators of Python, NumPy
+and PyTorch, which are put back afterwards.
+"""
+
+import io
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import DataError, PlanError
+from medsilo.tasks.own.nnunet_plans_file import ConfigurationName, NnUNetPlans
+from medsilo.tasks.own.question import Question
+
+Case = tuple[Tensor, Tensor]  # image [C, D, H, W], and labels [D, H, W], which are -1 where the image was empty
+OUTSIDE = -1
+
+
+class NnUNetParts:
+    """The parts that one configuration of the plans asks for."""
+
+    def __init__(self, question: Question, plans: NnUNetPlans, configuration: ConfigurationName) -> None:
+        self.settings = {**question.in_nnunet(), "file_ending": ".nii.gz"}
+        self.trainer = _trainer()(plans.in_nnunet(), configuration, self.settings)
+        rotation, dummy_2d, patch, mirrored = self.trainer.configure_rotation_dummyDA_mirroring_and_inital_patch_size()
+        self.mirrored = mirrored
+        own = self.trainer.configuration_manager
+        self.scales = self.trainer._get_deep_supervision_scales()
+        self.criterion = self.trainer._build_loss()
+        changed = self.trainer.get_training_transforms(
+            own.patch_size, rotation, None, mirrored, dummy_2d, use_mask_for_norm=own.use_mask_for_norm
+        )
+        _always_the_same(changed)
+        self.drawing = (patch, changed)
+        self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None))
+
+    # ------------------------------------------------------------------ data
+    def prepared(self, images: Sequence[Path], label: Path | None) -> Case:
+        """Return a case as nnU-Net preprocesses it."""
+        managers = self.trainer.plans_manager, self.trainer.configuration_manager
+        preprocessor = managers[1].preprocessor_class(verbose=False)
+        try:
+            image, labels, _ = preprocessor.run_case(
+                list(map(str, images)), str(label) if label else None, *managers, self.settings
+            )
+        except Exception as error:  # of any of the libraries that read images
+            raise DataError("nnU-Net can't preprocess a case; check its image and labels", str(error)) from error
+        return torch.from_numpy(image), torch.from_numpy(labels[0])
+
+    def drawn(self, case: Case, seed: int, foreground: float) -> Case:
+        """Return an augmented patch; `foreground` is the share of patches that have a structure for certain."""
+        return self._patch(case, seed, foreground, *self.drawing)
+
+    def cut(self, case: Case, seed: int, foreground: float) -> Case:
+        """Return a patch as it is."""
+        return self._patch(case, seed, foreground, *self.cutting)
+
+    def _patch(
+        self, case: Case, seed: int, foreground: float, patch: Sequence[int], transforms: Callable[..., Any]
+    ) -> Case:
+        from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
+
+        final, labels = self.trainer.configuration_manager.patch_size, self.trainer.label_manager
+        loader = nnUNetDataLoader(_OneCase(case, labels), 1, patch, final, labels, transforms=transforms)
+        with _seeded(seed):
+            certain = bool(np.random.uniform() < foreground)
+            loader.get_do_oversample = lambda _: certain
+            batch = loader.generate_train_batch()
+        return batch["data"][0], batch["target"][0, 0].long()
+
+    # ------------------------------------------------------------------ loss and inference
+    def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
+        """Return nnU-Net's loss: of all resolutions in training, of the finest alone in evaluation."""
+        labels = target[:, None].clamp(min=0)
+        if isinstance(output, Tensor):
+            return self.criterion.loss(output, labels)  # type: ignore[no-any-return]
+        from batchgeneratorsv2.transforms.utils.deep_supervision_downsampling import DownsampleSegForDSTransform
+
+        coarser = DownsampleSegForDSTransform(self.scales)
+        each = [coarser(segmentation=one.short())["segmentation"] for one in labels]
+        return self.criterion(output, [torch.stack(scale) for scale in zip(*each, strict=True)])  # type: ignore[no-any-return]
+
+    def inferred(self, network: Any, image: Tensor, mirror: bool) -> Tensor:
+        """Return a network's output for a whole case, [classes, D, H, W], through windows as nnU-Net lays them."""
+        from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+        gpu = image.device.type == "cuda"
+        with redirect_stdout(io.StringIO()):
+            predictor = nnUNetPredictor(
+                use_mirroring=mirror, perform_everything_on_device=gpu, device=image.device, allow_tqdm=False
+            )
+        managers = self.trainer.plans_manager, self.trainer.configuration_manager
+        predictor.manual_initialization(network, *managers, None, self.settings, "nnUNetTrainer", self.mirrored)
+        return predictor.predict_sliding_window_return_logits(image).float()  # type: ignore[no-any-return]
+
+
+class _OneCase:
+    """A data set of one case, as nnU-Net's loader wants it."""
+
+    identifiers = ("case",)
+
+    def __init__(self, case: Case, labels: Any) -> None:
+        self.case, self.labels = case, labels
+
+    def load_case(self, identifier: str) -> tuple[np.ndarray, np.ndarray, None, dict[str, Any]]:
+        """Return image, labels, nothing of an earlier stage, and where the structures are."""
+        image, labels = (tensor.numpy() for tensor in self.case)
+        return image, labels[None], None, {"class_locations": _Locations(labels[None], self.labels.foreground_labels)}
+
+
+class _Locations:
+    """Where each structure is; looked for when it is asked for."""
+
+    def __init__(self, labels: np.ndarray, structures: Sequence[int]) -> None:
+        self.labels, self.structures = labels, structures
+        self.found: dict[Any, Any] | None = None
+
+    def _all(self) -> dict[Any, Any]:
+        from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
+
+        if self.found is None:
+            self.found = DefaultPreprocessor._sample_foreground_locations(self.labels, list(self.structures))
+        return self.found
+
+    def keys(self) -> Any:
+        """Return the structures."""
+        return self._all().keys()
+
+    def __getitem__(self, structure: Any) -> Any:
+        return self._all()[structure]
+
+
+@cache
+def _trainer() -> Any:
+    """Return nnU-Net's trainer without what it does to folders, logs and devices."""
+    try:
+        from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+        from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
+    except ImportError as error:
+        raise PlanError("task.name: nnunet needs nnU-Net; pip install medsilo[nnunet]") from error
+
+    class Trainer(nnUNetTrainer):
+        def __init__(self, plans: dict[str, Any], configuration: str, settings: dict[str, Any]) -> None:
+            self.plans_manager = PlansManager(plans)
+            self.configuration_manager = self.plans_manager.get_configuration(configuration)
+            self.label_manager = self.plans_manager.get_label_manager(settings)
+            self.enable_deep_supervision, self.is_ddp, self.device = True, False, torch.device("cpu")
+
+        def print_to_log_file(self, *args: object, **options: object) -> None:
+            pass
+
+    return Trainer
+
+
+def _always_the_same(transform: Any) -> None:
+    """Let no transform choose by a stopwatch how it computes: then equal seeds give equal patches on every machine."""
+    if hasattr(transform, "benchmark"):
+        transform.benchmark = False
+    for inner in (*getattr(transform, "transforms", ()), getattr(transform, "transform", None)):
+        if inner is not None:
+            _always_the_same(inner)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw from a seed inside, with all generators that nnU-Net draws from."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
