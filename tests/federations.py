@@ -11,7 +11,7 @@ import numpy as np
 
 from medsilo.nnunet.fingerprint import PERCENTILES, CaseFacts
 from medsilo.nnunet.float_bins import LARGEST_STEP
-from medsilo.tasks.own.question import Question
+from medsilo.tasks.own.question import SegmentationQuestion
 
 KINDS = ("ct", "mr", "two modalities", "anisotropic", "any spacing", "tiny", "flat")
 PROTOCOLS = {  # spacings along the axes, as scanners' protocols have them
@@ -26,7 +26,7 @@ PROTOCOLS = {  # spacings along the axes, as scanners' protocols have them
 class Federation:
     """The cases of each hospital, and what the study asks."""
 
-    question: Question
+    question: SegmentationQuestion
     samples: int
     hospitals: dict[str, list[CaseFacts]]
 
@@ -50,7 +50,9 @@ def federation(number: int, least: int = 1) -> Federation:
         ]
         for site in range(int(drawn.integers(2, 9)))
     }
-    return Federation(Question(name="Dataset001_Drawn", channels=channels, labels=labels), samples, hospitals)
+    return Federation(
+        SegmentationQuestion(name="Dataset001_Drawn", channels=channels, labels=labels), samples, hospitals
+    )
 
 
 def _case(drawn: np.random.Generator, kind: str, channels: Sequence[str], samples: int, site: int) -> CaseFacts:
@@ -115,7 +117,12 @@ def intensities_are_near(
 
 
 def write_volumes(
-    folder: Path, question: Question, cases: Sequence[str], number: int, spacing: Sequence[float], most: int = 24
+    folder: Path,
+    question: SegmentationQuestion,
+    cases: Sequence[str],
+    number: int,
+    spacing: Sequence[float],
+    most: int = 24,
 ) -> None:
     """Write some small volumes with a structure, in nnU-Net's layout."""
     drawn = np.random.default_rng([number, len(cases), *map(ord, cases[0])])

@@ -9,7 +9,7 @@ import pytest
 
 from medsilo.core.errors import Refused
 from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
-from medsilo.nnunet.fingerprint_message import Holding, Measured, ToldFingerprint
+from medsilo.nnunet.fingerprint_message import HeldCases, MeasuredSite, ToldFingerprint
 from medsilo.nnunet.float_bins import LARGEST_STEP, FloatHistogram, covering, rounded
 from tests.federations import federation, intensities_are_near, pooled_fingerprint
 
@@ -23,7 +23,7 @@ def numbers(seed: int, size: int = 4000) -> np.ndarray:
 def told(cases: Sequence[CaseFacts], samples: int, least: int = 1) -> Fingerprint:
     """Return a hospital's fingerprint as the server reads it, after it was JSON."""
     sent = json.loads(ToldFingerprint.of(Fingerprint.of(cases, samples, least)).model_dump_json())
-    holding = Holding(cases=len(cases) // least * least, reader="SimpleITKIO")
+    holding = HeldCases(cases=len(cases) // least * least, reader="SimpleITKIO")
     return ToldFingerprint.read(sent).fingerprint(holding, samples, len(cases[0].intensities))
 
 
@@ -169,12 +169,12 @@ def test_nobody_is_believed(path: Sequence[str | int], value: Any, reason: str) 
 
 
 def test_a_fingerprint_is_of_what_was_agreed_on() -> None:
-    sent, holding = ToldFingerprint.read(good()), Holding(cases=4, reader="SimpleITKIO")
+    sent, holding = ToldFingerprint.read(good()), HeldCases(cases=4, reader="SimpleITKIO")
     sent.fingerprint(holding, 2, 1)
     with pytest.raises(Refused, match="agreed on 3 in 1"):
         sent.fingerprint(holding, 3, 1)
     with pytest.raises(Refused, match="is of 4 cases, and it said that it has 9"):
-        sent.fingerprint(Holding(cases=9, reader="SimpleITKIO"), 2, 1)
+        sent.fingerprint(HeldCases(cases=9, reader="SimpleITKIO"), 2, 1)
 
 
 def test_all_draw_as_many_intensities_as_nnunet_from_all_data() -> None:
@@ -183,8 +183,8 @@ def test_all_draw_as_many_intensities_as_nnunet_from_all_data() -> None:
 
 def test_a_message_is_of_the_question_that_was_asked() -> None:
     asked = federation(1).question
-    holding = Holding(cases=4, reader="SimpleITKIO")
-    sent = Measured(question=asked.hash, holding=holding, told=ToldFingerprint.read(good()))
-    assert Measured.read(json.loads(sent.model_dump_json())).fingerprint(asked).cases == 4
+    holding = HeldCases(cases=4, reader="SimpleITKIO")
+    sent = MeasuredSite(question=asked.hash, holding=holding, told=ToldFingerprint.read(good()))
+    assert MeasuredSite.read(json.loads(sent.model_dump_json())).fingerprint(asked).cases == 4
     with pytest.raises(Refused, match="another question"):
         sent.fingerprint(federation(2).question)

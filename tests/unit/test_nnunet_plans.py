@@ -13,13 +13,14 @@ import torch
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
+from medsilo.nnunet import PLANNERS
 from medsilo.nnunet.fingerprint import Fingerprint, samples_of
-from medsilo.nnunet.fingerprint_message import Holding, ToldFingerprint
+from medsilo.nnunet.fingerprint_message import HeldCases, ToldFingerprint
 from medsilo.nnunet.measuring_cases import facts_of
 from medsilo.nnunet.planning import FOLDERS, make_plans
 from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.nnunet_plans_file import NnUNetPlans
-from medsilo.tasks.own.question import Question
+from medsilo.tasks.own.question import SegmentationQuestion
 from tests.federations import (
     KINDS,
     Federation,
@@ -32,14 +33,13 @@ from tests.federations import (
 pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
 
 FEDERATIONS, REAL = 200, 10
-PLANNERS = ("ExperimentPlanner", "nnUNetPlannerResEncM", "nnUNetPlannerResEncL")
 INTENSITIES = "foreground_intensity_properties_per_channel"
 
 
-def holdings_of(drawn: Federation, **memory: float) -> dict[str, Holding]:
+def holdings_of(drawn: Federation, **memory: float) -> dict[str, HeldCases]:
     """Return what each hospital of a federation says that it has."""
     return {
-        site: Holding(cases=len(cases), reader="SimpleITKIO", memory=memory.get(site.replace("-", "_")))
+        site: HeldCases(cases=len(cases), reader="SimpleITKIO", memory=memory.get(site.replace("-", "_")))
         for site, cases in drawn.hospitals.items()
     }
 
@@ -65,7 +65,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plans_in_one_place(home: Path, question: Question, fingerprint: Mapping[str, Any], planner: str) -> dict[str, Any]:
+def plans_in_one_place(
+    home: Path, question: SegmentationQuestion, fingerprint: Mapping[str, Any], planner: str
+) -> dict[str, Any]:
     """Return what nnU-Net plans when all data lie in one place."""
     from nnunetv2.experiment_planning.experiment_planners.default_experiment_planner import ExperimentPlanner
     from nnunetv2.experiment_planning.experiment_planners.residual_unets import residual_encoder_unet_planners
@@ -97,9 +99,9 @@ def without_intensities(plans: Mapping[str, Any]) -> dict[str, Any]:
 
 def plans_are_those_of_one_place(home: Path, number: int) -> None:
     """Hold one generated federation's plans to those of its data in one place."""
-    drawn, planner = federation(number), PLANNERS[number // len(KINDS) % len(PLANNERS)]
+    drawn, planner = federation(number), PLANNERS[number // len(KINDS) % 3]
     pooled = plans_in_one_place(home, drawn.question, pooled_fingerprint(drawn.cases), planner)
-    own = make_plans(drawn.question, merged(drawn), holdings_of(drawn), planner).plans  # type: ignore[arg-type]
+    own = make_plans(drawn.question, merged(drawn), holdings_of(drawn), planner).plans
     assert without_intensities(own) == without_intensities(pooled)
     intensities_are_near(own, pooled, drawn.cases)
     assert checked(NnUNetPlans, own, "plans.json").in_nnunet() == own
@@ -126,16 +128,16 @@ def test_the_plan_fits_the_smallest_hospital_or_says_who_is_too_small(home: Path
     assert (fixed.memory, fixed.too_small) == (12, ("hospital-0",))
     assert make_plans(drawn.question, fingerprint, holdings_of(drawn)).memory == 8  # as nnU-Net has it
     assert Path(os.environ[FOLDERS[0]]) == home / "raw"  # put back
-    other = dict(small) | {"hospital-1": Holding(cases=1, reader="NibabelIO")}
+    other = dict(small) | {"hospital-1": HeldCases(cases=1, reader="NibabelIO")}
     with pytest.raises(MedsiloError, match="NibabelIO and SimpleITKIO; agree on one"):
         make_plans(drawn.question, fingerprint, other)
 
 
 # ------------------------------------------------------------------------------------------------------ real volumes
-def question_of(number: int) -> Question:
+def question_of(number: int) -> SegmentationQuestion:
     """Return the question of a federation with real volumes."""
     channels = [("CT",), ("FLAIR",), ("T1", "T2")][number % 3]
-    return Question(name="Dataset007_Volumes", channels=channels, labels={"background": 0, "lesion": 1})
+    return SegmentationQuestion(name="Dataset007_Volumes", channels=channels, labels={"background": 0, "lesion": 1})
 
 
 @pytest.mark.long
@@ -153,7 +155,7 @@ def test_volumes_are_measured_as_by_nnunet_in_one_place(home: Path, number: int)
         for folder in (folders[site], pool):
             write_volumes(folder, question, names, number, spacing)
     held = {site: RawData.of(folder, question) for site, folder in folders.items()}
-    holdings = {site: Holding(cases=len(data.cases), reader=data.reader) for site, data in held.items()}
+    holdings = {site: HeldCases(cases=len(data.cases), reader=data.reader) for site, data in held.items()}
     cases = sum(one.cases for one in holdings.values())
     assert samples_of(cases) == 10**8 // cases
     facts = {site: list(facts_of(data, few)) for site, data in held.items()}

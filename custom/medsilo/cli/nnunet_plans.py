@@ -9,11 +9,11 @@ from medsilo.cli import options
 from medsilo.cli.given_settings import folder_of_settings
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
+from medsilo.nnunet import PLANNERS
 
 QuestionFile = Annotated[
     Path, typer.Argument(metavar="QUESTION", help="the study's YAML file with name, channels and labels")
 ]
-PLANNERS = ("ExperimentPlanner", "nnUNetPlannerResEncM", "nnUNetPlannerResEncL", "nnUNetPlannerResEncXL")
 
 
 def nnunet_measure(
@@ -86,8 +86,6 @@ def nnunet_plan(
 
     Ends with 1 if a hospital has less memory than --memory asks for.
     """
-    if planner not in PLANNERS:
-        raise MedsiloError(f"--planner {planner} is not known; choose one of {', '.join(PLANNERS)}")
     screen.note("reading nnU-Net")
     from medsilo.core.files import write_json
     from medsilo.nnunet.fingerprint import Fingerprint
@@ -116,10 +114,10 @@ def _read(path: Path) -> Any:
 
     from medsilo.core.errors import Refused
     from medsilo.core.files import why_unread
-    from medsilo.nnunet.fingerprint_message import Measured
+    from medsilo.nnunet.fingerprint_message import MeasuredSite
 
     try:
-        return Measured.read(json.loads(path.read_text("utf-8")))
+        return MeasuredSite.read(json.loads(path.read_text("utf-8")))
     except Refused as error:
         raise MedsiloError(f"{path.name}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:

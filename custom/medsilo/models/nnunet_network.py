@@ -105,7 +105,7 @@ class DeeplySupervised(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor | list[Tensor]:
         self.network.decoder.deep_supervision = self.training  # type: ignore[union-attr]
-        return self.network(inputs)  # type: ignore[no-any-return]
+        return self.network(inputs)
 
 
 class NnUNet(Network):

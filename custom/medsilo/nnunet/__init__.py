@@ -2,3 +2,5 @@
 
 The only room that knows the package nnunetv2 (`pip install medsilo[nnunet]`), which is imported where it is called.
 """
+
+PLANNERS = ("ExperimentPlanner", "nnUNetPlannerResEncM", "nnUNetPlannerResEncL", "nnUNetPlannerResEncXL")

@@ -12,7 +12,7 @@ from medsilo.core.errors import Refused
 from medsilo.nnunet.fingerprint import AXES, SAMPLES, Fingerprint
 from medsilo.nnunet.float_bins import DIGITS, FloatHistogram, rounded
 from medsilo.runs.messages import Message, Name
-from medsilo.tasks.own.question import Question
+from medsilo.tasks.own.question import SegmentationQuestion
 
 MOST_CASES = 100_000  # of one hospital
 MOST_BINS = 2**19
@@ -23,7 +23,7 @@ Number = Annotated[int, Field(ge=1, le=MOST_CASES)]
 Intensities = Annotated[int, Field(ge=1, le=SAMPLES * MOST_CASES)]
 
 
-class Holding(Message):
+class HeldCases(Message):
     """The data that a hospital has for a study, in numbers that are no patient's."""
 
     cases: Number
@@ -98,7 +98,7 @@ class ToldFingerprint(Message):
             channels=[ToldChannel(values=one.values.tolist(), counts=one.counts.tolist()) for one in own.channels],
         )
 
-    def fingerprint(self, holding: Holding, samples: int, channels: int) -> Fingerprint:
+    def fingerprint(self, holding: HeldCases, samples: int, channels: int) -> Fingerprint:
         """Return what was told; raises Refused unless it is of the cases, samples and channels that were agreed on."""
         if (self.samples, len(self.channels)) != (samples, channels):
             raise Refused(
@@ -116,14 +116,14 @@ class ToldFingerprint(Message):
         return own
 
 
-class Measured(Message):
+class MeasuredSite(Message):
     """The whole message of a hospital: what it holds for which question, and the fingerprint of it."""
 
     question: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # its hash
-    holding: Holding
+    holding: HeldCases
     told: ToldFingerprint
 
-    def fingerprint(self, question: Question) -> Fingerprint:
+    def fingerprint(self, question: SegmentationQuestion) -> Fingerprint:
         """Return the fingerprint; raises Refused where it is of another question."""
         if self.question != question.hash:
             raise Refused("it answers another question; measure again with the study's")

@@ -7,9 +7,9 @@ import numpy as np
 
 from medsilo.core.errors import DataError
 from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
-from medsilo.nnunet.fingerprint_message import Holding, Measured, ToldFingerprint
+from medsilo.nnunet.fingerprint_message import HeldCases, MeasuredSite, ToldFingerprint
 from medsilo.tasks.own.nnunet_files import RawData
-from medsilo.tasks.own.question import Question
+from medsilo.tasks.own.question import SegmentationQuestion
 
 
 def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
@@ -31,7 +31,9 @@ def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
         yield CaseFacts(spacing, size, float(share), intensities)
 
 
-def measured(folder: Path, question: Question, cases: int, least: int, memory: float | None) -> Measured:
+def measured(
+    folder: Path, question: SegmentationQuestion, cases: int, least: int, memory: float | None
+) -> MeasuredSite:
     """Measure a hospital's data, and return what it tells.
 
     cases: of all hospitals together; by them nnU-Net draws intensities. least: the cases that each number must cover.
@@ -39,5 +41,5 @@ def measured(folder: Path, question: Question, cases: int, least: int, memory: f
     """
     data, samples = RawData.of(folder, question), samples_of(cases)
     own = Fingerprint.of(facts_of(data, samples), samples, least)
-    holding = Holding(cases=own.cases, reader=data.reader, memory=memory)
-    return Measured(question=question.hash, holding=holding, told=ToldFingerprint.of(own))
+    holding = HeldCases(cases=own.cases, reader=data.reader, memory=memory)
+    return MeasuredSite(question=question.hash, holding=holding, told=ToldFingerprint.of(own))

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from medsilo.core.errors import MedsiloError
+from medsilo.nnunet import PLANNERS
 from medsilo.nnunet.fingerprint import Fingerprint
-from medsilo.nnunet.fingerprint_message import Holding
+from medsilo.nnunet.fingerprint_message import HeldCases
 from medsilo.tasks.own.nnunet_files import SETTINGS
-from medsilo.tasks.own.question import Question
+from medsilo.tasks.own.question import SegmentationQuestion
 
-PlannerName = Literal["ExperimentPlanner", "nnUNetPlannerResEncM", "nnUNetPlannerResEncL", "nnUNetPlannerResEncXL"]
 FOLDERS = ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")  # nnU-Net reads their places from the environment
 ENVIRONMENT = Lock()
 
@@ -35,10 +35,10 @@ class MadePlans:
 
 
 def make_plans(
-    question: Question,
+    question: SegmentationQuestion,
     fingerprint: Fingerprint,
-    holdings: Mapping[str, Holding],
-    planner: PlannerName = "ExperimentPlanner",
+    holdings: Mapping[str, HeldCases],
+    planner: str = PLANNERS[0],
     memory: float | None = None,
 ) -> MadePlans:
     """Return what nnU-Net's planner makes of the fingerprint of all hospitals.
@@ -78,14 +78,16 @@ def make_plans(
     return MadePlans(plans, target, tuple(sorted(site for site, own in known.items() if own < target)))
 
 
-def _planner(name: PlannerName) -> Any:
+def _planner(name: str) -> Any:
     """Return nnU-Net's planner of this name."""
+    if name not in PLANNERS:
+        raise MedsiloError(f"nnU-Net's planner {name} is not known; choose one of {', '.join(PLANNERS)}")
     try:
         from nnunetv2.experiment_planning.experiment_planners.default_experiment_planner import ExperimentPlanner
         from nnunetv2.experiment_planning.experiment_planners.residual_unets import residual_encoder_unet_planners
     except ImportError as error:
         raise MedsiloError("nnU-Net is not installed; pip install medsilo[nnunet]") from error
-    return ExperimentPlanner if name == ExperimentPlanner.__name__ else getattr(residual_encoder_unet_planners, name)
+    return ExperimentPlanner if name == PLANNERS[0] else getattr(residual_encoder_unet_planners, name)
 
 
 @contextmanager

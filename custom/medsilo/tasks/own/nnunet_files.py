@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.tasks.own.question import Question
+from medsilo.tasks.own.question import SegmentationQuestion
 
 SETTINGS = "dataset.json"
 
@@ -29,7 +29,7 @@ class RawData:
     cases: Mapping[str, RawCase]
 
     @classmethod
-    def of(cls, folder: Path, question: Question) -> Self:
+    def of(cls, folder: Path, question: SegmentationQuestion) -> Self:
         """Look through a folder; raises DataError where it does not hold what the study is about."""
         try:
             settings = json.loads((folder / SETTINGS).read_text("utf-8"))

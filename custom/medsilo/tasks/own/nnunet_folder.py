@@ -17,7 +17,7 @@ from medsilo.tasks.own.dividing import divided
 from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.nnunet_parts import NnUNetParts
 from medsilo.tasks.own.nnunet_plans_file import Configuration, NnUNetPlans
-from medsilo.tasks.own.question import Question
+from medsilo.tasks.own.question import SegmentationQuestion
 from medsilo.tasks.ready import Cache, Facts, PreparedEntry, ReadyCases
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
@@ -44,7 +44,7 @@ class NnUNetFolder(Segmentation):
     evaluation_batch: ClassVar[int] = 1
 
     name: Literal["nnunet"] = "nnunet"
-    question: Question = Field(description="channels and labels, as in `medsilo nnunet-measure`")
+    question: SegmentationQuestion = Field(description="channels and labels, as in `medsilo nnunet-measure`")
     plans: NnUNetPlans = Field(description="the content of plans.json, as `medsilo nnunet-plan` writes it")
     configuration: Literal["2d"] = Field("2d", description="the configuration of the plans that is trained")
     foreground: float = Field(0.33, ge=0, le=1, description="share of training patches with a structure in them")
@@ -62,7 +62,9 @@ class NnUNetFolder(Segmentation):
         if self.configuration not in self.plans.configurations:
             raise ValueError(f"plans: they have no configuration {self.configuration}; make them anew")
         if self._own.architecture.arch_kwargs.n_stages < FEWEST_STAGES:
-            raise ValueError(f"plans: for so small images their network has under {FEWEST_STAGES} stages, whose loss is 0/0")
+            raise ValueError(
+                f"plans: for so small images their network has under {FEWEST_STAGES} stages, whose loss is 0/0"
+            )
         if len(self._own.normalization_schemes) != self.channels:
             raise ValueError("plans: they are of other channels than the question; make them anew")
         return self

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from medsilo.core.errors import DataError, PlanError
 from medsilo.tasks.own.nnunet_plans_file import ConfigurationName, NnUNetPlans
-from medsilo.tasks.own.question import Question
+from medsilo.tasks.own.question import SegmentationQuestion
 
 Case = tuple[Tensor, Tensor]  # image [C, D, H, W], and labels [D, H, W], which are -1 where the image was empty
 OUTSIDE = -1
@@ -27,7 +27,7 @@ OUTSIDE = -1
 class NnUNetParts:
     """The parts that one configuration of the plans asks for."""
 
-    def __init__(self, question: Question, plans: NnUNetPlans, configuration: ConfigurationName) -> None:
+    def __init__(self, question: SegmentationQuestion, plans: NnUNetPlans, configuration: ConfigurationName) -> None:
         self.settings = {**question.in_nnunet(), "file_ending": ".nii.gz"}
         self.trainer = _trainer()(plans.in_nnunet(), configuration, self.settings)
         rotation, dummy_2d, patch, mirrored = self.trainer.configure_rotation_dummyDA_mirroring_and_inital_patch_size()
@@ -81,12 +81,12 @@ class NnUNetParts:
         """Return nnU-Net's loss: of all resolutions in training, of the finest alone in evaluation."""
         labels = target[:, None].clamp(min=0)
         if isinstance(output, Tensor):
-            return self.criterion.loss(output, labels)  # type: ignore[no-any-return]
+            return self.criterion.loss(output, labels)
         from batchgeneratorsv2.transforms.utils.deep_supervision_downsampling import DownsampleSegForDSTransform
 
         coarser = DownsampleSegForDSTransform(self.scales)
         each = [coarser(segmentation=one.short())["segmentation"] for one in labels]
-        return self.criterion(output, [torch.stack(scale) for scale in zip(*each, strict=True)])  # type: ignore[no-any-return]
+        return self.criterion(output, [torch.stack(scale) for scale in zip(*each, strict=True)])
 
     def inferred(self, network: Any, image: Tensor, mirror: bool) -> Tensor:
         """Return a network's output for a whole case, [classes, D, H, W], through windows as nnU-Net lays them."""
@@ -99,7 +99,7 @@ class NnUNetParts:
             )
         managers = self.trainer.plans_manager, self.trainer.configuration_manager
         predictor.manual_initialization(network, *managers, None, self.settings, "nnUNetTrainer", self.mirrored)
-        return predictor.predict_sliding_window_return_logits(image).float()  # type: ignore[no-any-return]
+        return predictor.predict_sliding_window_return_logits(image).float()
 
 
 class _OneCase:

@@ -16,7 +16,7 @@ Named = Annotated[str, Field(min_length=1, max_length=100)]
 Label = Annotated[int, Field(ge=0, le=65_535)]
 
 
-class Question(Section):
+class SegmentationQuestion(Section):
     """Name, channels and labels as nnU-Net's dataset.json names them."""
 
     name: str = Field(pattern=r"^Dataset\d{3}_[A-Za-z0-9_-]{1,60}$", description="nnU-Net's name of the data set")
@@ -56,13 +56,13 @@ class Question(Section):
                 raise DataError(f"{key} in dataset.json differs from the study's; the study has {wanted}")
 
 
-def read_question(path: Path) -> Question:
+def read_question(path: Path) -> SegmentationQuestion:
     """Read the file on which a study's hospitals have agreed."""
     try:
-        return checked(Question, load_yaml(path.read_text("utf-8")), path.name)
+        return checked(SegmentationQuestion, load_yaml(path.read_text("utf-8")), path.name)
     except YamlError as error:
         raise MedsiloError(f"{path.name}: {error}; correct it") from error
     except (OSError, UnicodeDecodeError) as error:
         raise MedsiloError(f"{path.name}: {why_unread(error, 'the question of the study')}") from error
     except ValidationError as error:
-        raise MedsiloError(f"{path.name}: {in_words(error, Question)}") from error
+        raise MedsiloError(f"{path.name}: {in_words(error, SegmentationQuestion)}") from error
