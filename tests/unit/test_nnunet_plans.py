@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
 from medsilo.nnunet import PLANNERS
@@ -138,6 +139,37 @@ def question_of(number: int) -> SegmentationQuestion:
     """Return the question of a federation with real volumes."""
     channels = [("CT",), ("FLAIR",), ("T1", "T2")][number % 3]
     return SegmentationQuestion(name="Dataset007_Volumes", channels=channels, labels={"background": 0, "lesion": 1})
+
+
+@pytest.mark.slow
+def test_hospitals_measure_and_the_lead_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    question, asked = question_of(1), tmp_path / "question.yaml"
+    asked.write_text("name: Dataset007_Volumes\nchannels: [FLAIR]\nlabels: {background: 0, lesion: 1}\n")
+    files = []
+    for site, cases in {"st-anna": 7, "north": 6}.items():
+        write_volumes(tmp_path / site, question, [f"{site}{case}" for case in range(cases)], 1, (1, 1, 2))
+        files.append(str(tmp_path / f"{site}.json"))
+        assert (
+            main(["nnunet-measure", str(asked), "--data", str(tmp_path / site), "--cases", "100000", "-o", files[-1]])
+            == 0
+        )
+        assert "cases: 5, each number of 5 or more" in capsys.readouterr().out
+        assert not any(f"{site}{case}" in Path(files[-1]).read_text() for case in range(cases))
+    plans = tmp_path / "plans.json"
+    assert main(["nnunet-plan", str(asked), *files, "-o", str(plans)]) == 0
+    assert "10 cases of 2 hospitals, for 8 GB" in capsys.readouterr().out
+    made = json.loads(plans.read_text())
+    assert checked(NnUNetPlans, made, "plans.json").in_nnunet() == made
+
+    sent = json.loads(Path(files[0]).read_text())
+    sent["holding"]["memory"] = 4.5
+    Path(files[0]).write_text(json.dumps(sent))
+    assert main(["nnunet-plan", str(asked), *files, "-o", str(plans), "--memory", "8"]) == 1
+    assert "hospitals with less memory: st-anna" in capsys.readouterr().err
+    for wrong, told in (("{", "is not JSON"), (json.dumps({**sent, "question": "0" * 64}), "another question")):
+        Path(files[0]).write_text(wrong)
+        assert main(["nnunet-plan", str(asked), *files, "-o", str(plans)]) == 1
+        assert told in capsys.readouterr().err
 
 
 @pytest.mark.long
