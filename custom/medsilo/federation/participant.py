@@ -454,6 +454,8 @@ class Participant:
     def _train(self, number: int, phase: Phase, stop: Stop) -> float:
         if self.plan.training.optimizer_state == "reset":
             self.state.make_optimizers()
+        for optimizer in self.state.optimizers.values():
+            self.plan.training.begin_round(optimizer, number, self.plan.rounds)
         bench = self.bench(SHUFFLE, number, stop)
         if phase.trains:
             self.doing.begin("training", bench.steps * self.plan.training.local_epochs)
