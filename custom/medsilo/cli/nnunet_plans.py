@@ -1,7 +1,7 @@
 """Commands that make nnU-Net's plans for data that lie in several hospitals."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,9 +11,16 @@ from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.nnunet import PLANNERS
 
+if TYPE_CHECKING:
+    from medsilo.nnunet.fingerprint import Fingerprint
+    from medsilo.nnunet.fingerprint_message import HeldCases
+    from medsilo.site.settings import SiteSettings
+    from medsilo.tasks.own.question import SegmentationQuestion
+
 QuestionFile = Annotated[
     Path, typer.Argument(metavar="QUESTION", help="the study's YAML file with name, channels and labels")
 ]
+PlannerName = Annotated[str, typer.Option(metavar="NAME", help=f"nnU-Net's planner: {', '.join(PLANNERS)}")]
 
 
 def nnunet_measure(
@@ -67,9 +74,7 @@ def nnunet_plan(
         list[Path], typer.Argument(metavar="FILES", help="the hospitals' files, each named as its hospital")
     ],
     *,
-    planner: Annotated[str, typer.Option(metavar="NAME", help=f"nnU-Net's planner: {', '.join(PLANNERS)}")] = PLANNERS[
-        0
-    ],
+    planner: PlannerName = PLANNERS[0],
     memory: Annotated[
         float | None,
         typer.Option(
@@ -92,12 +97,16 @@ def nnunet_plan(
     from medsilo.nnunet.planning import make_plans
     from medsilo.tasks.own.question import read_question
 
-    asked, told = read_question(question), {path.stem: _read(path) for path in files}
-    if len(told) < len(files):
+    asked = read_question(question)
+    holdings, told = {}, []
+    for path in files:
+        holdings[path.stem], fingerprint = _read(path, asked)
+        told.append(fingerprint)
+    if len(holdings) < len(files):
         raise MedsiloError("two files are of one hospital; give each once")
-    whole = Fingerprint.merged(one.fingerprint(asked) for one in told.values())
+    whole = Fingerprint.merged(told)
     with screen.busy("planning"):
-        made = make_plans(asked, whole, {site: one.holding for site, one in told.items()}, planner, memory)
+        made = make_plans(asked, whole, holdings, planner, memory)
     write_json(out, made.plans)
     screen.say(f"plans: {out}, of {whole.cases} cases of {len(told)} hospitals, for {made.memory:g} GB")
     screen.answer(plans=out, cases=whole.cases, memory=made.memory, too_small=list(made.too_small))
@@ -108,7 +117,7 @@ def nnunet_plan(
     return 1 if made.too_small else 0
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[HeldCases, Fingerprint]":
     """Read a hospital's file; an error names the file."""
     import json
 
@@ -117,7 +126,8 @@ def _read(path: Path) -> Any:
     from medsilo.nnunet.fingerprint_message import MeasuredSite
 
     try:
-        return MeasuredSite.read(json.loads(path.read_text("utf-8")))
+        sent = MeasuredSite.read(json.loads(path.read_text("utf-8")))
+        return sent.holding, sent.fingerprint(asked)
     except Refused as error:
         raise MedsiloError(f"{path.name}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -126,9 +136,11 @@ def _read(path: Path) -> Any:
         raise MedsiloError(f"{path.name} is not JSON; give a file that medsilo nnunet-measure wrote") from error
 
 
-def _memory_of(settings: Any) -> float | None:
+def _memory_of(settings: "SiteSettings") -> float | None:
     """Return the GB of the GPU that a hospital trains on; None without one, which bounds no plan."""
     import torch
 
     device = settings.compute().device
-    return torch.cuda.get_device_properties(device).total_memory / 2**30 if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    return max(1.0, round(torch.cuda.get_device_properties(device).total_memory / 2**30))  # 7.8 of what is sold as 8

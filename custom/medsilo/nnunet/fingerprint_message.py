@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 from medsilo.core.errors import Refused
 from medsilo.nnunet.fingerprint import AXES, SAMPLES, Fingerprint
 from medsilo.nnunet.float_bins import DIGITS, FloatHistogram, rounded
-from medsilo.runs.messages import Message, Name
+from medsilo.runs.messages import Message
+from medsilo.tasks.own.nnunet_plans_file import Reader
 from medsilo.tasks.own.question import SegmentationQuestion
 
 MOST_CASES = 100_000  # of one hospital
@@ -27,7 +28,7 @@ class HeldCases(Message):
     """The data that a hospital has for a study, in numbers that are no patient's."""
 
     cases: Number
-    reader: Name  # the class with which nnU-Net reads its files
+    reader: Reader  # the class with which nnU-Net reads its files
     memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of its GPU; None: no bound
 
 

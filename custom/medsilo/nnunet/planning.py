@@ -43,8 +43,7 @@ def make_plans(
 ) -> MadePlans:
     """Return what nnU-Net's planner makes of the fingerprint of all hospitals.
 
-    memory: GB that a GPU must have; by default what the planner is made
-    for, or what the smallest hospital has.
+    memory: GB that a GPU must have; by default what the planner is made for, or what the smallest hospital has.
     """
     readers = sorted({one.reader for one in holdings.values()})
     if len(readers) != 1:

@@ -149,9 +149,7 @@ class Task(Section):
         if source.is_described or source.cache == "disk":
             what = "give nothing but folder, cache (memory or none) and cache_memory under 'data'"
             raise DataError(f"task {self.name} has a layout of its own; {what}")
-        if links := links_out(source.folder):
-            what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
-            raise DataError(what, private=", ".join(links))
+        refuse_links(source.folder)
         data, memory = self.load(site, sites, seed, source.folder), Memory(source)
         for part in PARTS:
             cases = getattr(data, part)
@@ -300,6 +298,13 @@ class Task(Section):
         """Return what is reported, from one site's counts or from those of several added up."""
         pairs = {name: counts[name] for name, length in self.layout.items() if length == 2 and name in counts}
         return {name: total / number if number else None for name, (total, number) in pairs.items()}
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise DataError where something in a data folder lies elsewhere."""
+    if links := links_out(folder):
+        what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
+        raise DataError(what, private=", ".join(links))
 
 
 def folded(data: SiteData, fold: Fold, split: int) -> SiteData:

@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast, get_args
 
 from medsilo.core.errors import DataError, MedsiloError
+from medsilo.tasks.own.nnunet_plans_file import Reader
 from medsilo.tasks.own.question import SegmentationQuestion
 
 SETTINGS = "dataset.json"
@@ -25,7 +26,7 @@ class RawData:
     """A folder with dataset.json, imagesTr (<case>_0000.nii.gz for the first channel, ...) and labelsTr."""
 
     folder: Path
-    reader: str  # nnU-Net's class that reads the files
+    reader: Reader  # nnU-Net's class that reads the files
     cases: Mapping[str, RawCase]
 
     @classmethod
@@ -54,7 +55,7 @@ def _cases(folder: Path, ending: str, channels: int) -> Iterator[tuple[str, RawC
         yield name, RawCase(images, label)
 
 
-def _reader(settings: Mapping[str, Any], cases: Mapping[str, RawCase]) -> str:
+def _reader(settings: Mapping[str, Any], cases: Mapping[str, RawCase]) -> Reader:
     """Return the name of the class that nnU-Net chooses for these files."""
     from nnunetv2.imageio.reader_writer_registry import determine_reader_writer_from_dataset_json
 
@@ -63,4 +64,7 @@ def _reader(settings: Mapping[str, Any], cases: Mapping[str, RawCase]) -> str:
         reader = determine_reader_writer_from_dataset_json(dict(settings), str(example), verbose=False)
     except RuntimeError as error:
         raise MedsiloError("nnU-Net has no reader for these images; check file_ending", str(error)) from error
-    return str(reader.__name__)
+    name = str(reader.__name__)
+    if name not in get_args(Reader):
+        raise DataError(f"nnU-Net reads these files with {name}; plans know {', '.join(get_args(Reader))}")
+    return cast(Reader, name)

@@ -23,7 +23,7 @@ from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import Shares
 from medsilo.tasks.survey import PARTS, digest
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.task import SiteData, refuse_links
 
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
@@ -133,6 +133,11 @@ class NnUNetFolder(Segmentation):
     def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
         self.check_source(source)
         assert source is not None
+        if any((source.images, source.labels, source.patient, source.table, source.label_map)):
+            raise DataError(
+                "task nnunet reads nnU-Net's own layout, a case for each patient; say no more of it in 'data'"
+            )
+        refuse_links(source.folder)
         own = source.folder / site
         data = RawData.of(own if own.is_dir() and not own.is_symlink() else source.folder, self.question)
         if data.reader != self.plans.image_reader_writer:

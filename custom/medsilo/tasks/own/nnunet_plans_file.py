@@ -17,7 +17,9 @@ Resampling = Literal["resample_data_or_seg_to_shape"]
 Scheme = Literal[
     "CTNormalization", "NoNormalization", "ZScoreNormalization", "RescaleTo01Normalization", "RGBTo01Normalization"
 ]
-Reader = Literal["NaturalImage2DIO", "SimpleITKIO", "Tiff3DIO", "NibabelIO", "NibabelIOWithReorient"]
+Reader = Literal[
+    "NaturalImage2DIO", "SimpleITKIO", "SimpleITKIOWithReorient", "Tiff3DIO", "NibabelIO", "NibabelIOWithReorient"
+]
 ConfigurationName = Literal["2d", "3d_fullres", "3d_lowres", "3d_cascade_fullres"]
 
 
