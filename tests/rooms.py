@@ -53,7 +53,7 @@ ROOMS = {
     ),
     "nnunet": room(
         "nnU-Net over hospitals: the fingerprint of data that lie apart, and the plans that it makes of it",
-        "core runs tasks",
+        "core models runs tasks",
     ),
     "deploy": room(
         "the super model and its folder, prediction, export as a MONAI Bundle",

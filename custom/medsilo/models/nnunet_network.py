@@ -4,12 +4,14 @@ Plans name classes that nnU-Net imports. Here each name is one of those that its
 hospital import anything else.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from medsilo.core.errors import PlanError
+from medsilo.core.errors import MedsiloError
 from medsilo.core.section import Section, added
 from medsilo.models.network import Network
 
@@ -18,6 +20,15 @@ Along = Annotated[tuple[Annotated[int, Field(ge=1, le=7)], ...], Field(min_lengt
 Blocks = Annotated[tuple[Annotated[int, Field(ge=1, le=20)], ...], Field(min_length=1, max_length=MOST_STAGES)]
 PLAIN = "dynamic_network_architectures.architectures.unet.PlainConvUNet"
 RESIDUAL = "dynamic_network_architectures.architectures.unet.ResidualEncoderUNet"
+
+
+@contextmanager
+def needing_nnunet() -> Iterator[None]:
+    """Say in one line that nnU-Net is not installed, where it is imported inside."""
+    try:
+        yield
+    except ImportError as error:
+        raise MedsiloError("this needs nnU-Net; pip install medsilo[nnunet]", str(error)) from error
 
 
 class NormNumbers(Section):
@@ -115,10 +126,8 @@ class NnUNet(Network):
     architecture: Architecture = Field(description="as in nnU-Net's plans; by default those of the task")
 
     def build(self, channels: int, classes: int) -> nn.Module:
-        try:
+        with needing_nnunet():
             from nnunetv2.utilities.get_network_from_plans import get_network_from_plans  # takes seconds
-        except ImportError as error:
-            raise PlanError("network.name: nnunet needs nnU-Net; pip install medsilo[nnunet]") from error
         network = get_network_from_plans(
             self.architecture.network_class_name,
             self.architecture.arch_kwargs.model_dump(mode="json"),

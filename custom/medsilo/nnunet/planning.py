@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from medsilo.core.errors import MedsiloError
+from medsilo.models.nnunet_network import needing_nnunet
 from medsilo.nnunet import PLANNERS
 from medsilo.nnunet.fingerprint import Fingerprint
 from medsilo.nnunet.fingerprint_message import HeldCases
@@ -81,11 +82,9 @@ def _planner(name: str) -> Any:
     """Return nnU-Net's planner of this name."""
     if name not in PLANNERS:
         raise MedsiloError(f"nnU-Net's planner {name} is not known; choose one of {', '.join(PLANNERS)}")
-    try:
+    with needing_nnunet():
         from nnunetv2.experiment_planning.experiment_planners.default_experiment_planner import ExperimentPlanner
         from nnunetv2.experiment_planning.experiment_planners.residual_unets import residual_encoder_unet_planners
-    except ImportError as error:
-        raise MedsiloError("nnU-Net is not installed; pip install medsilo[nnunet]") from error
     return ExperimentPlanner if name == PLANNERS[0] else getattr(residual_encoder_unet_planners, name)
 
 

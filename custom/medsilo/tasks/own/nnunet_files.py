@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self, cast, get_args
 
 from medsilo.core.errors import DataError, MedsiloError
+from medsilo.models.nnunet_network import needing_nnunet
 from medsilo.tasks.own.nnunet_plans_file import Reader
 from medsilo.tasks.own.question import SegmentationQuestion
 
@@ -57,7 +58,8 @@ def _cases(folder: Path, ending: str, channels: int) -> Iterator[tuple[str, RawC
 
 def _reader(settings: Mapping[str, Any], cases: Mapping[str, RawCase]) -> Reader:
     """Return the name of the class that nnU-Net chooses for these files."""
-    from nnunetv2.imageio.reader_writer_registry import determine_reader_writer_from_dataset_json
+    with needing_nnunet():
+        from nnunetv2.imageio.reader_writer_registry import determine_reader_writer_from_dataset_json
 
     example = next(iter(cases.values())).images[0]
     try:

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medsilo.core.errors import DataError, PlanError
+from medsilo.core.errors import DataError
+from medsilo.models.nnunet_network import needing_nnunet
 from medsilo.tasks.own.nnunet_plans_file import ConfigurationName, NnUNetPlans
 from medsilo.tasks.own.question import SegmentationQuestion
 
 Case = tuple[Tensor, Tensor]  # image [C, D, H, W], and labels [D, H, W], which are -1 where the image was empty
-OUTSIDE = -1
 
 
 class NnUNetParts:
@@ -43,14 +43,12 @@ class NnUNetParts:
         self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None))
 
     # ------------------------------------------------------------------ data
-    def prepared(self, images: Sequence[Path], label: Path | None) -> Case:
+    def prepared(self, images: Sequence[Path], label: Path) -> Case:
         """Return a case as nnU-Net preprocesses it."""
         managers = self.trainer.plans_manager, self.trainer.configuration_manager
         preprocessor = managers[1].preprocessor_class(verbose=False)
         try:
-            image, labels, _ = preprocessor.run_case(
-                list(map(str, images)), str(label) if label else None, *managers, self.settings
-            )
+            image, labels, _ = preprocessor.run_case(list(map(str, images)), str(label), *managers, self.settings)
         except Exception as error:  # of any of the libraries that read images
             raise DataError("nnU-Net can't preprocess a case; check its image and labels", str(error)) from error
         return torch.from_numpy(image), torch.from_numpy(labels[0])
@@ -92,11 +90,12 @@ class NnUNetParts:
         """Return a network's output for a whole case, [classes, D, H, W], through windows as nnU-Net lays them."""
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
-        gpu = image.device.type == "cuda"
+        gpu, by_stopwatch = image.device.type == "cuda", torch.backends.cudnn.benchmark
         with redirect_stdout(io.StringIO()):
             predictor = nnUNetPredictor(
                 use_mirroring=mirror, perform_everything_on_device=gpu, device=image.device, allow_tqdm=False
             )
+        torch.backends.cudnn.benchmark = by_stopwatch  # which nnU-Net sets, and with which bits would depend on speed
         managers = self.trainer.plans_manager, self.trainer.configuration_manager
         predictor.manual_initialization(network, *managers, None, self.settings, "nnUNetTrainer", self.mirrored)
         return predictor.predict_sliding_window_return_logits(image).float()
@@ -141,11 +140,9 @@ class _Locations:
 @cache
 def _trainer() -> Any:
     """Return nnU-Net's trainer without what it does to folders, logs and devices."""
-    try:
+    with needing_nnunet():
         from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
         from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
-    except ImportError as error:
-        raise PlanError("task.name: nnunet needs nnU-Net; pip install medsilo[nnunet]") from error
 
     class Trainer(nnUNetTrainer):
         def __init__(self, plans: dict[str, Any], configuration: str, settings: dict[str, Any]) -> None:
