@@ -98,7 +98,8 @@ def nnunet_plan(
     from medsilo.tasks.own.question import read_question
 
     asked = read_question(question)
-    holdings, told = {}, []
+    holdings: dict[str, HeldCases] = {}
+    told: list[Fingerprint] = []
     for path in files:
         holdings[path.stem], fingerprint = _read(path, asked)
         told.append(fingerprint)
