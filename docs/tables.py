@@ -1,4 +1,5 @@
-"""The tables of docs/run-tree.md, docs/plan.md, docs/limits.md and docs/commands.md, made from the package.
+"""The tables of docs/run-tree.md, docs/plan.md, docs/limits.md and docs/commands.md, made from the package, and those
+of docs/evidence.md, made from the pages that have the numbers.
 
     python -m docs.tables        # write them anew
 
@@ -20,6 +21,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from docs import evidence
+from docs.markdown import table
 from medsilo.cli import COMMANDS
 from medsilo.cli import main as medsilo
 from medsilo.core.section import Section
@@ -36,7 +39,8 @@ from medsilo.site.settings import Limits, SiteSettings
 from medsilo.tasks.own.nnunet_plans_file import NnUNetPlans
 
 HERE = Path(__file__).parent
-PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md")
+APPROVAL = ("approval", "approval_wait")
+PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md", "evidence.md")
 PROTECTION = (
     "public_data",
     "smallest_metric",
@@ -132,17 +136,6 @@ def described(model: type[BaseModel], name: str) -> str:
         if field is not None and field.description:
             return field.description
     raise ValueError(f"{model.__module__}.{model.__name__}.{name} has no description")
-
-
-def cell(text: str) -> str:
-    """Return a text that stays within a table's cell."""
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(cell, row))} |" for row in rows)]) + "\n"
 
 
 # ---------------------------------------------------------------------------------------------------- the plan
@@ -258,6 +251,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "plan-rest": top_level,
     "limits": lambda: section(Limits, "limits"),
     "protection": lambda: settings(PROTECTION),
+    "approval": lambda: settings(APPROVAL),
     "demands": lambda: section(Demands, "privacy"),
     "run-tree": lambda: tree(RUN_TREE),
     "summary": lambda: fields(schema.Summary),
@@ -280,6 +274,11 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "difference": lambda: fields(schema.PairedDifference),
     "cell": lambda: fields(schema.CellResult),
     "commands": commands,
+    "evidence-studies": evidence.studies,
+    "evidence-flamby": evidence.flamby,
+    "evidence-generated": evidence.everywhere,
+    "adviser-rules": evidence.rules,
+    "adviser-trial": evidence.trial,
 }
 
 

@@ -21,18 +21,21 @@ from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.study.compare import Study
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
-PLAIN = ["local", "fedavg", "fedprox", "fedbn", "fedper"]  # one phase, one group
-STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold"]  # the server makes a step of its own
-PERSONAL = [
-    "mr-mtl",
-    "ditto",
-    "apfl",
-    "per-fedavg",
-    "pfedme",
-    "fine-tuning",
-]  # a network of the site's own beside the shared one
+PLAIN = ["local", "fedavg", "fedprox", "fedbn", "silobn", "fedper", "fedrep"]  # one phase, one group
+# the server makes a step of its own
+STEPPING = ["fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold", "feddyn"]
+INSIDE_FEDSM = ["ditto", "apfl", "per-fedavg", "pfedme", "fine-tuning"]  # may make its personal models
+PERSONAL = ["mr-mtl", "fedala", *INSIDE_FEDSM, "fedbabu", "fedrod"]  # a network of the site's own beside the shared one
 FEDSM = ["fedsm", "fedsm-extra", "fedsm-ensemble"]
-METHODS = [*PLAIN, *STEPPING, "moon", *PERSONAL, "harmofl", "adafed", "d-adafed", "f-adafed", *FEDSM]
+WEIGHED = ["feddg-ga", "fedlws", "fedawa", "fedce"]  # the server finds out how much each hospital counts
+METHODS = [
+    *(*PLAIN, "fedrdn", *STEPPING, *WEIGHED, "moon", "cyclic", *PERSONAL, "harmofl"),
+    *("adafed", "d-adafed", "f-adafed", *FEDSM),
+]
+# not tried at every change in all that is tried of others
+NEWER = ["silobn", "fedrdn", *WEIGHED, "cyclic", "fedrep", "feddyn", "fedala", "fedbabu", "fedrod"]
+# keep and send what fedper, fine-tuning, scaffold, ditto and fedavg do
+AS_ANOTHER = ["fedrep", "fedbabu", "feddyn", "fedrod", "fedlws", "fedawa"]
 TINY = {"name": "synthetic-activity", "persons": 8, "windows": 10}
 
 
@@ -128,6 +131,18 @@ def slow_but(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
 
     def of(case: Any) -> Any:
         values = case if isinstance(case, tuple) else (case,)
-        return case if case in fast or values[0] in fast else pytest.param(*values, marks=pytest.mark.slow)
+        if case in fast or values[0] in fast:
+            return case
+        return pytest.param(*values, marks=pytest.mark.long if values[0] in AS_ANOTHER else pytest.mark.slow)
 
     return [of(case) for case in cases]
+
+
+def long_if_newer(methods: Iterable[str]) -> list[Any]:
+    """Return the methods as a parameter's cases; the newer ones are tried before a release."""
+    return [pytest.param(method, marks=pytest.mark.long) if method in NEWER else method for method in methods]
+
+
+def all_but_newer(*methods: str) -> list[Any]:
+    """Return the methods as a parameter's cases; the newer ones are slow, or tried before a release."""
+    return slow_but([method for method in methods if method not in NEWER], methods)

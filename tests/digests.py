@@ -75,7 +75,12 @@ VARIANTS = {  # whatever takes a path of its own through the engine
     "fedavg, truncated": ("synthetic-activity", "fedavg", ["training.truncate=true"]),
 }
 CASES: dict[str, tuple[str, str, list[str]]] = {
-    **{f"{method}, {task}": (task, method, []) for method in [*shared.METHODS, "central"] for task in SMALL},
+    **{
+        f"{method}, {task}": (task, method, [])
+        for method in [*shared.METHODS, "central"]
+        for task in SMALL
+        if (method, task) != ("fedrod", "synthetic-prostate")  # needs classes of cases
+    },
     **VARIANTS,
 }
 

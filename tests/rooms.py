@@ -34,8 +34,9 @@ ROOMS = {
     "sealing": room("sealed mixing: masks that hospitals put on what they send and the server adds up", "core"),
     "privacy": room("differential privacy: what was released, what it costs together, noise nobody can guess", "core"),
     "models": room("the networks", "core"),
+    "dicom": room("DICOM: series into volumes, segmentations and contours into masks, and results back", "core"),
     "tasks": room(
-        "data, loss and metric of one medical question; image files, splits, partitions", "core learning models"
+        "data, loss and metric of one medical question; image files, splits, partitions", "core dicom learning models"
     ),
     "course": room(
         "a study as data: phases of groups, what a method finds at a site and at the server, outcomes",
@@ -46,7 +47,9 @@ ROOMS = {
         "the one description of a study: checked, resolved, hashed",
         "core course learning mixing models privacy registry tasks",
     ),
-    "site": room("a hospital's own settings, policy, memory and privacy ledger", "core learning privacy sealing tasks"),
+    "site": room(
+        "a hospital's own settings, policy, memory, approvals and privacy ledger", "core learning privacy sealing tasks"
+    ),
     "runs": room(
         "the typed record of a run: what is in its files, their names, the messages between server and sites",
         "core plan privacy",
@@ -57,7 +60,7 @@ ROOMS = {
     ),
     "deploy": room(
         "the super model and its folder, prediction, export as a MONAI Bundle",
-        "core course learning models plan registry runs tasks",
+        "core course dicom learning models plan registry runs tasks",
     ),
     "methods": room("one file per method", "core course deploy learning mixing models privacy tasks"),
     "federation": room(
@@ -83,9 +86,13 @@ ROOMS = {
         "the papers' figures from finished runs", "core course federation learning plan privacy runs site tasks"
     ),
     "report": room("tables, and runs and studies as one HTML page", "core runs study"),
+    "site_page": room(
+        "`medsilo site-page`: a hospital's own web page, on its own machine",
+        "check core plan report runs site study",
+    ),
     "start": room(
         "`medsilo init`: what lies in a folder, and the settings and the plan that suit it, with reasons",
-        "check core deploy federation flare plan report runs site tasks",
+        "check core deploy dicom federation flare plan report runs site tasks",
     ),
 }
 BENEATH = {"learning", "mixing", "models", "sealing"}  # mathematics, which others put to use
@@ -95,7 +102,7 @@ ROOMS["cli"] = Room("the command line", frozenset(ROOMS) - BENEATH - {"api"})
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.
 WINGS = {
     "tasks": {
-        "own": "a hospital's own folders of images",
+        "own": "a hospital's own images, tables and recordings",
         "published": "one file per public data set",
         "synthetic": "hospitals that are drawn, for trying out and for tests",
     }

@@ -12,6 +12,7 @@ from torch import nn
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
+from medsilo.deploy.images import to_predict
 from medsilo.deploy.predict import predict_all
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
@@ -286,7 +287,7 @@ def predict(
     chosen = _settings("medsilo.predict", None, device).compute().device
     data = None if site_config is None else read_settings(Path(site_config)).data
     source, given = open_source(Path(model), site), [Path(one) for one in several]
-    predict_all(source, given, Path(out), chosen, lambda line: None, data)
+    predict_all(source, to_predict(source, given, Path(out), data), Path(out), chosen, lambda line: None)
     return json.loads((Path(out) / "predictions.json").read_text(encoding="utf-8"))["cases"]
 
 

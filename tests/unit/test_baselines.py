@@ -314,6 +314,22 @@ def away(participant: Participant, number: int) -> None:
     participant.answer = sometimes  # type: ignore[method-assign]
 
 
+def test_feddyns_h_counts_those_that_answered_among_all_sites(tmp_path: Path) -> None:
+    """h = mean of all sites' g_k, whoever was away: then w + h/α is the mean of those that answered."""
+    changes = ["training.rounds=3", "participation.minimum=2", "participation.when_missing=continue"]
+    plan = make_plan("feddyn", *SMALL, *PLAIN_SGD, "tracking.select=last", "algorithm.alpha=0.1", *changes)
+    participants = {site: Participant(plan, site, SITES, CPU, tmp_path / "run" / "sites" / site) for site in SITES}
+    away(participants["hospital-b"], 2)
+    transport, coordinator = listen(plan, tmp_path / "run", participants)
+    assert [len(line.sites) for line in coordinator.rounds] == [3, 2, 3]
+    own = [list(one.state.modules["gradient"].parameters()) for one in participants.values()]
+    last = [p.groups["model"] for _, p in transport.received if p.facts["round"] == 3 and "model" in p.groups]
+    final = coordinator.state.mixers["model"].current(SITES[0])
+    for place, (name, tensor) in enumerate(final.items()):
+        h = sum(gradients[place] for gradients in own) / 3
+        torch.testing.assert_close(tensor, sum(one[name] for one in last) / 3 - h / 0.1, rtol=0, atol=1e-5)
+
+
 def test_scaffold_is_refused_with_adam_unless_the_plan_says_so() -> None:
     adam = ["training.optimizer=adam", "training.momentum=0", "training.learning_rate=0.001"]
     with pytest.raises(PlanError, match=r"training\.optimizer: SCAFFOLD is made for sgd, not adam.*optimizer=any"):

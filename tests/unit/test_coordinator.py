@@ -33,7 +33,7 @@ from medsilo.runs.schema import Agreement, Round, RoundCount, Selection, Summary
 from medsilo.site.settings import SiteSettings
 from medsilo.study.progress import round_lines
 from medsilo.tasks.task import SiteData
-from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, make_plan, slow_but
+from tests.conftest import FEDSM, METHODS, PERSONAL, SITES, WEIGHED, all_but_newer, make_plan, slow_but
 
 A, B, C = SITES
 CPU = SiteSettings(device="cpu")
@@ -599,6 +599,7 @@ def test_a_bias_before_batch_norm_has_no_gradient_but_by_rounding(tmp_path: Path
 def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> None:
     """Neither by name nor by content, in no parcel and in no checkpoint of the server."""
     kept: dict[str, list[tuple[str, Tensor]]] = {site: [] for site in SITES}
+    apart = ("own-control", "gradient", "own-head")  # have names of their own
     plan = make_plan(method, *SMALL, "training.rounds=3")
     first = plan.build_networks()["model"].state_dict()
     # hold nothing of a site, as the test above shows: not compared where they lie within rounding of where they began
@@ -607,16 +608,16 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         reply = work()
         modules = study.participants[site].state.modules
-        networks = {name: modules[name].state_dict() for name in ("model", "local", "own-control") if name in modules}
+        networks = {name: modules[name].state_dict() for name in ("model", "local", *apart) if name in modules}
         travels = {name for group in ("model", "body", "buffers", "personal") for name in reply.groups.get(group, {})}
         public = [tensor for group in asked.groups.values() for tensor in group.values()]
-        untrained = reply.groups and not reply.groups.keys() - {"statistics", "selector", "moments"}
+        untrained = reply.groups and not reply.groups.keys() - {"statistics", "channels", "selector", "moments"}
         if asked.facts["task"] == "round" and not untrained:
             kept[site] += [
-                (f"{network}/{name}" if network == "own-control" else name, tensor.clone())
+                (f"{network}/{name}" if network in apart else name, tensor.clone())
                 for network, tensors in networks.items()
                 for name, tensor in tensors.items()
-                if (network == "own-control" or name not in travels)
+                if (network in apart or name not in travels)
                 and not (name in flat and torch.allclose(tensor, first[name], rtol=0, atol=1e-8))
                 and not any(torch.equal(tensor, known) for known in public)
             ]
@@ -650,14 +651,17 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
         "fedavg": 0,
         "fedprox": 0,
         "fedbn": 10,
-        "fedper": 2,
+        **dict.fromkeys(("fedper", "fedrep"), 2),
+        "silobn": 6,
         "harmofl": 0,
-        **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "moon"), 0),
-        "scaffold": len(list(study.participants[A].state.model.parameters())),
+        **dict.fromkeys(["fedrdn", *WEIGHED], 0),
+        **dict.fromkeys(("fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "moon", "cyclic"), 0),
+        **dict.fromkeys(("scaffold", "feddyn"), len(list(study.participants[A].state.model.parameters()))),
         **dict.fromkeys(FEDSM, 0),
         "local": all_of_it,
         **dict.fromkeys(("adafed", "d-adafed", "f-adafed"), 10),
         **dict.fromkeys(PERSONAL, all_of_it),
+        "fedrod": 2 + 2,  # its own head, and the sum of both
         "pfedme": all_of_it - 2,
         "per-fedavg": all_of_it - 2,  # its one step moves no bias in front of batch norm
     }
@@ -766,7 +770,7 @@ class Counted(Dataset):
         return self.cases[index]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", all_but_newer(*METHODS))
 def test_test_data_are_touched_once_and_at_the_end(method: str, tmp_path: Path) -> None:
     plan = make_plan(method, *SMALL)
     data = {}
@@ -789,8 +793,8 @@ def test_test_data_are_touched_once_and_at_the_end(method: str, tmp_path: Path) 
     summary = study.run()
     for site in SITES:
         assert (data[site].test.looks == 1).all()
-        looks = plan.rounds + 1 + (method in FEDSM)
-        assert (data[site].validation.looks == looks).all()  # also before the first round, and for the super model
+        looks = plan.rounds + 1 + (method in FEDSM) + (plan.rounds - 1) * (method == "fedce")
+        assert (data[site].validation.looks == looks).all()  # also before round 1, and of other models
         assert summary.sites[site].test["cases"] == len(data[site].test)
 
 

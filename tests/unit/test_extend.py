@@ -27,7 +27,6 @@ from medsilo.cli import main
 from medsilo.core import distribution
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.package import package_facts
-from medsilo.course.workbench import Workbench
 from medsilo.federation.accepting import check_packages
 from medsilo.federation.asking import Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
@@ -36,9 +35,8 @@ from medsilo.federation.participant import Participant
 from medsilo.flare import simulator
 from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.wire import to_parcel, to_shareable
-from medsilo.learning.loop import Compute, Lesson, batches, train_epoch
+from medsilo.learning.loop import Compute, batches
 from medsilo.learning.seeds import generator_for
-from medsilo.learning.training import Training
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
@@ -128,9 +126,9 @@ def a_distribution(place: Path, name: str, entries: str, **modules: str) -> Path
 # ---------------------------------------------------------------------------------------------------- the page
 def test_what_the_page_builds_is_short() -> None:
     lengths = {name: len(text.splitlines()) for name, text in files_of_page().items() if name.endswith(".py")}
-    assert set(lengths) == {f"acme_gait/{name}.py" for name in ("task", "network", "fedrep")}
+    assert set(lengths) == {f"acme_gait/{name}.py" for name in ("task", "network", "lg_fedavg")}
     assert max(lengths.values()) <= 45 and sum(lengths.values()) / len(lengths) < 40
-    assert sum(1 for line in files_of_page()["acme_gait/fedrep.py"].splitlines() if line) < 40
+    assert sum(1 for line in files_of_page()["acme_gait/lg_fedavg.py"].splitlines() if line) < 40
 
 
 def test_the_pages_commands_run_and_both_engines_agree(
@@ -144,8 +142,8 @@ def test_the_pages_commands_run_and_both_engines_agree(
     for _, *arguments in commands_of_page():
         assert main([*arguments, *(["--device", "cpu"] if arguments[0] == "run" else [])]) == 0
     assert NAME in capsys.readouterr().out
-    fedrep = yaml.safe_load((tmp_path / "runs/fedrep/plan.yaml").read_text())
-    assert fedrep["algorithm"]["head_epochs"] == 2 and fedrep["packages"] == {NAME: distribution.facts_of(NAME)}
+    lg_fedavg = yaml.safe_load((tmp_path / "runs/lg-fedavg/plan.yaml").read_text())
+    assert lg_fedavg["algorithm"]["layers"] == 1 and lg_fedavg["packages"] == {NAME: distribution.facts_of(NAME)}
     one, other = (tmp_path / "runs" / name for name in ("gait", "same"))
     plans = [yaml.safe_load((run / "plan.yaml").read_text()) for run in (one, other)]
     assert plans[0] == plans[1]
@@ -156,101 +154,50 @@ def test_the_pages_commands_run_and_both_engines_agree(
         assert all(value.equal(tensors[1][name]) for name, value in tensors[0].items())
 
 
-# ---------------------------------------------------------------------------------------------------- FedRep
-class Scale(nn.Module):
-    """x times a number. A head is told by its layer's type, so this is body."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.tensor(factor))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.factor * x
-
-
-def test_fedrep_fits_the_head_first_and_then_the_body(acme: Path) -> None:
-    """(h b x − t)² with x = t = 1, b = 2, h = 1 and steps of 0.1, by hand."""
-    model = nn.Sequential(Scale(2.0), nn.Linear(1, 1, bias=False))
-    torch.nn.init.ones_(model[1].weight)
-    seen: list[tuple[float, float]] = []
-    case = torch.ones(1, 1)
-
-    def epoch(lessons: Sequence[Lesson], number: int) -> float:
-        loss = train_epoch(iter([(case, case)]), lessons, CPU)
-        seen.append((model[0].factor.item(), model[1].weight.item()))
-        return loss
-
-    training = Training(learning_rate=0.1)
-    optimizers = {"model": training.make_optimizer(model.parameters())}
-    bench = Workbench(
-        *("a", ["a"], {"model": model}, optimizers, training, functional.mse_loss, CPU, epoch),
-        *(lambda: iter([(case, case)]), 1, 1, torch.Generator(), None),
-    )
-    loss = registry.METHODS["fedrep"]().work(bench)
-    # ∂h = 2 (hb − 1) b: 4, then 0.8. ∂b = 2 (hb − 1) h = 2 · 0.04 · 0.52.
-    assert seen == [pytest.approx(pair, abs=1e-6) for pair in ((2, 0.6), (2, 0.52), (2 - 0.00416, 0.52))]
-    assert loss == pytest.approx(0.04**2, abs=1e-6)
-    assert all(parameter.requires_grad for parameter in model.parameters())
+# ---------------------------------------------------------------------------------------------------- LG-FedAvg
+def round_by_hand(plan: Plan, model: nn.Module, site: str, cases: Dataset, number: int) -> None:
+    """A site's round in plain PyTorch."""
+    model.train()
+    order = generator_for(plan.seed, site, "shuffle", number, 0)
+    for inputs, targets in batches(cases, plan.training.batch_size, CPU, order):
+        gradients = torch.autograd.grad(functional.cross_entropy(model(inputs), targets), list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= plan.training.learning_rate * gradient
 
 
-def fedrep_by_hand(plan: Plan, site: str, cases: Dataset) -> list[dict[str, torch.Tensor]]:
-    """A site's first round in plain PyTorch: its tensors after each epoch."""
-    model = plan.build_networks()["model"].train()
-    head = list(model[-1].parameters())
-    others = [parameter for layer in model[:-1] for parameter in layer.parameters()]
-    after = []
-    for epoch, learns in enumerate((head, head, others)):
-        statistics = {name: tensor.clone() for name, tensor in model[1].named_buffers()}
-        order = generator_for(plan.seed, site, "shuffle", 1, epoch)
-        for inputs, targets in batches(cases, plan.training.batch_size, CPU, order):
-            gradients = torch.autograd.grad(functional.cross_entropy(model(inputs), targets), learns)
-            with torch.no_grad():
-                for parameter, gradient in zip(learns, gradients, strict=True):
-                    parameter -= plan.training.learning_rate * gradient
-            if learns is head:
-                model[1].load_state_dict(statistics, strict=False)
-        after.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-    return after
-
-
-def test_a_round_of_fedrep_is_that_by_hand_and_no_head_travels(acme: Path, data: Path, tmp_path: Path) -> None:
-    plan = make_plan("fedrep", *GAIT, "training.rounds=1", "training.momentum=0")
+def test_lg_fedavg_shares_its_last_layer_and_no_body_travels(acme: Path, data: Path, tmp_path: Path) -> None:
+    plan = make_plan("lg-fedavg", *GAIT, "training.momentum=0")
     settings = SiteSettings(device="cpu", data=data, packages=[NAME])  # type: ignore[arg-type]
     sites = {site: Participant(plan, site, SITES, settings, tmp_path / "sites" / site) for site in SITES}
-    sent: dict[str, Parcel] = {}
+    travelled: set[str] = set()
 
     class Listening(Loop):
         def ask(self, names: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Any:
             def hear(site: str, reply: Parcel) -> None:
-                assert all(head.isdisjoint(tensors) for tensors in reply.groups.values())
-                if reply.facts["task"] == "round":
-                    sent[site] = reply
+                travelled.update(*reply.groups.values())
                 receive(site, reply)
 
             return super().ask(names, outgoing, hear, timeout)
 
-    head = {"5.weight", "5.bias"}
     Coordinator(plan, SITES, Listening(sites), Record(tmp_path), "in-process").run()
-    bodies, heads = {}, {}
-    for site in SITES:
-        start = plan.build_networks()["model"].state_dict()
-        first, second, third = fedrep_by_hand(plan, site, sites[site].data.train)
-        assert all(second[name].equal(start[name]) for name in start.keys() - head)
-        assert all(third[name].equal(second[name]) for name in head) and not first["5.bias"].equal(second["5.bias"])
-        assert not third["0.weight"].equal(second["0.weight"])
-        bodies[site] = {name: third[name] for name in start.keys() - head}
-        heads[site] = {name: third[name] for name in head}
-        assert sent[site].groups.keys() == {"body"} and sent[site].groups["body"].keys() == bodies[site].keys()
-        for name, tensor in bodies[site].items():
-            torch.testing.assert_close(sent[site].groups["body"][name], tensor)
-    for site in SITES:  # all have as many cases: the mean is plain
+    head = {"5.weight", "5.bias"}
+    assert travelled == head
+    models = {site: plan.build_networks()["model"] for site in SITES}
+    for number in (1, 2):
+        for site, model in models.items():
+            round_by_hand(plan, model, site, sites[site].data.train, number)
+        states = [model.state_dict() for model in models.values()]
+        for name in head:  # all have as many cases: the mean is plain
+            mean = sum(state[name] for state in states) / len(states)
+            for state in states:
+                state[name].copy_(mean)
+    for site, model in models.items():
         ends = load_file(tmp_path / "sites" / site / "last.safetensors")
-        for name in head:
-            torch.testing.assert_close(ends[name], heads[site][name])
-        for name in bodies[site].keys() - {"1.num_batches_tracked"}:
-            torch.testing.assert_close(ends[name], sum(bodies[one][name] for one in SITES) / len(SITES))
-    one, other = (heads[site]["5.weight"] for site in SITES[:2])
-    assert not torch.allclose(one, other)
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(ends[name], tensor)
+    one, other = (models[site].state_dict() for site in SITES[:2])
+    assert not torch.allclose(one["0.weight"], other["0.weight"])
 
 
 # ---------------------------------------------------------------------------------------------------- who allows it

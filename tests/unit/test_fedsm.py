@@ -35,7 +35,7 @@ from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.task import Cases
 from medsilo.tasks.volumes import Volume, write_volume
-from tests.conftest import PERSONAL, SITES, make_plan, slow_but
+from tests.conftest import INSIDE_FEDSM, SITES, make_plan, slow_but
 from tests.unit.test_algorithms import CPU, listen
 from tests.unit.test_coordinator import Answers, Study, assert_equal
 from tests.unit.test_report import Page
@@ -684,7 +684,7 @@ def test_afterwards_only_the_selector_learns(method: str, tmp_path: Path) -> Non
 
 
 # ---------------------------------------------------------------------------------------------------- Table 6
-@pytest.mark.parametrize("method", [method for method in PERSONAL if method != "mr-mtl"])
+@pytest.mark.parametrize("method", INSIDE_FEDSM)
 def test_another_method_makes_the_personal_models_as_it_does_alone(method: str, tmp_path: Path) -> None:
     """The selector learns beside it from the same batches and changes nothing of it."""
     plan = planned(f"algorithm.personal_method.name={method}")

@@ -1,12 +1,19 @@
 """FLamby's tables: the data as its protocol has them, the published facts, and the verdict on a cell."""
 
-import csv
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.flamby_better import Candidate, Trials, chosen, first_alone, held_out
+from benchmarks.results.patients import write_patients
 from medsilo.cli import main
+from medsilo.plan import load_plan
+from medsilo.site.settings import make_settings
 from medsilo.study.flamby import BENCHMARKS, BRCA, HEART, PublishedCell, Work, published, read_heart, write_tables
+from medsilo.tasks.own.patient_table import PatientTable
+from tests.patients import write_hearts
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 with_data = pytest.mark.skipif(
@@ -19,7 +26,8 @@ def test_five_published_seeds_stand_for_every_cell() -> None:
     assert {len(scores) for scores in told.values()} == {5}
     single = {"heart_uci": 4, "tcga_brca": 6}
     for benchmark in BENCHMARKS:
-        methods = {*benchmark.rates, "pooled", *(f"single {n}" for n in range(single[benchmark.folder]))}
+        methods = {*benchmark.rates, "pooled", *(f"personal {one}" for one in benchmark.personal)}
+        methods |= {*(f"single {n}" for n in range(single[benchmark.folder]))}
         assert {method for own, method in told if own == benchmark.folder} == methods
     assert sum(told["tcga_brca", "fedadam"]) / 5 == pytest.approx(0.842, abs=5e-4)
     assert sum(told["heart_uci", "fedavg"]) / 5 == pytest.approx(0.748, abs=5e-4)
@@ -34,13 +42,14 @@ def test_a_cell_agrees_within_two_standard_errors() -> None:
     assert PublishedCell("set", "fedavg", "all", far, theirs).row()[-1] == "DIFFERS"
 
 
-def test_lines_without_a_value_are_left_out_and_two_columns_become_dummies(tmp_path: Path) -> None:
-    for name in ("cleveland", "hungarian", "switzerland", "va"):
-        rows = [[50 + n, 1, 1 + n % 4, 130, 200, 0, n % 3, 150, 0, 1.5, 2, 0, 3, n % 2] for n in range(12)]
-        rows += [[60, 1, 1, "?", 200, 0, 0, 150, 0, 1.5, 2, 0, 3, 0], [60, 1, 1, 0, 200, 0, 0, 150, 0, 1.5, 2, 0, 3, 0]]
-        with (tmp_path / f"processed.{name}.data").open("w", newline="") as file:
-            csv.writer(file).writerows(rows)
-    lines = read_heart(tmp_path)["va"]
+@pytest.fixture
+def hearts(tmp_path: Path) -> Path:
+    write_hearts(folder := tmp_path / HEART.folder)
+    return folder
+
+
+def test_lines_without_a_value_are_left_out_and_two_columns_become_dummies(hearts: Path) -> None:
+    lines = read_heart(hearts)["va"]
     assert [list(line.values())[8:14] for line in lines[:2]] == [[0, 0, 0, 0, 0, 0], [1, 0, 0, 1, 0, 1]]
     assert [sum(line["part"] == part for line in lines) for part in ("train", "test")] == [7, 5]
     assert len(lines[0]) == 13 + 2
@@ -51,6 +60,38 @@ def test_it_says_which_files_to_put_where(tmp_path: Path, capsys: pytest.Capture
     told = capsys.readouterr()
     assert "processed.cleveland.data" in told.out and "brca.csv, train_test_split.csv" in told.out
     assert "no set is there" in told.err
+
+
+@pytest.mark.slow
+def test_ways_of_training_are_chosen_without_a_test_case(hearts: Path, tmp_path: Path) -> None:
+    short = replace(HEART, rounds=1, training={"local_steps": 2, "batch_size": 4})
+    lines = read_heart(hearts)
+    held = held_out(lines, 0)
+    for site, own in held.items():
+        trained = [line for line in lines[site] if line["part"] == "train"]
+        assert [line | {"part": ""} for line in own] == [line | {"part": ""} for line in trained]
+        assert sum(line["part"] == "test" for line in own) == 2  # a quarter of seven, rounded up
+    trials = [
+        Trials(short, held_out(lines, number), tmp_path, f"draw {number}", tmp_path / "cells") for number in (0, 1)
+    ]
+    plain, steep = Candidate("cyclic", 0.01), Candidate("fedavg", 10.0, ("training.momentum=0.9",))
+    best, means = chosen(trials, [plain, steep])
+    assert means[best] == max(means.values()) and means == chosen(trials, [plain, steep])[1]
+    kept = json.loads((tmp_path / "cells" / "heart_uci.json").read_text())
+    assert sorted(kept) == sorted(f"draw {number} {number} {one}" for number in (0, 1) for one in (plain, steep))
+    assert all(0 <= first_alone(trial.work, 42) <= 1 for trial in trials)
+
+
+@pytest.mark.parametrize("plan", ["heart", "brca"])
+def test_the_plans_of_the_patients_page_read_what_it_writes(
+    plan: str, hearts: Path, root: Path, tmp_path: Path
+) -> None:
+    own = load_plan(root / f"benchmarks/results/plans/{plan}.yaml")
+    assert isinstance(own.task, PatientTable)
+    if plan == "heart":
+        written = write_patients(hearts, tmp_path / "tables")
+        data = own.task.site_data("va", own.participation.sites, 0, make_settings({"data": str(written)}, "test").data)
+        assert [len(part) for part in (data.train, data.validation, data.test)] == [6, 1, 5]
 
 
 @with_data

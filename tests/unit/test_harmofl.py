@@ -168,7 +168,8 @@ def test_bands_differ_and_leave_every_site_with_the_same_model(band: str) -> Non
 
 # ---------------------------------------------------------------------------------------------------- composition
 HALVES = ["algorithm.amplitude={}", "algorithm.perturbation={}"]
-OTHERS = [method for method in METHODS if method not in ("harmofl", *FEDSM)]
+# FedRDN has an input layer of its own; Cyclic's sites do not all train in the round that measures (test_cyclic.py).
+OTHERS = [method for method in METHODS if method not in ("harmofl", "fedrdn", "cyclic", *FEDSM)]
 
 
 def assert_same_models(one: inprocess.StudyResult, other: inprocess.StudyResult) -> None:

@@ -182,7 +182,7 @@ def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: l
         return
     fresh = site_of(plan, tmp_path / "fresh").answer(asked)
     keeps_optimizer = plan.training.optimizer_state == "keep" and method != "fednova"  # momentum starts afresh there
-    keeps = method in ("fedbn", "fedper", "local") or keeps_optimizer or changes
+    keeps = method in ("fedbn", "silobn", "fedper", "local") or keeps_optimizer or changes
     same = all(torch.equal(t, fresh.groups[g][n]) for g, group in reply.groups.items() for n, t in group.items())
     assert same == (not keeps) or method == "local"
     if method == "local":

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from medsilo.learning.personal import MetaGradient, adapt, moreau
 from medsilo.learning.training import Training
 from medsilo.registry import METHODS
 from medsilo.site.settings import SiteSettings
-from tests.conftest import PERSONAL, SITES, make_plan
+from tests.conftest import PERSONAL, SITES, all_but_newer, make_plan
 
 CPU = Compute()
 RATE, MOMENTUM, DECAY, EPOCHS, ROUNDS = 0.2, 0.9, 0.01, 2, 2
@@ -225,18 +226,10 @@ def study_by_hand(case: Case, start: Array) -> list[dict[str, Array]]:
 class Site:
     """One site with the method's real networks, and a workbench without a participant around it.
 
-    The network is softmax regression of the mean over four equal time steps, so that a selector can read the cases.
+    Each case is four equal time steps, so that a selector can read it.
     """
 
-    def __init__(self, name: str, algorithm: Algorithm, start: Array) -> None:
-        def build() -> nn.Module:
-            layer = nn.Conv1d(4, 3, 1)
-            model = nn.Sequential(layer, nn.AdaptiveAvgPool1d(1), nn.Flatten()).double()
-            with torch.no_grad():
-                layer.weight.copy_(torch.tensor(start[:, :4, None]))
-                layer.bias.copy_(torch.tensor(start[:, 4]))
-            return model
-
+    def __init__(self, name: str, algorithm: Algorithm, build: Callable[[], nn.Module]) -> None:
         torch.manual_seed(0)  # of a selector, if there is one
         self.modules = algorithm.networks(Blueprint(build, (4, 4), 4, tuple(SIZES)))
         for module in self.modules.values():
@@ -252,16 +245,33 @@ class Site:
         self.bench = Workbench(
             *(name, list(SIZES), self.modules, optimizers, TRAINING, loss, CPU),
             *(self.epoch, lambda: iter(self.data), SIZES[name], len(self.data), torch.Generator(), None),
+            labels=lambda: np.bincount(np.concatenate([y for _, y in self.data]), minlength=3).tolist(),
         )
 
     def epoch(self, lessons: Sequence[Lesson], number: int, most: int | None = None) -> float:
-        return train_epoch(iter(in_epoch(self.data, number)), lessons, CPU)
+        return train_epoch(iter(in_epoch(self.data, number)[:most]), lessons, CPU)
 
     def receive(self, groups: dict[str, dict[str, Tensor]]) -> None:
         with torch.no_grad():
             for group, tensors in views(self.phase.given, self.modules).items():
                 for name, tensor in tensors.items():
                     tensor.copy_(groups[group][name])
+        for group in self.phase.given:
+            group.arrived(self.modules, True)
+
+
+def regression(start: Array) -> Callable[[], nn.Module]:
+    """Return what builds softmax regression of the mean over time."""
+
+    def build() -> nn.Module:
+        layer = nn.Conv1d(4, 3, 1)
+        model = nn.Sequential(layer, nn.AdaptiveAvgPool1d(1), nn.Flatten()).double()
+        with torch.no_grad():
+            layer.weight.copy_(torch.tensor(start[:, :4, None]))
+            layer.bias.copy_(torch.tensor(start[:, 4]))
+        return model
+
+    return build
 
 
 def theta_of(tensors: dict[str, Tensor]) -> Array:
@@ -269,21 +279,24 @@ def theta_of(tensors: dict[str, Tensor]) -> Array:
     return torch.cat([weight.flatten(1), bias[:, None]], 1).detach().numpy().copy()
 
 
-def study(case: Case, start: Array, algorithm: Algorithm | None = None) -> list[dict[str, Array]]:
-    algorithm = algorithm or METHODS[case.name](**case.numbers)
-    sites = {name: Site(name, algorithm, start) for name in SIZES}
-    groups = sites["a"].phase.groups
+def curve_of(
+    algorithm: Algorithm, build: Callable[[], nn.Module], of: Callable[[dict[str, Tensor]], Any]
+) -> list[dict]:
+    """Return what each site has, and all share, after 0, 1, ... rounds. of: what is compared of tensors."""
+    sites = {name: Site(name, algorithm, build) for name in SIZES}
+    first = sites["a"]
+    groups = [group for group in first.phase.groups if group.of(first.modules)]
     mixers = {group.name: group.mix(SERVER) for group in groups}
     for group in groups:
-        first = group.of(sites["a"].modules)
-        mixers[group.name].start(SIZES, {name: tensor.clone() for name, tensor in first.items()})
+        mixers[group.name].start(SIZES, {name: tensor.clone() for name, tensor in group.of(first.modules).items()})
+    shared = mixers.get("global", mixers[groups[0].name])
     curve = []
     for number in range(ROUNDS + 1):
         for name, site in sites.items():
             site.receive({group: mixer.current(name) for group, mixer in mixers.items()})
             algorithm.personalise(site.bench)
-        ends = {name: theta_of(site.modules["model"].state_dict()) for name, site in sites.items()}
-        curve.append(ends | {"shared": theta_of(mixers["global"].current("a"))})
+        ends = {name: of(site.modules["model"].state_dict()) for name, site in sites.items()}
+        curve.append(ends | {"shared": of(shared.current("a"))})
         if number == ROUNDS:
             break
         for mixer in mixers.values():
@@ -291,14 +304,15 @@ def study(case: Case, start: Array, algorithm: Algorithm | None = None) -> list[
         for name, site in sites.items():
             site.phase.work(site.bench)
             for group in groups:
-                sent = {key: tensor.clone() for key, tensor in group.of(site.modules).items()}
+                sent = {key: tensor.detach().clone() for key, tensor in group.of(site.modules).items()}
                 mixers[group.name].add(name, sent, SIZES[name])
         for mixer in mixers.values():
             mixer.finish()
-    for site in sites.values():  # what other phases send is what was evaluated last
-        for group in (group for phase in site.others for group in phase.sent):
-            assert np.array_equal(theta_of(group.of(site.modules)), theta_of(site.modules["model"].state_dict()))
     return curve
+
+
+def study(case: Case, start: Array, algorithm: Algorithm | None = None) -> list[dict[str, Array]]:
+    return curve_of(algorithm or METHODS[case.name](**case.numbers), regression(start), theta_of)
 
 
 @pytest.fixture(scope="module")
@@ -339,7 +353,7 @@ def test_the_cases_differ(start: Array) -> None:
 
 def test_alpha_moves_at_every_site_and_stays_a_share(start: Array) -> None:
     algorithm = METHODS["apfl"](alpha=1.0, adaptive=True)
-    site = Site("a", algorithm, start)
+    site = Site("a", algorithm, regression(start))
     with torch.no_grad():
         site.modules["local"][0].weight.add_(torch.tensor([[[3.0]], [[-5.0]], [[1.0]]]))
     seen = []
@@ -496,7 +510,7 @@ def test_the_lead_gets_the_shared_network_and_every_site_ends_with_its_own(tmp_p
         assert not (tmp_path / method / "global" / "best.safetensors").exists()  # chosen by each site for itself
 
 
-@pytest.mark.parametrize("method", PERSONAL)
+@pytest.mark.parametrize("method", all_but_newer(*PERSONAL))
 def test_half_precision_at_a_site(method: str) -> None:
     changes = {"apfl": ["algorithm.adaptive=true"], "per-fedavg": ["algorithm.variant=hessian-free"]}
     plan = make_plan(method, *SMALL, "training.rounds=1", *changes.get(method, []))

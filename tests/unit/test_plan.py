@@ -340,11 +340,16 @@ OF_A_TABLE = ("task.labels=[a,b,c]", "network.name=mlp", "network.norm=batch")  
 
 
 @pytest.mark.parametrize("method", slow_but(["fedavg", "harmofl", "fedsm"], [*METHODS, "central"]))
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "nnunet"])  # test_nnunet_task.py has plans for it
 def test_the_resolved_plan_is_the_plan(method: str, task: str, tmp_path: Path) -> None:
     if method == "harmofl" and task in ("activity-windows", "table"):
         pytest.skip("HarmoFL needs images, or windows of a size that the plan knows")
-    plan = make_plan(method, f"task.name={task}", *(OF_A_TABLE if task == "table" else ()))
+    if method == "fedrdn" and task == "table":
+        pytest.skip("FedRDN needs images or windows")
+    own = [f"task.name={task}", *(OF_A_TABLE if task == "table" else ())]
+    if method == "fedrod" and make_plan("fedavg", *own).task.segments:
+        pytest.skip("FedRoD needs classes of cases")
+    plan = make_plan(method, *own)
     written = from_text(tmp_path, plan.to_yaml())
     assert written == plan
     assert written.hash == plan.hash

@@ -15,7 +15,8 @@ from medsilo.cli import main
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import save_tensors, write_text
 from medsilo.deploy import Origin, SuperModel, assemble
-from medsilo.deploy.predict import masks_for, predict
+from medsilo.deploy.images import masks_for
+from medsilo.deploy.predict import predict
 from medsilo.deploy.source import Source, open_source
 from medsilo.models.small_cnn import SmallCnn
 from medsilo.tasks.scans import read_scan
@@ -315,7 +316,7 @@ def test_a_task_without_images_is_refused_before_anything_is_read(tmp_path, caps
     write_run(tmp_path / "run", make_plan(), "global/best.safetensors")
     assert main(["predict", str(tmp_path / "run"), str(tmp_path), "-o", str(tmp_path / "out")]) == 1
     told = capsys.readouterr().err
-    assert "reads no image files; give a model of image-folder or nifti-folder" in told
+    assert "reads no image files; give a model of image-folder, dicom-folder or nifti-folder" in told
 
 
 def test_images_of_one_name_get_their_folders_name() -> None:

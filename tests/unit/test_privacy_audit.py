@@ -49,8 +49,9 @@ def test_training_that_keeps_its_claim_is_not_accused() -> None:
 
 @pytest.mark.slow
 def test_sampled_training_that_keeps_its_claim() -> None:
+    """Its claim is a third of what the same noise costs without sampling, so batches of all cases would exceed it."""
     found = audited(0, 1000, rate=0.5)
-    assert found.holds and found.estimate > 0.1
+    assert found.holds and found.claimed < 0.4 * audited(0, 4).claimed
 
 
 @pytest.mark.slow

@@ -75,7 +75,14 @@ def harmofl(*changes: str) -> Plan:
 
 
 @pytest.mark.parametrize(
-    "plan", [harmofl(), promised("adafed"), promised("d-adafed"), promised("adafed", "algorithm.refresh=1")]
+    "plan",
+    [
+        harmofl(),
+        promised("adafed"),
+        promised("d-adafed"),
+        promised("fedrdn"),
+        promised("adafed", "algorithm.refresh=1"),
+    ],
 )
 def test_each_release_is_charged_and_all_together_keep_the_promise(plan: Plan) -> None:
     site = at(plan)

@@ -30,6 +30,7 @@ FILE = ["algorithm.pretraining.source=file", "privacy.statistics.epsilon=0.5"]
 MORE = {
     "harmofl": ["algorithm.amplitude=null"],
     "fedbn": ["algorithm.keeps=norms"],
+    "fedrdn": ["privacy.statistics.epsilon=0.5"],
     "adafed": ["algorithm.keeps=norms", *FILE],
     "d-adafed": FILE,
     "fedsm": STEPS,

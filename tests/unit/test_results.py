@@ -12,16 +12,18 @@ from benchmarks.results import __main__ as command_line
 from benchmarks.results.har import in_order, shifted, write_windows
 from benchmarks.results.making import Comparison, Places, comparisons, make
 from benchmarks.results.page import END, command, document
-from benchmarks.results.pages import PAGES, Page, Part
+from benchmarks.results.pages import BRCA, HEART, PAGES, Page, Part
 from medsilo.core.errors import DataError
 from medsilo.study.cells import Row
 from tests.conftest import slow_but, wanted
+from tests.patients import write_hearts, write_survival
 from tests.unit.test_nuclei import draw
 
 THREE = "participation.sites=[a,b,c]"
 SMALL = {
     "activity-windows": ("participation.sites=[subject_01,subject_02,subject_03]",),
     "nuclei": ("task.size=16", "network.features=[2, 4]"),
+    "table": (),
     "synthetic-activity": ("task.persons=3", "task.windows=4", "task.steps=32", THREE),
     "synthetic-histology": ("task.patients=4", "task.patches=4", "task.size=32", THREE),
     "synthetic-prostate": ("task.patients=3", "task.slices=3", "task.size=32", "network.features=[2, 4]", THREE),
@@ -34,6 +36,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     """Drawn data in the form of the real ones."""
     data = tmp_path_factory.mktemp("data")
     draw(data / "nuclei_he", images=9)
+    write_hearts(data / HEART)
+    write_survival(data / BRCA)
     (data / "har_uci").mkdir()
     for number in range(1, 4):
         np.savez(data / "har_uci" / f"subject_{number:02}.npz", **people(number))
@@ -60,7 +64,7 @@ def tiny(part: Part, seeds: int = 1, rows: tuple[str, ...] = ()) -> Part:
     """A part with a round of two rows: the one that all are held against, and the local one."""
     chosen = {part.against, *rows, "local"}
     kept = tuple(row for row in part.rows if Row.parse(row).title in chosen)
-    task = part.task or ("nuclei" if part.data == "nuclei_he" else "")
+    task = part.task or {"nuclei_he": "nuclei", HEART: "table", BRCA: "table"}.get(part.data, "")
     named = [change.removeprefix("task.name=") for change in part.changes if change.startswith("task.name=")]
     task = task or (named[0] if named else "synthetic-histology")
     changes = (*part.changes, *SMALL[task], "training.rounds=1")
@@ -80,7 +84,7 @@ def test_every_plan_of_every_page_is_in_order(places: Places) -> None:
 
 
 def test_every_page_that_compares_methods_is_in_the_table(root: Path) -> None:
-    others = {"attacks", "heart-dp"}  # which have commands of their own
+    others = {"advise", "attacks", "heart-dp"}  # which have commands of their own
     assert {path.stem for path in (root / "docs" / "results").glob("*.md")} == {*PAGES, *others}
 
 

@@ -15,7 +15,7 @@ from medsilo.plan import Plan
 from medsilo.report.page import render
 from medsilo.report.read import read_all
 from medsilo.site.settings import SiteSettings
-from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, make_plan, slow_but
+from tests.conftest import PERSONAL, PLAIN, SITES, STEPPING, long_if_newer, make_plan, slow_but
 
 SETTINGS = SiteSettings(device="cpu", smallest_average=1)
 # Training turns a difference in the last digit into one in the third, in clear as well (a rectifier that just opens);
@@ -66,13 +66,13 @@ def test_sealed_models_are_those_of_clear_mixing(method: str, mode: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [*READ_AT_SITES, *STEPPING])
+@pytest.mark.parametrize("method", long_if_newer([*READ_AT_SITES, *STEPPING]))
 def test_pairwise_gives_clear_mixing_after_ten_rounds(method: str) -> None:
     assert furthest(run(method, "none", "training.rounds=10"), run(method, "pairwise", "training.rounds=10")) <= 1e-5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", READ_AT_SITES)
+@pytest.mark.parametrize("method", long_if_newer(READ_AT_SITES))
 def test_group_gives_clear_mixing_after_ten_rounds(method: str) -> None:
     assert furthest(run(method, "none", "training.rounds=10"), run(method, "group", "training.rounds=10")) <= 1e-5
 

@@ -386,3 +386,12 @@ def test_every_key_is_explained(root: Path) -> None:
     text = (root / "docs" / "your-data.md").read_text(encoding="utf-8")
     assert [key for key in PatientTable.model_fields if f"`{key}`" not in text and f"{key}:" not in text] == ["fold"]
     assert issubclass(type(plan_of(**KINDS["survival"]).task._family), Survival)
+
+
+def test_settings_that_were_written_out_read_the_same_table(tmp_path: Path) -> None:
+    """As trainers and the command line get them: every key is said then, and no table needs a patient for that."""
+    write(tmp_path, [row[1:] for row in lines()], HEAD[1:])
+    said = make_settings({"data": {**described(tmp_path), "columns": {}}}, "a test")
+    again = make_settings(said.model_dump(mode="json"), "a test")
+    one, other = (plan_of().task.site_data("a", SITES, 0, settings.data) for settings in (said, again))
+    assert torch.equal(one.train.inputs, other.train.inputs) and one.test.patients == other.test.patients

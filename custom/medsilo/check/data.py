@@ -9,6 +9,7 @@ from medsilo.tasks.survey import Survey
 
 NOT_TOLD = "not told"
 SMALL = 10  # patients of whom a score says little
+IDENTIFIERS = "Training reads PatientID alone, to keep a patient in one part; none of them is kept or leaves."
 UNEVEN = 20  # times as many cases of one class as of another are worth a word
 SEVERITY: dict[str, Severity] = {"stops": "stops", "left out": "note", "note": "note"}
 
@@ -83,12 +84,17 @@ def data_tables(survey: Survey, plan: Plan, least: int) -> list[Table]:
         *_along("size", "voxels", survey.size),
         *_along("spacing", "mm", survey.spacing),
         *_along("intensity", "", (survey.intensity,) if survey.intensity else None),
+        *_along("recordings", "s", (survey.seconds,) if survey.seconds else None),
     ]
     if ranges:
         tables.append(Table("Ranges", ("quantity", "least", "greatest"), ranges))
     if survey.label_values:
         values = ", ".join(sorted(survey.label_values, key=_number_first))
         tables.append(Table("Label values", ("in the files",), [[values]]))
+    if survey.identifiers:
+        counts = shown_counts(list(survey.identifiers.values()), least, exclusive=False)
+        lines = [[name, count] for name, count in zip(survey.identifiers, counts, strict=True)]
+        tables.append(Table("Identifiers in DICOM headers", ("element", "series"), lines, IDENTIFIERS))
     return tables
 
 

@@ -66,7 +66,7 @@ def rehearse(
 
     The networks begin as they do in the study; what a site would be sent later is not known and left as it begins.
     """
-    settings = settings.model_copy(update={"records": folder})  # nothing of it counts
+    settings = settings.model_copy(update={"records": folder, "approval": "none"})  # nothing of it counts, or leaves
     Participant(plan, site, sites, settings, folder, data)  # all that is asked before the first round
     short = plan.with_changes(["training.local_epochs=1", "training.local_steps=null", "training.truncate=false"])
     tried, seen = [], set[str]()

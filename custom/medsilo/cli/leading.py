@@ -144,7 +144,13 @@ def watch(
     kit: options.Kit,
     live: Annotated[
         Path | None,
-        typer.Option(metavar="PAGE", parser=options.output_file, help="a page that is rewritten after every round"),
+        typer.Option(
+            "--live",
+            "--page",
+            metavar="PAGE",
+            parser=options.output_file,
+            help="a page that is rewritten after every round",
+        ),
     ] = None,
 ) -> int:
     """Show a job's rounds, one line per site, until it ends.

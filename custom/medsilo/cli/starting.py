@@ -1,4 +1,4 @@
-"""The command for whoever has a folder of images and nothing else yet: init."""
+"""The command for whoever has a folder of images or recordings and nothing else yet: init."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def init(
     screen: Screen,
     folder: Annotated[
-        Path | None, typer.Argument(help="the images and labels, of one hospital or with a folder for each")
+        Path | None, typer.Argument(help="images and labels, or recordings; of one hospital or with a folder for each")
     ] = None,
     *,
     out: Annotated[
@@ -43,12 +43,12 @@ def init(
     ] = None,
     device: options.Device = None,
 ) -> int:
-    """Look at a folder of images, and write medsilo.yaml and a job for it, with the reason for each choice.
+    """Look at a folder of images or recordings; write medsilo.yaml and a job for it, with the reason for each choice.
 
     Checks them, trains two rounds alone, and shows on a page what was found. Overwrites nothing (docs/start.md).
     """
     if (folder is None) == (example is None):
-        return screen.fail(MedsiloError("give the folder of your images, or --example FOLDER without one"), 2)
+        return screen.fail(MedsiloError("give the folder of your data, or --example FOLDER without one"), 2)
     screen.note("loading PyTorch")
     if example:
         return _write_example(screen, example)
@@ -56,21 +56,18 @@ def init(
     from dataclasses import replace
 
     from medsilo.report.start_page import Started, write_start_page
-    from medsilo.start.advice import advice, found_lines, rows, shown_lines
-    from medsilo.start.choices import choose
-    from medsilo.start.folder_layout import layout_of_folder
-    from medsilo.start.looks import look_at
+    from medsilo.start.advice import advice, rows, shown_lines
+    from medsilo.start.sight import first_sight
     from medsilo.start.trial import machine_of, seconds_of
     from medsilo.start.writing import JOB, PAGE, TRIAL, refuse_to_overwrite, write_start
 
     refuse_to_overwrite(out, folder)
     screen.say(f"looking at {folder}")
-    with screen.busy("opening images"):
-        looks = look_at(folder.resolve(), layout_of_folder(folder.resolve()))
-        mine = settings_of(device, None)
-        choices = choose(looks, looks.layout.hospitals or (site,), machine_of(mine), device)
+    with screen.busy("opening files"):
+        sight = first_sight(folder.resolve(), site, lambda: machine_of(settings_of(device, None)), device)
+    found, choices = sight.found, sight.choices
     plan, _ = write_start(out, choices)
-    found, told = found_lines(looks), rows(choices)
+    told = rows(choices)
     for line in [
         *found,
         "",
@@ -80,7 +77,7 @@ def init(
         screen.say(line)
     checked = _checked(screen, plan, out)
     go = all(report.go for report in checked.values())
-    steps, trial = advice(plan, looks, out, go), out / TRIAL if go and not no_train else None
+    steps, trial = advice(plan, sight.several, out, go), out / TRIAL if go and not no_train else None
     verdicts = {name: (report.verdict, _findings(report)) for name, report in checked.items()}
     started = Started(found, told, verdicts, steps)
     page = write_start_page(started, out / PAGE)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 
 from medsilo.core.text import plain
 
@@ -35,12 +36,20 @@ class DataError(MedsiloError):
     """A site's data are absent or unusable."""
 
 
+class Full(DataError):
+    """No place is left for what should be kept."""
+
+
 class Refused(MedsiloError):
     """A parcel that must not enter a sum, with the reason."""
 
 
 class Died(Refused):
     """The process that was to answer died over it: another one is there, and may answer when it is asked again."""
+
+
+class Undecided(Refused):
+    """A plan that needs the hospital's approval, about which nobody there has decided yet."""
 
 
 class ParticipationError(MedsiloError):
@@ -53,6 +62,14 @@ class Aborted(MedsiloError):
 
 class Unreachable(MedsiloError):
     """The server does not answer; it may later."""
+
+
+class NotServed(MedsiloError):
+    """A request to a web page that is not answered. Nothing is told but the status."""
+
+    def __init__(self, status: HTTPStatus) -> None:
+        super().__init__(status.phrase)
+        self.status = status
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import json
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Self
 
@@ -119,6 +119,12 @@ class Algorithm(Section):
 
     def personalise(self, bench: Workbench) -> None:
         """Make "model" of what a site has just received, where it is another network; on training data, if on any."""
+
+    def measure_unseen(self, modules: Modules, inputs: Iterable[Tensor]) -> None:
+        """Measure, at a hospital that did not train, what all others know of their own images; no label is used.
+
+        inputs: of its training cases, in batches; of its test cases where it has no others.
+        """
 
     def private(self) -> Private:
         """Return how the method keeps a promise of privacy; raises PlanError where it can't.

@@ -129,6 +129,8 @@ ABLE = (
     "fedprox",
     "fedbn",
     "fedper",
+    "feddyn",
+    "fedrdn",
     "ditto",
     "mr-mtl",
     "harmofl",

@@ -8,6 +8,9 @@ from medsilo.course.group import Facts, Group
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Workbench
 
+# Who alone trains in a round: from its number, all hospitals in sorted order, and the plan's seed.
+Turn = Callable[[int, Sequence[str], int], str]
+
 
 def learn(bench: Workbench) -> float:
     """Train "model" as the plan says."""
@@ -22,12 +25,17 @@ class Phase:
     rounds: int
     groups: tuple[Group, ...] = ()
     work: Callable[[Workbench], float] = learn  # what a site does in a round; returns the training loss, or NaN
+    turn: Turn | None = None  # where only one trains and sends in a round; the others validate what they are given
     # What the server does before the phase: it may change initial weights that have not travelled yet, and returns
     # facts for the summary's details. It is not done again when a study is resumed.
     before: Callable[[ServerSide, Modules], Facts] | None = None
     trains: bool = True  # whether sites pass their training batches in it
     releases: int = 0  # means over its cases that a site lets out in a round, where the plan promises privacy
     says: tuple[str, ...] = ()  # what a hospital should know of the phase, one line each, for the leak report
+
+    def trains_at(self, site: str, number: int, sites: Sequence[str], seed: int) -> bool:
+        """Return whether a site trains, and sends what it has, in a round."""
+        return self.turn is None or self.turn(number, sites, seed) == site
 
     @property
     def sent(self) -> tuple[Group, ...]:

@@ -16,11 +16,12 @@ from medsilo import __version__
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json, write_text
 from medsilo.deploy.as_onnx import INPUT, OUTPUT, write_onnx
-from medsilo.deploy.card import card
+from medsilo.deploy.card import INTENDED_USE, card
+from medsilo.deploy.model_card import write_card
+from medsilo.deploy.own_model import export_own_model
 from medsilo.deploy.predict import BATCH
 from medsilo.deploy.source import GLOBAL_MODEL, Source, open_source
 from medsilo.deploy.supermodel import SuperModel
-from medsilo.deploy.table_model import export_table_model
 from medsilo.tasks.bundled import IN_MONAI, InMonai
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -39,8 +40,13 @@ def export(source: Source, out: Path) -> str:
     if out.exists():
         raise MedsiloError("the bundle's folder exists; choose another", private=str(out))
     task = source.plan.task
-    if task.reads_tables:
-        return export_table_model(source, out, ONNX)
+    without = export_own_model(source, out, ONNX) if task.reads_tables or task.reads_series else _bundle(source, out)
+    write_card(source, out)
+    return without
+
+
+def _bundle(source: Source, out: Path) -> str:
+    task = source.plan.task
     words = task.in_monai()
     if words is None or task.shape is None:
         raise MedsiloError(f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does")
@@ -205,7 +211,7 @@ def _metadata(source: Source, words: InMonai, needs_medsilo: bool) -> dict[str, 
         "description": f"{source.facts['kind']} trained with {plan.algorithm.title}; plan {plan.hash}",
         "authors": "the hospitals of the study: " + (", ".join(plan.participation.sites) or "see docs/README.md"),
         "copyright": "the hospitals of the study",
-        "intended_use": "Research and evaluation; not a medical device",
+        "intended_use": INTENDED_USE,
         "data_type": "SYNTHETIC" if task.synthetic else "png" if words.flat else "nifti",
         "network_data_format": {
             "inputs": {"image": {**image, "channel_def": {str(c): "image" for c in range(task.channels)}}},

@@ -4,6 +4,15 @@ from medsilo.core.package import package_facts
 from medsilo.deploy.model import Experts
 from medsilo.deploy.origin import Origin
 
+INTENDED_USE = (
+    "Research and evaluation of the task named above, on images like those of the hospitals listed; not a medical "
+    "device. A person who can judge the result looks at each one before it is used."
+)
+LIMITS = (
+    "It was trained and validated on the hospitals above only: measure it on cases of your own first.",
+    "Scores are over test cases of the same hospitals; other scanners, protocols and patients may give worse ones.",
+    "A score is a mean: it says nothing about rare cases and small groups of patients.",
+)
 RULES = {
     "threshold": "A selector looks at each image and says which hospital's images it resembles. Where its probability "
     "is strictly above gamma = {gamma}, that hospital's personal model answers, else the global model.",
@@ -39,14 +48,13 @@ with {plan.algorithm.name} without sharing images. {RULES[model.rule].format(gam
 {_gamma(model, origin)}
 
 ## Intended use
-Research and evaluation of the task named above, on images like those of the hospitals listed. It is no medical
-device. A person who can judge the result looks at each one before it is used.
+{INTENDED_USE}
 
 ## Limits
 - The selector compares appearance with the hospitals it was trained at. An image from elsewhere may resemble one of
   them and yet need another model; low confidence is a hint, high confidence is no proof.
 - A hospital's personal model follows that hospital's way of annotating.
-- It was trained and validated on the hospitals above only: measure it on cases of your own first.
+- {LIMITS[0]}
 """
 
 

@@ -25,6 +25,7 @@ class Source:
     plan: Plan
     spacing: Spacing | None
     facts: dict[str, Any]  # for predictions.json: which model this is
+    run: Path | None = None  # the folder of the run that made it, where the model lies in one
 
     def answer(self, x: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
         """Output, the expert of each case, and the selector's confidence where there is one."""
@@ -36,9 +37,9 @@ class Source:
 def open_source(folder: Path, site: str = "") -> Source:
     """The super model in a folder or in a run's folder; with a site, or where there is none, the run's single model."""
     if not site:
-        for place in (folder, folder / paths.SUPER_MODEL):
+        for place, run in ((folder, folder.resolve().parent), (folder / paths.SUPER_MODEL, folder)):
             if (place / MANIFEST).is_file():
-                return _super(SuperModel.load(place))
+                return _super(SuperModel.load(place), run)
     if not (folder / paths.PLAN).is_file():
         raise MedsiloError("no super model and no run there; give a folder with supermodel.json or plan.yaml")
     plan = load_plan(folder / paths.PLAN)
@@ -51,14 +52,15 @@ def open_source(folder: Path, site: str = "") -> Source:
         network.load_state_dict(tensors)
     except RuntimeError as error:
         raise MedsiloError(f"{name} does not fit the plan's network", private=str(error)) from error
-    return Source(network.eval(), plan, plan.task.spacing, {"kind": "model", "file": name, "plan_hash": plan.hash})
+    told = {"kind": "model", "file": name, "plan_hash": plan.hash}
+    return Source(network.eval(), plan, plan.task.spacing, told, folder)
 
 
-def _super(model: SuperModel) -> Source:
+def _super(model: SuperModel, run: Path) -> Source:
     assert model.origin is not None
     plan = model.origin.plan
     facts = {"kind": "super model", "rule": model.rule, "threshold": model.threshold, "plan_hash": plan.hash}
-    return Source(model, plan, model.origin.spacing or plan.task.spacing, facts)
+    return Source(model, plan, model.origin.spacing or plan.task.spacing, facts, run)
 
 
 def _single(folder: Path, site: str, opened: bool) -> str:

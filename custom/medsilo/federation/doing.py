@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from medsilo.core.files import write_passing
+from medsilo.core.memory import most_held
 from medsilo.runs import paths
 from medsilo.runs.schema import Deed, Doing
 
@@ -15,7 +16,8 @@ PAUSE = 0.25  # seconds between two words; an answer that takes less is made wit
 class NowFile:
     """A site's progress with an answer: the work that goes on, and the share of its batches that is done."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, device: str = "") -> None:
+        self._device = device
         self._file, self._clock = folder / paths.NOW, clock
         self._asked = ("", 0)
         self._deed: Deed = "starting"
@@ -56,5 +58,13 @@ class NowFile:
         self._told = self._clock()
         share = min(self._made / self._steps, 1.0) if self._steps else None
         task, number = self._asked
-        told = Doing(task=task, round=number, at=time.time(), deed=self._deed, share=share)
+        told = Doing(
+            task=task,
+            round=number,
+            at=time.time(),
+            deed=self._deed,
+            share=share,
+            memory=float(most_held()),
+            device=self._device,
+        )
         write_passing(self._file, told.as_json())

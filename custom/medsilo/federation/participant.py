@@ -30,6 +30,7 @@ from medsilo.federation.account import PrivacyAccount
 from medsilo.federation.doing import NowFile
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
+from medsilo.federation.permission import Permission
 from medsilo.federation.private_numbers import PrivateNumbers
 from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
@@ -38,7 +39,17 @@ from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.sealed_site import SealedSite
 from medsilo.federation.site_state import SiteState
 from medsilo.learning.class_weights import balanced, weighted
-from medsilo.learning.loop import DrawnCases, Lesson, LossFunction, Stop, batches, passed_through, steps_in, train_epoch
+from medsilo.learning.loop import (
+    DrawnCases,
+    Lesson,
+    LossFunction,
+    Stop,
+    batches,
+    evaluate,
+    passed_through,
+    steps_in,
+    train_epoch,
+)
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
 from medsilo.privacy.mechanisms import Charge
@@ -72,6 +83,8 @@ class Participant:
         self.plan, self.site, self.sites, self.folder = plan, site, sorted(sites), folder
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
         self.compute, self.settings = settings.compute(), settings
+        self.permission = Permission(plan, site, self.sites, settings, folder, lead, kit)
+        self.permission.check()
         self.protection = Protection(plan, site, settings, folder, lead)
         self.account: PrivacyAccount | None = None
         if data is None:
@@ -97,7 +110,7 @@ class Participant:
         self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
         self.validated: tuple[float, float, Measures] | None = None  # loss, score, and what was measured of each case
         self.noisy_score: float | None = None  # of the last validation, as it is told
-        self.doing = NowFile(folder)
+        self.doing = NowFile(folder, device=str(self.compute.device))
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
@@ -106,10 +119,14 @@ class Participant:
 
         def step() -> None:
             stop()
+            self.permission.look(asked.round)
             self.doing.step()
 
         with self.doing.answering(asked.task, asked.round):
-            return self._answer(parcel, asked, step)
+            self.permission.check(asked.sites, asked.round)
+            reply = self._answer(parcel, asked, step)
+            self.permission.check(asked.sites, asked.round)  # the last thing before it leaves
+            return reply
 
     def _answer(self, parcel: Parcel, asked: Request, stop: Stop) -> Parcel:
         started = time.monotonic()
@@ -202,7 +219,8 @@ class Participant:
         self._receive(self._opened(asked, groups), phase)
         metrics = self._validate(number - 1, stop)
         self._keep_common(asked, number - 1)
-        train_loss = self._train(number, phase, stop)
+        learns = phase.trains_at(self.site, number, self._trainers, self.plan.seed)
+        train_loss = self._train(number, phase, stop) if learns else math.nan
         metrics["train_loss"] = _number(train_loss)
         self.state.refuse_divergence(number)
         self._refuse_impossible(number, phase)
@@ -216,10 +234,15 @@ class Participant:
         tells = self.validated is not None and self.evaluation.tells("validation")
         self.protection.note(train=told["train_loss"] is not None, validation=tells)
         samples = self.evaluation.samples(self._samples())
-        given = self._give(phase)
+        given = self._give(phase) if learns else {}
         if self.sealed:
             told["sealing"], given = self.sealed.seal(asked, phase, given, samples)
         return {"samples": 1 if self.evaluation.sealed_parts else samples, **told}, given
+
+    @property
+    def _trainers(self) -> list[str]:
+        """The hospitals that train in this study, in sorted order."""
+        return [site for site in self.sites if site not in self.plan.participation.unseen]
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
         """Raise Refused for numbers that the server would refuse, while the reason is still known."""
@@ -237,6 +260,9 @@ class Participant:
         self._truncate(asked.train_cases)
         self._stand_after(number, asked.last)
         self._receive(self._opened(asked, groups), self.plan.course.delivery)
+        if not self.trains:
+            part = self.data.train if self.cases["train"] else self.data.test
+            self.plan.algorithm.measure_unseen(self.state.modules, (inputs for inputs, _ in self._in_order(part, stop)))
         metrics = self._validate(number, stop)
         self._keep_common(asked, number)
         self.state.refuse_divergence(number)
@@ -448,8 +474,12 @@ class Participant:
         task, weights = self.plan.task, self.plan.training.class_weights
         if weights == "none":
             return task.loss
-        counted = balanced(label_counts(self.data.train, task.classes)) if weights == "balanced" else weights
+        counted = balanced(self._labels()) if weights == "balanced" else weights
         return weighted(task.loss, torch.as_tensor(counted), task.cross_entropy)
+
+    def _labels(self) -> list[int]:
+        """Return how often each label occurs among the training cases."""
+        return label_counts(self.data.train, self.plan.task.classes)
 
     def _train(self, number: int, phase: Phase, stop: Stop) -> float:
         if self.plan.training.optimizer_state == "reset":
@@ -487,28 +517,50 @@ class Participant:
                 data = passed_through(layer, data, learns=purpose == SHUFFLE)
             return train_epoch(data, lessons, self.compute, stop)
 
-        def in_order() -> Iterator[tuple[Tensor, Tensor]]:
-            cases = self.evaluation.pieces(self.data.train, "in order")
-            for inputs, targets in batches(cases, self.plan.task.evaluation_batch, self.compute):
-                stop()
-                yield layer.eval()(inputs) if layer else inputs, targets
-
         return Workbench(
             self.site,
-            [site for site in self.sites if site not in self.plan.participation.unseen],
+            self._trainers,
             self.state.modules,
             self.state.optimizers,
             self.plan.training,
             self._loss,
             self.compute,
             epoch,
-            in_order,
+            lambda: self._in_order(self.data.train, stop),
             self.private.size if self.private else self.cases["train"],
             steps,
             generator_for(self.plan.seed, self.site, "method", number),
             self.plan.algorithm.perturbation,
             private,
+            self._labels,
+            lambda model: self._told_loss(model, stop),
+            lambda model: self._told_score(model, stop),
         )
+
+    def _told_loss(self, model: nn.Module, stop: Stop) -> float | None:
+        """Return a network's mean loss over the training cases as it may leave, and count it as told."""
+        data = self._in_order(self.train, stop)
+        loss, _ = evaluate(model, data, self._loss, lambda output, target: {}, self.compute, stop)
+        told = _number(self.evaluation.train_loss(loss, self._samples()))
+        self.protection.note(train=told is not None)
+        return self.settings.rounded(told)
+
+    def _told_score(self, model: nn.Module, stop: Stop) -> float | None:
+        """Return a network's score over the validation cases as it may leave, and count it as told."""
+        if not self.cases["validation"] or not self.evaluation.tells("validation") or self.evaluation.noisy:
+            return None
+        whole = self.plan.algorithm.whole({**self.state.modules, "model": model})
+        score = self.evaluate(self.data.validation, stop, whole)[1]
+        self.protection.note(validation=1)
+        return self.settings.rounded(_number(self.evaluation.score("validation", score)))
+
+    def _in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield a part's cases once, behind the input layer."""
+        layer = self.plan.algorithm.input_layer(self.state.modules)
+        cases = self.evaluation.pieces(part, "in order")
+        for inputs, targets in batches(cases, self.plan.task.evaluation_batch, self.compute):
+            stop()
+            yield layer.eval()(inputs) if layer else inputs, targets
 
     # ------------------------------------------------------------------ evaluation
     def _validate(self, rounds: int, stop: Stop) -> Metrics:

@@ -24,8 +24,10 @@ from medsilo.core.package import package_facts
 from medsilo.core.text import plain
 from medsilo.federation.accepting import check_package, check_packages
 from medsilo.federation.bounds import request_bounds
+from medsilo.federation.diary import Diary
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
+from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
@@ -68,7 +70,7 @@ class MedsiloExecutor(Executor):
             gate.allow(request_bounds(plan_of_job(fl_ctx)))
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        started = time.monotonic()
+        started, parcel = time.monotonic(), Parcel()
         running: list[Clock] = []  # the site's, as soon as this work has begun
 
         def stop() -> None:
@@ -82,12 +84,14 @@ class MedsiloExecutor(Executor):
         def work() -> Shareable:
             if parcel.facts == PRESENT:
                 return to_shareable(parcel)
-            participant, clock = self._participant(parcel, fl_ctx)
+            participant, clock = self._participant(parcel, fl_ctx, stop)
             with clock.running():
                 running.append(clock)
                 reply = participant.answer(parcel, stop)
             for warning in reply.facts.get("warnings", []):
                 self.log_warning(fl_ctx, plain(warning))
+            if self.folder:
+                Diary(self.folder).answered(parcel.facts, reply)
             return to_shareable(reply)
 
         try:
@@ -100,9 +104,13 @@ class MedsiloExecutor(Executor):
             self.log_error(fl_ctx, reason)
             add_job_audit_event(fl_ctx, msg=f"medsilo refused: {reason}")
             self._write_private(error, fl_ctx)
+            if self.folder:
+                Diary(self.folder).failed(parcel.facts, error, reason)
             return refusal(reason, isinstance(error, Died))
 
-    def _participant(self, parcel: Parcel, fl_ctx: FLContext) -> tuple[Participant | IsolatedParticipant, Clock]:
+    def _participant(
+        self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]
+    ) -> tuple[Participant | IsolatedParticipant, Clock]:
         """This site in the parcel's study, and its clock; made once per process."""
         if self.participant is None or self.clock is None:
             check_package(package_facts(), parcel.facts.get("package"))
@@ -114,10 +122,12 @@ class MedsiloExecutor(Executor):
             self.folder = paths.site_folder(output_folder(fl_ctx, settings) / study, site)
             if plan.hash != parcel.facts["plan"]:
                 raise Refused("the job's plan at this site differs from the server's; submit the job again")
-            self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
-            self.clock = Clock(self.folder, settings.limits)
             sites, kind, lead = parcel.facts["sites"], self.participant_class, submitter_of(fl_ctx) or ""
             kit = kit_of(fl_ctx)
+            Permission(plan, site, sites, settings, self.folder, lead, kit).wait(stop)
+            self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
+            self.clock = Clock(self.folder, settings.limits)
+            Diary(self.folder).began(plan, lead)
             if settings.isolation:
                 self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind, lead, kit)
             else:

@@ -1,4 +1,4 @@
-"""Weights of classes in a loss: so that a rare class counts as much as a frequent one."""
+"""Losses in which a rare class counts as much as a frequent one."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from medsilo.learning.loop import LossFunction
+
+NEVER = -1e4  # added to a score: its probability is exactly 0, also in half precision
 
 
 def balanced(counts: Sequence[int]) -> Tensor:
@@ -34,3 +36,19 @@ def weighted(loss: LossFunction, weights: Tensor, share: float) -> LossFunction:
         return loss(output, target) + share * (more * entropies).mean()
 
     return weighted_loss
+
+
+def balanced_softmax(loss: LossFunction, counts: Sequence[int]) -> LossFunction:
+    """Return ℓ(z + log n, y): scores z whose softmax is right where all classes are equally frequent.
+
+    counts: n_c, the training cases of each class (Ren et al. 2020). A class that does not occur has probability 0. One
+    score of two classes is the second's, against 0 of the first.
+    """
+    frequent = torch.tensor(counts, dtype=torch.float64)
+    shift = torch.where(frequent > 0, frequent.log(), NEVER)
+
+    def balanced_loss(output: Tensor, target: Tensor) -> Tensor:
+        known = shift if output.shape[1] > 1 else shift[1:] - shift[0]
+        return loss(output + known.to(output), target)
+
+    return balanced_loss

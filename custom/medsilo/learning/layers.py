@@ -1,6 +1,6 @@
 """Kinds of layers: finds the tensors of each by the layers' types, never by their names."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -56,6 +56,15 @@ def head_names(module: nn.Module) -> list[str]:
     return _names_within(module, set(head_layers(module)))
 
 
+def names_of_last_layers(module: nn.Module, count: int) -> list[str]:
+    """Names of the parameters of the last layers that have any, in the order in which the network registers them."""
+    owned = [
+        [f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters(recurse=False)]
+        for prefix, layer in module.named_modules()
+    ]
+    return [name for names in list(filter(None, owned))[-count:] for name in names]
+
+
 def batch_norm_layers(module: nn.Module) -> list[_BatchNorm]:
     """Every batch norm, in the order in which the network registers them."""
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
@@ -66,6 +75,19 @@ def head_layers(module: nn.Module) -> list[nn.Module]:
     registered = [layer for _, layer in module.named_modules(remove_duplicate=False)]
     found: list[nn.Module] = [layer for layer in registered if isinstance(layer, HEAD_TYPES)]
     return found[-1:]
+
+
+@contextmanager
+def learning_only(module: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """Inside, only these parameters learn; an optimizer leaves all others as they are, momentum and decay included."""
+    held = [weight for name, weight in module.named_parameters() if weight.requires_grad and name not in names]
+    for weight in held:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for weight in held:
+            weight.requires_grad_()
 
 
 @contextmanager

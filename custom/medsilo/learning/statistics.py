@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from medsilo.core.errors import MedsiloError
+from medsilo.core.errors import MedsiloError, Refused
 from medsilo.learning.layers import batch_norm_layers, head_layers, norm_layers
 
 Statistics = list[tuple[Tensor, Tensor]]  # per layer: mean [channels] and population variance [channels]
@@ -226,3 +226,29 @@ class Measured(nn.Module):
 def statistics_of(tensors: Mapping[str, Tensor]) -> Statistics:
     """The statistics in a site's "statistics" group."""
     return [(tensors[f"layer{n}_mean"], tensors[f"layer{n}_variance"]) for n in range((len(tensors) - 1) // 2)]
+
+
+@torch.no_grad()
+def adapt_batch_norm(model: nn.Module, data: Iterable[Tensor]) -> None:
+    """Set every batch norm's running statistics to the mean of these batches' own (AdaBN, Li et al. 2017).
+
+    Each batch is normalised by itself, as in training; no weight changes, and no dropout is drawn. A batch of one case
+    is left out; raises Refused where there is no larger one.
+    """
+    layers = [layer for layer in batch_norm_layers(model) if layer.running_mean is not None]
+    momenta = [layer.momentum for layer in layers]
+    model.eval()
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # the plain mean over batches
+        layer.train()
+    batches = 0
+    for inputs in data:
+        if len(inputs) > 1:
+            model(inputs)
+            batches += 1
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+    model.eval()
+    if not batches:
+        raise Refused("batch norm's statistics need two cases at least, and this hospital has one")

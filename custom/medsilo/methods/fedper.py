@@ -1,14 +1,17 @@
 """FedPer: Arivazhagan et al., Federated Learning with Personalization Layers, 2019."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
+
+from torch import nn
 
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import require, require_features, without
 from medsilo.course.declared import Private
 from medsilo.course.group import Group
 from medsilo.course.outcome import Outcome, OwnModels
-from medsilo.course.phase import Phase
+from medsilo.course.phase import Phase, learn
+from medsilo.course.workbench import Workbench
 from medsilo.learning.layers import head_names
 from medsilo.learning.training import Training
 from medsilo.methods.fedavg import Averaging
@@ -27,21 +30,32 @@ class FedPer(Averaging):
         return OwnModels()
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        return [
-            Phase("train", training.rounds, (Group("body", body, self.mean, title="model without the last layer"),))
-        ]
+        body = Group("body", body_of("model"), self.mean, title="model without the last layer")
+        return [Phase("train", training.rounds, (body,), self.work)]
 
     def private(self) -> Private:
         says = "the head learns by noisy steps, too, although it stays: the body's gradients depend on it"
         return Private(("model",), says=says)
 
     def check(self, modules: Modules) -> None:
-        heads = head_names(modules["model"])
-        require(heads, self.name, "the head", "choose a network with a linear or convolution layer")
-        require_features(modules["model"], self.name)
+        has_body_and_head(modules["model"], self.name)
+
+    def work(self, bench: Workbench) -> float:
+        """Train body and head together; other methods that share the body train in another way."""
+        return learn(bench)
 
 
-def body(modules: Modules) -> Tensors:
-    """Return the model's tensors without those of the head."""
-    model = modules["model"]
-    return without(model.state_dict(), head_names(model))
+def has_body_and_head(model: nn.Module, method: str) -> None:
+    """Raise a PlanError if a method that parts body and head can't do so in this network."""
+    require(head_names(model), method, "the head", "choose a network with a linear or convolution layer")
+    require_features(model, method)
+
+
+def body_of(network: str) -> Callable[[Modules], Tensors]:
+    """Return the view of a network's tensors without those of its head."""
+
+    def body(modules: Modules) -> Tensors:
+        module = modules[network]
+        return without(module.state_dict(), head_names(module))
+
+    return body

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from medsilo.core.section import added
 from medsilo.course.workbench import Workbench
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import copy_into
@@ -24,11 +25,16 @@ class FineTuning(SharedAndOwn):
         1, ge=0, le=1000, description="passes over a site's training data before each evaluation; 0 is FedAvg"
     )
 
+    steps: int | None = added(
+        None, ge=1, le=100_000, description="so many mini-batches in place of epochs, in passes that begin anew"
+    )
+
     def personalise(self, bench: Workbench) -> None:
         copy_into(bench.modules["model"], bench.modules["global"])
         tune = bench.lesson("model")
-        for number in range(self.epochs):
-            bench.epoch([tune], number)
+        most = self.epochs * bench.steps if self.steps is None else self.steps
+        for number, done in enumerate(range(0, most, bench.steps)):
+            bench.epoch([tune], number, most - done)
         bench.optimizers["model"].state.clear()  # tuning begins without memory
 
     @contextmanager

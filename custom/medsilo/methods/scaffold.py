@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
@@ -16,7 +16,7 @@ from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.layers import keeping_statistics
 from medsilo.learning.steps import Shift, correcting
 from medsilo.learning.training import Training
-from medsilo.methods.server_step import ServerStep
+from medsilo.methods.server_step import ServerStep, learning_weights, zeros_like
 from medsilo.mixing.mixers import Mixer, UniformMean
 from medsilo.mixing.server import Scaffold as ServerControl
 
@@ -55,7 +55,7 @@ class Scaffold(ServerStep):
 
     def networks(self, build: Blueprint) -> Modules:
         modules = super().networks(build)
-        return modules | {"control": _zeros(modules["model"]), "own-control": _zeros(modules["model"])}
+        return modules | {"control": zeros_like(modules["model"]), "own-control": zeros_like(modules["model"])}
 
     def groups(self) -> tuple[Group, ...]:
         said = (
@@ -79,7 +79,7 @@ class Scaffold(ServerStep):
         control, own = (list(bench.modules[name].parameters()) for name in ("control", "own-control"))
         new = self._gradient(bench) if self.option == "I" else None
         shifts = [c - c_i for c, c_i in zip(control, own, strict=True)]
-        shift = Shift(_trained(model), shifts, bench.training.weight_decay)
+        shift = Shift(learning_weights(model), shifts, bench.training.weight_decay)
         with correcting(bench.optimizers["model"], shift):
             loss = bench.train()
         self._renew(bench.modules, new or shift.mean())
@@ -96,7 +96,7 @@ class Scaffold(ServerStep):
     def _gradient(self, bench: Workbench) -> list[Tensor]:
         """Over all of the site's data, at the model as it arrived."""
         model, cases = bench.modules["model"].train(), 0
-        trained = _trained(model)
+        trained = learning_weights(model)
         total = [torch.zeros_like(parameter) for parameter in trained]
         with keeping_statistics(model):
             for inputs, targets in bench.data():
@@ -109,12 +109,3 @@ class Scaffold(ServerStep):
                 cases += len(inputs)
         mean = torch._foreach_div(total, cases)
         return list(torch._foreach_add(mean, [p.detach() for p in trained], alpha=bench.training.weight_decay))
-
-
-def _trained(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def _zeros(model: nn.Module) -> nn.ParameterList:
-    """A control variate: zeros in the shapes of the trained weights."""
-    return nn.ParameterList(nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in _trained(model))

@@ -3,6 +3,9 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 
+import torch
+from torch import nn
+
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import without
 from medsilo.course.group import Group
@@ -45,3 +48,13 @@ def trained_weights(modules: Modules) -> Tensors:
 def other_tensors(modules: Modules) -> Tensors:
     """Return the model's buffers."""
     return without(modules["model"].state_dict(), list(trained_weights(modules)))
+
+
+def learning_weights(model: nn.Module) -> list[nn.Parameter]:
+    """Return the weights that learn."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def zeros_like(model: nn.Module) -> nn.ParameterList:
+    """Return zeros in the shapes of the weights that learn: what a site or the server begins to collect for them."""
+    return nn.ParameterList(nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in learning_weights(model))

@@ -30,8 +30,11 @@ class SharedAndOwn(Averaging):
         return {"model": model, "global": deepcopy(model)}
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        shared = Group("global", network("global"), self.mean, title="shared model")
-        return [Phase("train", training.rounds, (shared,), self.work)]
+        return [Phase("train", training.rounds, (self.shared(),), self.work)]
+
+    def shared(self) -> Group:
+        """Return what of w travels."""
+        return Group("global", network("global"), self.mean, title="shared model")
 
     @abstractmethod
     def learning(self, bench: Workbench) -> AbstractContextManager[Sequence[Lesson]]:

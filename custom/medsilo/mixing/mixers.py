@@ -140,7 +140,7 @@ class Mixer(ABC):
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Return the weight of each contribution in the round that closed last; empty where it is not one number."""
+        """Return the weight of each contribution in the round that has closed; empty where it is not one number."""
         return {}
 
     # -- what makes a mixer -------------------------------------------------------------------------------------------
@@ -228,6 +228,10 @@ class WeightedMean(Mixer):
         self._numbers: dict[str, float] = {}  # the weights of those that have answered, where they are single numbers
         self._shares: dict[str, float] = {}
         self._begin_sum()
+
+    def start(self, sites: Iterable[str], initial: Tensors | None = None) -> None:
+        super().start(sites, initial)
+        self._shares = {}
 
     def let_wait(self, memory: int) -> None:
         self._waiting.memory = memory

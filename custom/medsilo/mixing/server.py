@@ -239,6 +239,23 @@ class FedAdagrad(ServerOptimizer):
         return m / v.sqrt().add_(self.tau)
 
 
+class DynamicStep(ServerOptimizer):
+    """FedDyn's, Acar et al. 2021: h ← h - α/N Σ (θ_k - θ) over those of the N sites that answered, u = D - h/α."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__(lr=1.0, uniform=True)
+        self.alpha = alpha
+
+    @property
+    def first(self) -> tuple[float, ...]:
+        return (0.0,)
+
+    def update(self, d: Tensor, *memory: Tensor) -> Tensor:
+        (h,) = memory
+        h.sub_(d, alpha=self.alpha * self.participation)
+        return d - h / self.alpha
+
+
 class Scaffold(UniformMean):
     """Karimireddy et al. 2020, the server's control variate: c ← c + |S| / N · mean over S of (c_i⁺ - c_i).
 

@@ -13,7 +13,7 @@ from medsilo.report.template import fill, save
 
 LIMITS = (
     "Two rounds show that data, plan and machine work together. They do not show how well the method does.",
-    "Choices are those of one folder: hospitals with other scanners may need another spacing, size or intensity.",
+    "Choices are those of one folder: hospitals with other devices may need other sizes or scales.",
     "Who is a patient, and what labels mean, is guessed from names: only the hospital knows.",
 )
 

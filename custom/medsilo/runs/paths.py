@@ -46,6 +46,7 @@ DATA = "data.json"
 ERRORS = "errors.log"
 WORKER_LOG = "worker.log"
 WORKED = "worked.json"
+DIARY = "diary.jsonl"
 PICTURES = "pictures"
 
 # What a hospital keeps beside its studies; no study can have a name that begins with this character.
@@ -100,6 +101,8 @@ RUN_TREE: Mapping[str, str] = {
     f"{SITES}/<site>/{WORKED}": "the minutes that the site has worked for the study, against its limits.study_minutes",
     f"{SITES}/<site>/{NOW}": "while the site works on an answer: what it does, and the share of its training that is "
     "done. It never leaves the site",
+    f"{SITES}/<site>/{DIARY}": "under NVFlare: a line for each answer that left the site, and for each that did not, "
+    "with the reason. It never leaves the site",
     f"{SITES}/<site>/{DATA}": "folder tasks: what was found among the site's files, with the names of files left out. "
     "It never leaves the site",
     f"{SITES}/<site>/{PICTURES}/": "images before and after HarmoFL's normalisation, and the best, median and worst "

@@ -1,6 +1,7 @@
 """Reads what stands in a run's or a comparison's folder, with one-line errors that name the file and the fix."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,7 +10,20 @@ from pydantic import ValidationError
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
 from medsilo.runs import paths
-from medsilo.runs.schema import SCHEMA, Cross, Doing, Part, Progress, Provenance, Round, Spent, Summary, Turns, Verdict
+from medsilo.runs.schema import (
+    SCHEMA,
+    Cross,
+    DiaryLine,
+    Doing,
+    Part,
+    Progress,
+    Provenance,
+    Round,
+    Spent,
+    Summary,
+    Turns,
+    Verdict,
+)
 
 BROKEN = "the file is damaged or was changed by hand: repeat the run"
 AnyPart = TypeVar("AnyPart", bound=Part)
@@ -83,6 +97,19 @@ def _passing(model: type[AnyPart], path: Path) -> AnyPart | None:
         return model.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # it comes and goes
         return None
+
+
+def read_diary(site: Path) -> list[DiaryLine]:
+    """Read what left a site whose folder is here, and what did not; a line that can't be read is passed over."""
+    try:
+        lines = (site / paths.DIARY).read_text("utf-8", "replace").split("\n")
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with suppress(ValueError):
+            found.append(DiaryLine.model_validate_json(line))
+    return found
 
 
 def read_progress(content: Any) -> Progress:

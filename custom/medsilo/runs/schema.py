@@ -151,6 +151,25 @@ class Doing(Part):
     at: Seconds = Field(description="when this was written, in seconds since 1970")
     deed: Deed = Field(description="the kind of work")
     share: Share | None = Field(None, description="how much of its training is done; `null` in other work")
+    memory: Seconds = added(0.0, description="bytes of memory that this answer has taken so far")
+    device: Text = added("", description="what it trains on")
+
+
+class DiaryLine(Part):
+    """A line of diary.jsonl of a site: what left, or why nothing did, in the site's own folder."""
+
+    at: Seconds = Field(description="when, in seconds since 1970")
+    kind: Literal["began", "answered", "refused", "died"]
+    task: Text = ""
+    round: Count = 0
+    bytes: Count = Field(0, description="of the tensors that left")
+    seconds: Seconds = 0.0
+    memory: Seconds = Field(0.0, description="bytes that the answer took")
+    reason: Text = ""
+    plan: Text = ""
+    method: Text = ""
+    rounds: Count = Field(0, description="of the plan")
+    lead: Text = ""
 
 
 class Progress(Part):

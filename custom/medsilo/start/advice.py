@@ -27,7 +27,17 @@ def found_lines(looks: Looks) -> list[str]:
     return lines
 
 
-SHOWN = ("task.size", "task.target_spacing", "task.intensity", "network.name", "training.batch_size", "data.patient")
+SHOWN = (
+    "task.signals",
+    "task.rate",
+    "task.window",
+    "task.size",
+    "task.target_spacing",
+    "task.intensity",
+    "network.name",
+    "training.batch_size",
+    "data.patient",
+)
 
 
 def shown_lines(choices: Draft) -> list[str]:
@@ -42,8 +52,8 @@ def rows(choices: Draft) -> list[tuple[str, str, str, str]]:
     return [(file, choice.key, in_yaml(choice.value), choice.why) for file, own in files for choice in own]
 
 
-def advice(plan: Plan, looks: Looks, out: Path, go: bool) -> list[tuple[str, str]]:
-    """Return what to do next: what for, and the command, if there is one."""
+def advice(plan: Plan, several: bool, out: Path, go: bool) -> list[tuple[str, str]]:
+    """Return what to do next: what for, and the command, if there is one. several: whether the folder has them all."""
     job = out / JOB
     given = f"--site-config {out}"
     first = plan.participation.sites[0]
@@ -51,7 +61,7 @@ def advice(plan: Plan, looks: Looks, out: Path, go: bool) -> list[tuple[str, str
     if not go:
         command = f"medsilo check --job {job} {given} --site {first}"
         return [("settle what the check found, then check again:", command), *steps]
-    if looks.layout.hospitals:
+    if several:
         command = f"medsilo compare --plan {job} --methods local,fedavg --seeds 0,1 {given} --engine inprocess"
         return [*steps, ("does joining pay for these hospitals?", command)]
     return [

@@ -51,6 +51,9 @@ class Draft:
         return nested(self.settings)
 
 
+METHOD = Choice("algorithm.name", "fedavg", "the plainest; 'medsilo compare' holds others against it")
+
+
 def nested(choices: Sequence[Choice]) -> dict[str, Any]:
     """Return choices as mappings within each other."""
     values: dict[str, Any] = {}
@@ -63,7 +66,7 @@ def nested(choices: Sequence[Choice]) -> dict[str, Any]:
 def choose(looks: Looks, sites: Sequence[str], machine: Machine, device: str | None = None) -> Draft:
     """Return the choices for a folder of these hospitals, on this machine. device: one that was asked for."""
     labels, label_map = labels_of(looks)
-    shares, dimensions = shares_of(looks), dimensions_of(looks)
+    shares, dimensions = shares_of(looks.patients), dimensions_of(looks)
     axes = dimensions.value if dimensions else 2
     spacing = spacing_of(looks, axes)
     task = [
@@ -77,12 +80,7 @@ def choose(looks: Looks, sites: Sequence[str], machine: Machine, device: str | N
         augmentation_of(looks),
         shares,
     ]
-    course = [
-        Choice("participation.sites", list(sites), _sites(looks)),
-        Choice("participation.timeout", TIMEOUT, "seconds that a hospital has for a round"),
-        Choice("seed", 0, "the same seed gives the same numbers"),
-        Choice("protocol", "clinical", "choices on validation data; test data are used once"),
-    ]
+    course = course_of(sites, bool(looks.layout.hospitals))
 
     def drafted(step: Step) -> Plan:
         own = [*size_of(looks, step, spacing), *network_of(Fit(step), looks)]
@@ -90,11 +88,25 @@ def choose(looks: Looks, sites: Sequence[str], machine: Machine, device: str | N
         return parse_plan(nested([Choice("algorithm.name", "fedavg", ""), *task, *own, rest, course[0]]))
 
     fit = largest_that_fits(steps_for(looks.segments, axes, machine), drafted, machine)
-    method = Choice("algorithm.name", "fedavg", "the plainest; 'medsilo compare' holds others against it")
     learning = [*network_of(fit, looks), *training_of(fit, looks, shares.value, axes, machine)]
-    plan = (method, *task, *size_of(looks, fit.step, spacing), *learning, *course)
-    asked = [Choice("device", device, "as --device asked for")] if device else []
-    return Draft(plan, (*settings_of(looks, label_map, shares), *asked))
+    plan = (METHOD, *task, *size_of(looks, fit.step, spacing), *learning, *course)
+    return Draft(plan, (*settings_of(looks, label_map, shares), *asked_for(device)))
+
+
+def course_of(sites: Sequence[str], several: bool) -> list[Choice]:
+    """Return who takes part, and how numbers are chosen. several: whether the folder has all of them."""
+    alone = "this hospital alone; the consortium's lead adds the others"
+    return [
+        Choice("participation.sites", list(sites), "the folder's hospitals" if several else alone),
+        Choice("participation.timeout", TIMEOUT, "seconds that a hospital has for a round"),
+        Choice("seed", 0, "the same seed gives the same numbers"),
+        Choice("protocol", "clinical", "choices on validation data; test data are used once"),
+    ]
+
+
+def asked_for(device: str | None) -> list[Choice]:
+    """Return the device, where one was asked for."""
+    return [Choice("device", device, "as --device asked for")] if device else []
 
 
 # ---------------------------------------------------------------------------------------------------- the task
@@ -202,9 +214,9 @@ def augmentation_of(looks: Looks) -> Choice:
     )
 
 
-def shares_of(looks: Looks) -> Choice:
-    """Return the shares of patients in training, validation and test."""
-    fewest = min(looks.patients.values())
+def shares_of(patients: Mapping[str, int]) -> Choice:
+    """Return the shares of patients in training, validation and test. patients: of each hospital."""
+    fewest = min(patients.values())
     part = max(0.2, math.ceil(100 * LEAST_TESTED / fewest) / 100)
     shares = [0.6, 0.2, 0.2] if part == 0.2 or part > 1 / 3 else [round(1 - 2 * part, 2), part, part]
     least = math.floor(shares[2] * fewest + 1e-9)
@@ -262,23 +274,22 @@ _OWN_NORM = "no running statistics, which hospitals with other scanners would sp
 def training_of(fit: Fit, looks: Looks, shares: Sequence[float], axes: int, machine: Machine) -> list[Choice]:
     """Return how long and with what steps is trained."""
     slices = 1 if looks.flat or axes == 3 else looks.middle(2)
-    steps = max(1, int(min(looks.cases.values()) * slices * shares[0]) // fit.step.batch)
+    cases = int(min(looks.cases.values()) * slices * shares[0])
+    batch = Choice("training.batch_size", fit.step.batch, fit.memory_why(machine))
+    return steps_of(cases, batch, 0.0005 if looks.segments else 0.001)
+
+
+def steps_of(cases: int, batch: Choice, rate: float) -> list[Choice]:
+    """Return how long and with what steps is trained. cases: of training, in the smallest hospital."""
+    steps = max(1, cases // batch.value)
     epochs = min(LONGEST_ROUND, max(1, math.ceil(STEPS / steps)))
     return [
         Choice("training.rounds", 40, "a start: look at the curves, and take more where they still rise"),
         Choice("training.local_epochs", epochs, f"about {epochs * steps} steps a round in the smallest hospital"),
-        Choice("training.batch_size", fit.step.batch, fit.memory_why(machine)),
+        batch,
         Choice("training.optimizer", "adam", "needs little tuning"),
-        Choice(
-            "training.learning_rate", 0.0005 if looks.segments else 0.001, "usual for adam; less where the loss jumps"
-        ),
+        Choice("training.learning_rate", rate, "usual for adam; less where the loss jumps"),
     ]
-
-
-def _sites(looks: Looks) -> str:
-    if looks.layout.hospitals:
-        return "the folder's hospitals"
-    return "this hospital alone; the consortium's lead adds the others"
 
 
 # ---------------------------------------------------------------------------------------------------- the settings
@@ -299,5 +310,9 @@ def settings_of(looks: Looks, label_map: Mapping[Any, str], shares: Choice) -> l
     if label_map:
         what = "values in the masks" if looks.segments else "names of folders"
         found.append(Choice("data.label_map", label_map, f"{what}: names in the plan"))
-    found.append(Choice("data.shares", shares.value, "training, validation, test: at a hospital this decides"))
-    return found
+    return [*found, own_shares(shares)]
+
+
+def own_shares(shares: Choice) -> Choice:
+    """Return the same shares for a hospital's own settings."""
+    return Choice("data.shares", shares.value, "training, validation, test: at a hospital this decides")

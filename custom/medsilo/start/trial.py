@@ -17,7 +17,7 @@ from medsilo.runs import paths
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.start.fitting import Machine
-from medsilo.tasks.overlays import pixels_of, write_png
+from medsilo.tasks.overlays import curves_of, pixels_of, write_png
 
 ROUNDS = 2
 CASES = 6  # that are shown of each hospital
@@ -61,7 +61,8 @@ def found_cases(plan: Plan, site: str, settings: SiteSettings, folder: Path) -> 
     cases = []
     for number, case in enumerate(chosen, 1):
         path = paths.site_folder(folder, site) / paths.PICTURES / f"case-{number}.png"
-        write_png(path, pixels_of(inputs[case], float(inputs[case].min()), float(inputs[case].max())))
+        own_range = float(inputs[case].min()), float(inputs[case].max())
+        write_png(path, curves_of(inputs[case]) if plan.task.reads_series else pixels_of(inputs[case], *own_range))
         right, found = names[int(targets[case])], names[int(probabilities[case].argmax())]
         cases.append(ShownCase(right, found, float(own[case]), path))
     return cases

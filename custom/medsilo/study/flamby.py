@@ -23,7 +23,7 @@ from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings, make_settings
 
 ERRORS = 2.0  # standard errors of the difference, within which a cell agrees
-POOLED = "pooled"
+POOLED, PERSONAL = "pooled", "personal"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 # Heart: columns that are read, the disease's level, those that become dummies, and those that are never 0 in truth.
 READ, DISEASE, DUMMIES, NEVER_ZERO = 10, 13, (2, 6), {"hungarian": (3, 4, 7)}
@@ -47,6 +47,7 @@ class Benchmark:
     alone: Mapping[str, Any]  # of pooled and single training
     rates: Mapping[str, float]  # of each method's hospitals
     numbers: Mapping[str, Mapping[str, Any]]  # of each method
+    personal: Mapping[str, float]  # rates of the methods whose model is tested at each hospital
 
     def lacking(self, data: Path) -> list[str]:
         """Return the files that are not there."""
@@ -78,7 +79,7 @@ class PublishedCell:
         away = fmean(self.ours) - fmean(self.theirs)
         told = f"{away / self.error:+.1f}" if self.error else f"{away:+.3f}"
         verdict = "agrees" if self.agrees else "DIFFERS"
-        return [self.set, self.method, self.test, _shown(self.theirs), _shown(self.ours), told, verdict]
+        return [self.set, self.method, self.test, shown(self.theirs), shown(self.ours), told, verdict]
 
 
 HEADS = ("set", "method", "tested on", "published", "here", "standard errors apart", "verdict")
@@ -89,7 +90,8 @@ def spread(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-def _shown(values: Sequence[float]) -> str:
+def shown(values: Sequence[float]) -> str:
+    """Return mean and standard deviation."""
     return f"{fmean(values):.3f} ± {spread(values):.3f}"
 
 
@@ -148,12 +150,14 @@ def read_brca(folder: Path) -> Lines:
 def write_tables(lines: Lines, folder: Path) -> tuple[str, ...]:
     """Write a table for each hospital and one of all; return the columns that a network reads.
 
-    The protocol has no validation cases: training cases stand there once more, and nothing is chosen by them.
+    The protocol has no validation cases: where there are none, training cases stand there once more, and nothing is
+    chosen by them.
     """
     together = {**lines, POOLED: [line for own in lines.values() for line in own]}
+    validated = any(line["part"] == "validation" for line in together[POOLED])
     for name, own in together.items():
         (folder / name).mkdir(parents=True)
-        trained = [line | {"part": "validation"} for line in own if line["part"] == "train"]
+        trained = [line | {"part": "validation"} for line in own if line["part"] == "train" and not validated]
         rows = [{"patient": number, **line} for number, line in enumerate([*own, *trained])]
         with (folder / name / "cases.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
@@ -163,6 +167,7 @@ def write_tables(lines: Lines, folder: Path) -> tuple[str, ...]:
 
 
 # ------------------------------------------------------------------------------------------------------ the studies
+DRAWN = {"order": "drawn"}
 YOGI = {"server_betas": [0.9, 0.999], "tau": 1e-8}
 HEART = Benchmark(
     "Fed-Heart-Disease",
@@ -181,13 +186,17 @@ HEART = Benchmark(
         "fedadam": 0.01,
         "fedyogi": 0.003162,
         "fedadagrad": 0.003162,
+        "cyclic": 0.01,
     },
     {
         "fedprox": {"mu": 0.01},
         "fedadam": {"server_lr": 0.01, **YOGI},
         "fedyogi": {"server_lr": 0.01, **YOGI},
         "fedadagrad": {"server_lr": 0.316228, "server_beta": 0.9, "tau": 1e-8},
+        "cyclic": DRAWN,
+        "fine-tuning": {"steps": 100},
     },
+    {"fedavg": 0.00316227, "fine-tuning": 0.00316227},
 )
 BRCA = Benchmark(
     "Fed-TCGA-BRCA",
@@ -199,13 +208,23 @@ BRCA = Benchmark(
     {"local_steps": 100, "batch_size": 8},
     5,
     {"local_epochs": 30, "batch_size": 8, "optimizer": "adam", "learning_rate": 0.1},
-    {"fedavg": 0.1, "fedprox": 0.1, "scaffold": 0.01, "fedadam": 0.01, "fedyogi": 0.01, "fedadagrad": 0.01},
+    {
+        "fedavg": 0.1,
+        "fedprox": 0.1,
+        "scaffold": 0.01,
+        "fedadam": 0.01,
+        "fedyogi": 0.01,
+        "fedadagrad": 0.01,
+        "cyclic": 0.01,
+    },
     {
         "fedprox": {"mu": 0.1},
         "fedadam": {"server_lr": 0.1, **YOGI},
         "fedyogi": {"server_lr": 0.1, **YOGI},
         "fedadagrad": {"server_lr": 1.0, "server_beta": 0.9, "tau": 1e-8},
+        "cyclic": DRAWN,
     },
+    {},
 )
 BENCHMARKS = (HEART, BRCA)
 
@@ -236,6 +255,10 @@ def compare(data: Path, seeds: Sequence[int], say: Say) -> Iterator[PublishedCel
                 told = theirs[benchmark.folder, method]
                 ours = [work.on_all(method, seed) for seed in seeds]
                 yield PublishedCell(benchmark.name, method, "all hospitals", ours, told)
+            for method in benchmark.personal:
+                ours = [work.at_home(method, seed) for seed in seeds]
+                told = theirs[benchmark.folder, f"{PERSONAL} {method}"]
+                yield PublishedCell(benchmark.name, method, "each hospital, mean", ours, told)
             for number, site in enumerate(lines):
                 ours = [work.alone(site, seed) for seed in seeds]
                 yield PublishedCell(benchmark.name, "single", site, ours, theirs[benchmark.folder, f"single {number}"])
@@ -265,7 +288,7 @@ class Work:
                 "network": {"name": "linear"},
                 "training": {"rounds": rounds, **training},
                 "participation": {"sites": list(sites)},
-                "tracking": {"select": "last"},
+                "tracking": {"select": "last", "validate_every": rounds},
                 "seed": seed,
             }
         )
@@ -274,10 +297,19 @@ class Work:
         """Return the score of one model on the test cases of all hospitals, in the scaling of their training cases."""
         if method == POOLED:
             return self.alone(POOLED, seed)
+        plan = self.federated(method, self.benchmark.rates[method], seed)
+        return self.score(plan, inprocess.run(plan, settings=self.settings).models[self.sites[0]], POOLED)
+
+    def at_home(self, method: str, seed: int) -> float:
+        """Return the mean over hospitals of the score of the model that each of them ends with."""
+        plan = self.federated(method, self.benchmark.personal[method], seed)
+        models = inprocess.run(plan, settings=self.settings).models
+        return fmean(self.score(plan, models[site], site) for site in self.sites)
+
+    def federated(self, method: str, rate: float, seed: int) -> Plan:
+        """Return the plan of a study of all hospitals."""
         own = self.benchmark
-        plan = self.plan(method, self.sites, own.rounds, {**own.training, "learning_rate": own.rates[method]}, seed)
-        study = inprocess.run(plan, settings=self.settings)
-        return self.score(plan, study.models[self.sites[0]], POOLED)
+        return self.plan(method, self.sites, own.rounds, {**own.training, "learning_rate": rate}, seed)
 
     def alone(self, site: str, seed: int) -> float:
         """Return the score of a site's own model, or of all data's, on its test cases."""

@@ -80,3 +80,9 @@ class Classification(Task):
             rates = rates_of(counts[DECIDED])
             figures["sensitivity"], figures["specificity"] = rates or (None, None)
         return figures
+
+
+def in_words(shares: Sequence[float], labels: Sequence[str]) -> dict[str, float | str]:
+    """Return a case's class and the probability of each, by the name of a column of predictions.csv."""
+    named = [f"probability_{label}" for label in labels]
+    return {"class": labels[max(range(len(shares)), key=shares.__getitem__)], **dict(zip(named, shares, strict=True))}

@@ -4,7 +4,7 @@ import csv
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from os import walk
@@ -16,8 +16,11 @@ from medsilo.tasks.survey import PARTS, Problem, in_two_parts
 
 TABLE = "cases.csv"  # is read where the settings name neither a table nor patterns
 IMAGES, LABELS = "images/*", "labels/*"  # and these where there is no such table,
+ANYWHERE = "**/*"  # recordings
 OF_CLASSES = "*/*"  # and this for the images of a classification, in folders named after the classes
+RECORDINGS = (".csv", ".tsv", ".parquet", ".pq", ".npz", ".npy")
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+LINKS = "folders are links, which are not followed; copy them into the data folder"
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
 
 
@@ -39,6 +42,7 @@ class Listing:
 
     entries: list[Entry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    identifiers: dict[str, int] = field(default_factory=dict)  # DICOM elements that tell who it is -> series with them
 
     def add(self, severity: str, what: str, names: Sequence[str]) -> None:
         """Notes a problem if there are such cases, beside those that already have it."""
@@ -59,14 +63,49 @@ class Listing:
 def find(source: DataSource, folder: Path, masks: bool) -> Listing:
     """The cases in a folder, as the site's settings describe them. masks: labels are files, not classes."""
     names, links = files_below(folder)
-    patterns = source.images or source.labels
+    if table := table_of(source, names, source.images or source.labels):
+        columns = source.columns.image
+        images = (columns,) if isinstance(columns, str) else columns
+        return _whole(_by_table(source, folder, table, names, images, masks), source, links)
+    return _whole(_by_pattern(source, names, masks), source, links)
+
+
+def find_recordings(source: DataSource, folder: Path) -> Listing:
+    """The recordings in a folder, as the site's settings describe them: those of a table, or all that fit a pattern.
+
+    The label of one that no table names is its folder's name.
+    """
+    names, links = files_below(folder)
+    if table := table_of(source, names, source.recordings):
+        inside, columns = source.inside, source.columns
+        within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
+        listing = _by_table(source, folder, table, names, (columns.recording,), masks=False, within=within)
+        return _whole(listing, source, links)
+    listing = Listing()
+    pattern = source.recordings or ANYWHERE
+    known = {name: path for name, path in names.items() if source.recordings or name.lower().endswith(RECORDINGS)}
+    for name, path in _matching(pattern, known, listing).items():
+        listing.entries.append(Entry(name, (path,), path.parent.name, name))
+    if not listing.entries:
+        hint = "correct it in the site's medsilo.yaml" if source.recordings else "put CSV, Parquet or numpy files there"
+        raise DataError(f"no recording in the data folder fits data.recordings; {hint}", private=pattern)
+    if not source.inside.patient:
+        tell_patients(source, listing)
+    return _whole(listing, source, links)
+
+
+def table_of(source: DataSource, names: Collection[str], patterns: object) -> str | None:
+    """Return the table that names the cases of a folder; None where patterns do."""
     if source.table and patterns:
-        raise DataError("data: has a table and patterns for images or labels; give one of the two")
-    by_table = source.table or (None if patterns or TABLE not in names else TABLE)
-    listing = _by_table(source, folder, by_table, names, masks) if by_table else _by_pattern(source, names, masks)
+        raise DataError("data: has a table and patterns of files; give one of the two")
+    return source.table or (None if patterns or TABLE not in names else TABLE)
+
+
+def _whole(listing: Listing, source: DataSource, links: Sequence[str]) -> Listing:
+    """Return a listing in order, without what leads out of the folder."""
     listing.entries.sort(key=lambda entry: entry.name)
-    listing.add("left out", "folders are links, which are not followed; copy them into the data folder", links)
-    _refuse_links(listing, source.folder)
+    listing.add("left out", LINKS, links)
+    refuse_links(listing, source.folder)
     check_patients(listing)
     return listing
 
@@ -129,7 +168,7 @@ def _by_pattern(source: DataSource, names: dict[str, Path], masks: bool) -> List
         if name not in set(unlabelled):
             images = tuple(channel[name] for channel in channels)
             listing.entries.append(Entry(name, images, labels[name] if masks else images[0].parent.name, name))
-    _tell_patients(source, listing)
+    tell_patients(source, listing)
     return listing
 
 
@@ -138,7 +177,7 @@ def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[st
 
     One that ends with a slash fits folders, each with one DICOM series.
     """
-    expression = re.compile(_expression(plain(pattern)))
+    expression = compiled(pattern)
     if pattern.endswith("/"):
         names = {f"{PurePosixPath(name).parent}/": path.parent for name, path in names.items()}
     found: dict[str, Path] = {}
@@ -151,26 +190,27 @@ def _matching(pattern: str, names: dict[str, Path], listing: Listing) -> dict[st
         if case in found:
             doubled.append(case)
         found[case] = path
-    what = "files have one and the same name but for its ending; remove one, or let data.images name one ending"
+    what = "files have one and the same name but for its ending; remove one, or let the pattern name one ending"
     listing.add("stops", what, doubled)
     return found
 
 
-def _expression(pattern: str) -> str:
-    """A pattern as a regular expression: * and ? stay within a folder, ** goes through several."""
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a pattern as a regular expression: * and ? stay within a folder, ** goes through several."""
     parts = {"**/": "((?:.*/)?)", "*": "([^/]*)", "?": "([^/])"}
-    return "".join(parts.get(piece) or re.escape(piece) for piece in re.split(r"(\*\*/|\*|\?)", pattern))
+    pieces = re.split(r"(\*\*/|\*|\?)", plain(pattern))
+    return re.compile("".join(parts.get(piece) or re.escape(piece) for piece in pieces))
 
 
 def _without_suffix(name: str) -> str:
     stripped = name.rstrip("/")
     if stripped.lower() in ("", ".gz"):  # what the star of *.nii* stands for
         return ""
-    suffix = next((suffix for suffix in SUFFIXES if stripped.lower().endswith(suffix)), "")
+    suffix = next((suffix for suffix in (*SUFFIXES, *RECORDINGS) if stripped.lower().endswith(suffix)), "")
     return stripped[: len(stripped) - len(suffix)]
 
 
-def _tell_patients(source: DataSource, listing: Listing) -> None:
+def tell_patients(source: DataSource, listing: Listing) -> None:
     """Each case is a patient's own unless the settings say how its name tells the patient."""
     if source.patient is None:
         if listing.entries:
@@ -195,18 +235,27 @@ def _tell_patients(source: DataSource, listing: Listing) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ a table
-def _by_table(source: DataSource, folder: Path, table: str, names: dict[str, Path], masks: bool) -> Listing:
+def _by_table(
+    source: DataSource,
+    folder: Path,
+    table: str,
+    names: dict[str, Path],
+    images: Sequence[str],
+    masks: bool,
+    within: Collection[str] = (),
+) -> Listing:
+    """Return the cases of a table. within: columns that it needs not have, as files say it themselves."""
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, columns = Listing(), source.columns
-    images = (columns.image,) if isinstance(columns.image, str) else columns.image
-    lines = list(_lines(path, [*images, columns.label, columns.patient]))
+    needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
+    lines = list(_lines(path, needed))
     counted: Counter[str] = Counter()
     empty: defaultdict[str, list[str]] = defaultdict(list)
     absent = []
     for number, line in enumerate(lines, 2):
         given = {column: plain((line.get(column) or "").strip()) for column in line if column is not None}
         place = f"line {number}"
-        lacking = [column for column in (*images, columns.label, columns.patient) if not given[column]]
+        lacking = [column for column in needed if not given[column]]
         for column in lacking:
             empty[column].append(place)
         if lacking:
@@ -217,17 +266,17 @@ def _by_table(source: DataSource, folder: Path, table: str, names: dict[str, Pat
             absent.append(name)
             continue
         counted[name] += 1
-        label = files[-1] if masks else given[columns.label]
+        label = files[-1] if masks else given.get(columns.label, "")
         part, site = given.get(columns.part, "").lower(), given.get(columns.site, "")
         known = tuple(file for file in files[: len(images)] if file)
         listing.entries.append(
-            Entry(name, known, label or "", given[columns.patient], OTHER_NAMES.get(part, part), site)
+            Entry(name, known, label or "", given.get(columns.patient, ""), OTHER_NAMES.get(part, part), site)
         )
     for column, places in empty.items():
         listing.add("left out", f"lines of the table have an empty {column}; fill it in", places)
     listing.add("left out", "lines of the table name a file that is not in the data folder", absent)
     doubled = [name for name, count in counted.items() if count > 1]
-    listing.add("stops", "images stand in several lines of the table; give each one line", doubled)
+    listing.add("stops", "files stand in several lines of the table; give each one line", doubled)
     check_parts(listing)
     return listing
 
@@ -269,7 +318,7 @@ def check_parts(listing: Listing) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what all need
-def _refuse_links(listing: Listing, root: Path) -> None:
+def refuse_links(listing: Listing, root: Path) -> None:
     """Only files that really lie in the data folder are read."""
     inside = root.resolve()
 

@@ -39,6 +39,9 @@ class Facts:
     intensity: tuple[float, float]
     values: tuple[int, ...]  # a mask's values in the file
     shown: tuple[tuple[int, ...], ...]  # the plan's labels that each case shows
+    seconds: float = 0.0  # of a recording
+    gaps: int = 0  # of a recording: in time, and rows without a value
+    turned: bool = False  # whether a recording's axes seem to lie the other way round
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,9 @@ class Cache:
         except OSError as error:
             raise DataError("a file can't be read; is it a link to nowhere?", str(error)) from error
         code = package_facts()["hash"]
-        return hashlib.sha256(json.dumps([known, str(entry.label), self.settings, code]).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps([known, entry.name, str(entry.label), self.settings, code]).encode()
+        ).hexdigest()
 
 
 def _facts(values: dict[str, Any]) -> Facts:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from medsilo.core.errors import DataError
-from medsilo.tasks.dicom import check_dicom, is_dicom
+from medsilo.dicom.walk import check_dicom, is_dicom
 from medsilo.tasks.headers import check_size, open_reader
 
 ORIENTATION = "LPS"  # x grows to the patient's left, y to the back, z to the head, as DICOM and SimpleITK count
@@ -24,6 +24,7 @@ class Scan:
     spacing: tuple[float, ...]  # millimetres along x, y (and z)
     header: Any = field(repr=False)  # the SimpleITK image as it was read: its grid
     turn: tuple[tuple[int, ...], tuple[bool, ...]] = ((), ())  # order of the axes and which are flipped, from there
+    source: Any = field(default=None, repr=False)  # what it was made from, where a task wants to know
 
     def on_own_grid(self, labels: np.ndarray) -> Any:
         """Labels [D, H, W] or [H, W] of these values as a SimpleITK image with exactly the file's geometry."""
@@ -56,13 +57,19 @@ def read_scan(path: Path) -> Scan:
 
 
 def _read(path: Path) -> Scan:
-    import SimpleITK
 
     _refuse_broken_nifti(path)
     image = _read_series(path) if path.is_dir() else open_reader(path).Execute()
+    if image.GetDimension() not in (2, 3):
+        raise DataError(f"an image has {image.GetDimension()} axes; give volumes or flat images", str(path))
+    return scan_of(image)
+
+
+def scan_of(image: Any) -> Scan:
+    """Return a SimpleITK image of two or three axes as tasks want it."""
+    import SimpleITK
+
     axes, channels = image.GetDimension(), image.GetNumberOfComponentsPerPixel()
-    if axes not in (2, 3):
-        raise DataError(f"an image has {axes} axes; give volumes or flat images", str(path))
     header, turn = image, ((), ())
     if axes == 3:
         image = SimpleITK.Cast(image, SimpleITK.sitkVectorFloat32 if channels > 1 else SimpleITK.sitkFloat32)

@@ -17,6 +17,7 @@ def as_tuple(value: Any) -> Any:
 
 
 Pattern = Annotated[str, Field(min_length=1, max_length=500)]
+Code = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,16}:[A-Za-z0-9._-]{1,16}:[^\\\x00-\x1f]{1,64}$")]
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 OwnShares = Annotated[Shares, BeforeValidator(as_tuple)]
@@ -28,10 +29,20 @@ class Columns(Section):
     """The names of the columns of a site's table."""
 
     image: Names | str = "image"  # several for several channels, in the plan's order
+    recording: str = "recording"  # of series
     label: str = "label"
     patient: str = "patient"
     part: str = "part"
     site: str = "site"
+
+
+class Inside(Section):
+    """The names of the columns of each recording of a site, or of the arrays in it."""
+
+    time: str | None = None
+    label: str | None = None  # of each row or window; else its table or its folder says it
+    patient: str | None = None
+    windows: str = "x"  # of arrays
 
 
 class DataSource(Section):
@@ -44,10 +55,18 @@ class DataSource(Section):
     table: Pattern | None = None  # a CSV file with one line per case, instead of patterns
     columns: Columns = Columns()
     label_map: dict[str | int, str | int] = {}  # this site's labels to the plan's
+    codes: dict[str, Code] = {}  # of the plan's structures in DICOM results, as scheme:value:meaning
     # Of a table whose lines are cases themselves (task `table`):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
     levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's
     missing: Names = ("", "NA", "N/A", "NaN", "nan", "null", "?")  # what stands where a value is not known
+    # Of recordings (task `series-folder`):
+    recordings: Pattern | None = None  # a pattern with *, below the folder
+    inside: Inside = Inside()
+    rate: float | None = Field(None, gt=0, le=1e7)  # Hz that they were recorded with, where it is not the plan's
+    time_unit: Literal["s", "ms", "us", "datetime"] = "s"  # of inside.time
+    decimal: Literal[".", ","] = "."
+    order: Literal["signals-steps", "steps-signals"] | None = None  # of an array's axes, after that of the windows
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
     shares: OwnShares | None = None
     split: int | None = Field(None, ge=0, lt=2**32)

@@ -51,9 +51,12 @@ class Survey:
     size: tuple[Range, ...] | None = None  # voxels along x, y (and z), as the files have them
     spacing: tuple[Range, ...] | None = None  # millimetres along x, y (and z)
     intensity: Range | None = None
+    seconds: Range | None = None  # of recordings
     problems: tuple[Problem, ...] = ()
     fixed: bool = False  # whether a table says who is in which part
-    scales: dict[str, Range] = field(default_factory=dict)  # of a table: what its numbers were standardised with
+    identifiers: dict[str, int] = field(default_factory=dict)  # DICOM elements that tell who it is -> series with them
+    # What a table's or recordings' numbers were standardised with
+    scales: dict[str, Range] = field(default_factory=dict)
 
     @property
     def usable(self) -> bool:

@@ -87,7 +87,9 @@ class Task(Section):
 
     by_case: ClassVar[bool] = True  # whether a case's loss and score are its own; else the cases beside it matter
     reads_tables: ClassVar[bool] = False  # whether it is tasks.own.patient_table.PatientTable
+    reads_series: ClassVar[bool] = False  # whether it is tasks.own.series_folder.SeriesFolder
     reads_images: ClassVar[bool] = False  # whether `inputs_of` takes image files
+    reads_dicom: ClassVar[bool] = False  # whether its images are the series of a DICOM tree
     split_by_site: ClassVar[bool] = False  # whether a site can decide who is in which part, by `data` in its settings
 
     @property
@@ -310,8 +312,6 @@ def refuse_links(folder: Path) -> None:
 def folded(data: SiteData, fold: Fold, split: int) -> SiteData:
     """Return a site's data with its patients dealt anew; split: the site's own number."""
     parts = [getattr(data, part) for part in PARTS]
-    if any(getattr(one.entry, "part", None) for part in parts for one in getattr(part, "held", ())):
-        raise DataError("this site's table fixes who is tested, so there are no folds; compare without --folds")
     whole: Dataset = ConcatDataset(parts)
     patients = patients_of(whole)
     dealt = fold.parts(patients, split)

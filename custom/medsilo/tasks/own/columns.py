@@ -2,11 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from medsilo.core.errors import DataError
 from medsilo.core.section import Section
 from medsilo.tasks.listing import plain
 from medsilo.tasks.sources import as_tuple
@@ -81,3 +82,43 @@ def as_level(cell: str) -> str:
     text = plain(str(cell).strip())
     value = as_number(text)
     return str(int(value)) if value is not None and value == int(value) else text
+
+
+def own_labels(names: Sequence[str], label_map: Mapping[str | int, str | int]) -> dict[str, int]:
+    """Return the plan's classes by what a site calls them, as `as_level` has it."""
+    known = {as_level(label): number for number, label in enumerate(names)}
+    if all(as_number(label) is None for label in names):
+        known |= {str(number): number for number in range(len(names))}
+    for own, plans in label_map.items():
+        if as_level(str(plans)) not in known:
+            raise DataError(f"data.label_map: a value is not among the plan's labels: {', '.join(names)}", str(plans))
+        known[as_level(str(own))] = known[as_level(str(plans))]
+    return known
+
+
+def own_names(
+    read: Sequence[str],
+    names: Mapping[str, str],
+    reserved: Sequence[str],
+    given: Iterable[str],
+    known: Sequence[str] = (),
+) -> dict[str, str]:
+    """Return what the plan's columns are called at a site.
+
+    reserved: columns there that never enter a network; given: the plan's columns of which the settings say something;
+    known: others that the plan has.
+    """
+    if unknown := [key for key in given if key not in {*read, *known}]:
+        raise DataError(
+            "data.names or data.levels has a column that the plan does not read; write the plan's name first",
+            private=unknown[0],
+        )
+    called = {name: names.get(name, name) for name in read}
+    if clash := [name for name, own in called.items() if own in reserved]:
+        raise DataError(
+            f"the plan reads column {clash[0]!r}, which names patients, parts or sites here, or labels or times, and "
+            "such columns are never read; ask for another plan, or correct data.columns or data.inside"
+        )
+    if len(set(called.values())) < len(called):
+        raise DataError("data.names: two columns of the plan have the same name here; give each its own")
+    return called

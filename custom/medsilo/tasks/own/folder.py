@@ -1,10 +1,10 @@
 """A hospital's own images: what `nifti-folder` and `image-folder` have in common."""
 
 import math
-import re
 from abc import abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -14,25 +14,23 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.errors import DataError
 from medsilo.learning.seeds import seed_for
 from medsilo.models.network import Network
 from medsilo.tasks.bundled import IN_MONAI, InMonai
 from medsilo.tasks.intensity import Bytes, Intensity, Percentiles, numbers_of
 from medsilo.tasks.listing import Entry, Listing, find
 from medsilo.tasks.own.by_kind import ByKind
-from medsilo.tasks.own.dividing import dealt, divided
+from medsilo.tasks.own.file_reader import CaseReader, FileReader
 from medsilo.tasks.own.measuring import ClassJudge, StructureJudge
+from medsilo.tasks.own.own_folder import Found, OwnFolder
 from medsilo.tasks.own.patches import Augmentation, augmented, from_windows, middle_of, patch
-from medsilo.tasks.partition import Partition
-from medsilo.tasks.ready import Cache, Facts, HeldEntry, PreparedEntry, ReadyCases
+from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, ReadyCases
 from medsilo.tasks.resizing import resized, resized_to_nearest
-from medsilo.tasks.scans import Scan, read_scan, refuse_palette
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import Shares
-from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, range_of, ranges_of, repeated
+from medsilo.tasks.survey import digest, range_of, ranges_of
 from medsilo.tasks.task import SiteData, Task
-from medsilo.tasks.volumes import SAME_PLACE
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,62}$")]
 Length = Annotated[int, Field(ge=4, le=4096)]
@@ -40,14 +38,11 @@ Distance = Annotated[float, Field(ge=0.01, le=1000)]
 MOST_VOXELS = 2**27  # of a case: 512 along each of three axes
 BACKGROUND = "background"
 SHOWN = 8  # values that an error names
-GREATEST = 65_535  # value of a mask
 BYTE, DARKEST = 255, 65_535 // 16  # greatest values of an image of 8 bits, and of 12 bits that are stored in 16
 DARK = "images of 16 bits use 12 or fewer, so that they are nearly black here; agree on task.intensity percentiles"
-TWICE = "images are there twice; remove the copies"
-APART = "images are there twice, in two parts, so that one is judged by what another knows; remove the copies"
 
 
-class FolderTask(ByKind):
+class FolderTask(OwnFolder, ByKind):
     """The agreement of sites that learn from folders of their own. Where the files lie is each site's own affair.
 
     Numbers along axes are given as x, y (and z). Images are resized to `size`; or they keep a size of their own. Then a
@@ -57,8 +52,6 @@ class FolderTask(ByKind):
 
     reads_images: ClassVar[bool] = True
     augments: ClassVar[bool] = True
-    split_by_site: ClassVar[bool] = True
-    needs_data: ClassVar[bool] = True
 
     kind: Literal["segmentation", "classification"] = Field("segmentation", description="what is learned")
     labels: tuple[Name, ...] = Field(
@@ -75,11 +68,6 @@ class FolderTask(ByKind):
     )
     foreground: float = Field(default=0.5, ge=0, le=1, description="share of training pieces with a structure in them")
     overlap: float = Field(default=0.25, ge=0, lt=1, description="of the windows in evaluation")
-    shares: Shares = Field(
-        default=(0.6, 0.2, 0.2), description="of patients in training, validation and test, if the site fixes no parts"
-    )
-    split: int = Field(default=0, ge=0, lt=2**32, description="another number splits the patients in another way")
-    partition: Partition | None = Field(default=None, description="deals one folder to simulated sites")
 
     @field_validator("labels")
     @classmethod
@@ -124,10 +112,6 @@ class FolderTask(ByKind):
     def alike(self) -> bool:
         """Return whether all images are resized to `size`."""
         return True
-
-    @property
-    def deals(self) -> bool:
-        return self.partition is not None
 
     @property
     def crops(self) -> bool:  # type: ignore[override]
@@ -238,55 +222,17 @@ class FolderTask(ByKind):
         """Return the turns and resampling of `_inputs` in a MONAI bundle's words."""
 
     # ------------------------------------------------------------------------------------------ from files
-    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        return self.read(site, sites, seed, None if folder is None else DataSource(folder=folder))
+    def _checked(self, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
+        data = super()._checked(site, sites, source)
+        assert isinstance(data.train, ReadyCases)
+        return replace(data, spacings=[one.facts.spacing for one in data.train.held if one.facts.spacing])
 
-    def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-        survey, parts = self._examined(site, sites, source)
-        wrong = [problem for problem in survey.problems if problem.severity == "stops"]
-        if wrong:
-            if any("no cases" in problem.what for problem in wrong):  # then those that were left out may be why
-                wrong += [problem for problem in survey.problems if problem.severity == "left out"]
-            private = "; ".join(name for problem in wrong for name in problem.private)
-            raise DataError("; ".join(f"{problem.what} ({problem.count})" for problem in wrong), private)
-        spacings = [one.facts.spacing for one in parts["train"].held if one.facts.spacing]
-        return SiteData(*(parts[part] for part in PARTS), spacings=spacings, survey=survey)
-
-    def survey(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> Survey:
-        try:
-            return self._examined(site, sites, source, keeps=False)[0]
-        except MedsiloError as error:
-            return Survey.stopped(str(error), error.private)
-
-    def _examined(
-        self, site: str, sites: Sequence[str], source: DataSource | None, keeps: bool = True
-    ) -> tuple[Survey, dict[str, ReadyCases]]:
-        """All of a site's files, read once: what there is, and the parts."""
-        self.check_source(source)
-        assert source is not None
-        own = source.folder / site
-        natural = self.partition is None and own.is_dir() and not own.is_symlink()
-        listing = find(source, own if natural else source.folder, self.segments)
+    def _found(self, source: DataSource, folder: Path) -> Found:
+        listing = self._listing(source, folder)
         classes = self._classes_of(listing, source)
-        if self.partition is not None:
-            listing.entries = dealt(self.partition, site, sites, listing.entries, classes)
-        source = source if keeps else source.once()
-        parts = divided(listing, source, self.shares, self.split)
-        unfolded = self.model_copy(update={"fold": None})  # images are prepared once for all folds
-        cache_key = f"{unfolded.model_dump_json()} {source.label_map}"
         numbers = self._numbers(source)
-        holder = Cache(source, partial(self._made, classes=classes, numbers=numbers), cache_key)
-        wrong: defaultdict[str, list[str]] = defaultdict(list)
-        held = {part: _held(parts[part], holder, wrong) for part in PARTS}
-        for what, names in wrong.items():
-            listing.add("left out", what, names)
-        ready = {part: ReadyCases(held[part], [self._chosen(one.facts) for one in held[part]]) for part in PARTS}
-        needed = ("test",) if source.only_tested else PARTS
-        return self._told(listing, held, ready, numbers, needed), ready
-
-    def _chosen(self, facts: Facts) -> list[int]:
-        """Return which of an entry's cases are used."""
-        return list(range(facts.cases))
+        make = partial(self._made, reader=self._reader(source), classes=classes, numbers=numbers)
+        return Found(listing, classes, make, str(source.label_map))
 
     def _classes_of(self, listing: Listing, source: DataSource) -> dict[str, int]:
         """The class of every entry of a classification, by its name."""
@@ -321,13 +267,23 @@ class FolderTask(ByKind):
             return int(label)
         raise DataError(f"data.label_map: {label!r} is not among the plan's labels: {', '.join(names)}")
 
-    def _made(self, entry: Entry, classes: dict[str, int], numbers: dict[int, int]) -> PreparedEntry:
+    def _listing(self, source: DataSource, folder: Path) -> Listing:
+        """Return the cases in a folder, as the site describes them."""
+        return find(source, folder, self.segments)
+
+    def _reader(self, source: DataSource) -> CaseReader:
+        """Return what reads a case's files."""
+        return FileReader()
+
+    def _made(
+        self, entry: Entry, reader: CaseReader, classes: dict[str, int], numbers: dict[int, int]
+    ) -> PreparedEntry:
         """One entry from its files."""
-        scan = _together([_scan_of(path) for path in entry.images])
+        scan = reader.scan(entry)
         inputs = self._inputs(scan.values, scan.spacing)
         values: tuple[int, ...] = ()
         if isinstance(entry.label, Path):
-            labels = _mask_of(scan, entry.label)
+            labels = reader.mask(scan, entry.label)
             values = tuple(np.flatnonzero(np.bincount(labels.ravel())).tolist())
             table = np.zeros(values[-1] + 1, np.uint8)
             table[list(values)] = [numbers.get(value, 0) for value in values]
@@ -384,130 +340,27 @@ class FolderTask(ByKind):
         return grid
 
     # ------------------------------------------------------------------------------------------ what is found
-    def _told(
-        self,
-        listing: Listing,
-        held: dict[str, list[HeldEntry]],
-        ready: dict[str, ReadyCases],
-        numbers: dict[int, int],
-        needed: Sequence[str],
-    ) -> Survey:
-        every = [one for part in PARTS for one in held[part]]
-        values = Counter(value for one in every for value in one.facts.values)
-        strangers = sorted(set(values) - set(numbers)) if self.segments else []
-        if strangers:
-            shown = ", ".join(map(str, strangers[:SHOWN])) + (", ..." if len(strangers) > SHOWN else "")
-            what = f"no label of the plan stands for the masks' values {shown}; say in data.label_map what they are"
-            listing.add("stops", what, [one.entry.name for one in every if set(one.facts.values) & set(strangers)])
-        parts = {part: self._part(ready[part]) for part in PARTS}
-        for part in needed:
-            if not parts[part].cases:
-                lost = any(problem.severity == "left out" for problem in listing.problems)
-                more = "bring more patients, or fix the parts by a column of a table"
-                hint = "mend what is left out first, which may be all of it" if lost else more
-                listing.problems.append(Problem("stops", f"the {part} part has no cases; {hint}", 1))
+    def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
         if self.segments:
+            known = set(self._numbers(source))
+            strangers = sorted({value for one in every for value in one.facts.values} - known)
+            if strangers:
+                shown = ", ".join(map(str, strangers[:SHOWN])) + (", ..." if len(strangers) > SHOWN else "")
+                what = f"no label of the plan stands for the masks' values {shown}; say in data.label_map what they are"
+                listing.add("stops", what, [one.entry.name for one in every if set(one.facts.values) & set(strangers)])
             empty = [one.entry.name for one in every if not any(any(labels) for labels in one.facts.shown)]
             listing.add("note", "masks are empty: no structure of the plan is in them", empty)
-        elif len([label for label, cases in parts["train"].classes.items() if cases]) == 1:
-            what = "all training cases are of one class: this site's model of its own learns nothing"
-            listing.problems.append(Problem("note", what, parts["train"].cases))
-        copies = repeated(one.facts.digest for one in every)
-        listing.problems += _twice(held)
         if self.stored == 2 and isinstance(self.intensity, Bytes):
             listing.add("note", DARK, [one.entry.name for one in every if BYTE < one.facts.intensity[1] <= DARKEST])
-        left_out = [problem for problem in listing.problems if problem.severity == "left out"]
-        unlabelled = sum(problem.count for problem in left_out if "no label" in problem.what)
-        return Survey(
-            parts,
-            {str(value): values[value] for value in sorted(values)},
-            unreadable=sum(problem.count for problem in left_out) - unlabelled,
-            unlabelled=unlabelled,
-            patients_in_two_parts=sum(p.count for p in listing.problems if p.what.startswith("patients are in two")),
-            duplicates=copies,
-            size=ranges_of(one.facts.size for one in every),
-            spacing=ranges_of(one.facts.spacing for one in every if one.facts.spacing),
-            intensity=range_of(value for one in every for value in one.facts.intensity),
-            problems=tuple(listing.problems),
-        )
 
-    def _part(self, data: ReadyCases) -> PartFacts:
-        names = self.label_names
-        counts: Counter[int] = Counter()
-        for one, cases in zip(data.held, data.chosen, strict=True):
-            counts.update(label for case in cases for label in one.facts.shown[case])
-        shown = {name: counts[number] for number, name in enumerate(names) if name != BACKGROUND}
-        return PartFacts(len(data), len(set(data.patients)), shown)
-
-
-def _twice(held: dict[str, list[HeldEntry]]) -> Iterator[Problem]:
-    """Yield what there is to say of copies, with their names and the parts in which they lie."""
-    places: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
-    for part, entries in held.items():
-        for one in entries:
-            places[one.facts.digest].append((one.entry.name, part))
-    groups = sorted(sorted(several) for several in places.values() if len(several) > 1)
-    apart = [several for several in groups if len({part for _, part in several}) > 1]
-    for what, found in ((TWICE, [own for own in groups if own not in apart]), (APART, apart)):
-        if found:
-            names = tuple(" = ".join(f"{name} ({part})" for name, part in several) for several in found)
-            yield Problem("note", what, sum(len(several) - 1 for several in found), names)
-
-
-def _scan_of(path: Path) -> Scan:
-    refuse_palette(path)
-    return read_scan(path)
-
-
-def _held(entries: Iterable[Entry], cache: Cache, wrong: dict[str, list[str]]) -> list[HeldEntry]:
-    """Return what can be read of these; what can't is noted."""
-    held = []
-    for entry in entries:
-        try:
-            held.append(cache.hold(entry))
-        except DataError as error:
-            wrong[re.sub(r"\d+ values", "values", str(error))].append(entry.name)
-        except MedsiloError:  # not the image's fault
-            raise
-        except Exception as error:
-            wrong[f"images can't be made ready ({type(error).__name__}); export them again"].append(entry.name)
-    return held
-
-
-def _together(scans: Sequence[Scan]) -> Scan:
-    """The channels of one case, which must lie on one grid."""
-    first, *others = scans
-    if not others:
-        return first
-    for scan in others:
-        _refuse_another_place(first, scan, "channels of a case")
-    values = np.concatenate([scan.values for scan in scans])
-    return Scan(values, first.affine, first.spacing, first.header, first.turn)
-
-
-def _mask_of(scan: Scan, path: Path) -> np.ndarray:
-    """A mask's values on the image's grid, whole numbers."""
-    try:
-        mask = _scan_of(path)
-    except DataError as error:
-        raise DataError(str(error).replace("an image", "a mask"), error.private) from error
-    if len(mask.values) != 1:
-        raise DataError("masks have several channels; save them with one number per place, not as colours")
-    _refuse_another_place(scan, mask, "an image and its mask")
-    values = mask.values[0]
-    whole = np.rint(values) if values.dtype.kind == "f" else values
-    if whole is not values and not np.allclose(values, whole, atol=1e-3):
-        raise DataError("masks have values that are no whole numbers; save the labels and not probabilities")
-    if whole.min() < 0 or whole.max() > GREATEST:
-        raise DataError(f"masks have values below 0 or above {GREATEST}; is an image among them?")
-    return whole.astype(np.int64)
-
-
-def _refuse_another_place(one: Scan, other: Scan, what: str) -> None:
-    if one.values.shape[1:] != other.values.shape[1:]:
-        raise DataError(f"{what} have different sizes; export both on one grid")
-    if one.values.ndim == 4 and not np.allclose(one.affine, other.affine, atol=SAME_PLACE):
-        raise DataError(f"{what} lie in different places; export both on one grid")
+    def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
+        values = Counter(value for one in every for value in one.facts.values)
+        return {
+            "label_values": {str(value): values[value] for value in sorted(values)},
+            "size": ranges_of(one.facts.size for one in every),
+            "spacing": ranges_of(one.facts.spacing for one in every if one.facts.spacing),
+            "intensity": range_of(value for one in every for value in one.facts.intensity),
+        }
 
 
 @cache

@@ -14,40 +14,36 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.errors import DataError
 from medsilo.models.linear import Linear
 from medsilo.models.network import Network
-from medsilo.tasks.classification import Classification
+from medsilo.tasks.classification import Classification, in_words
 from medsilo.tasks.listing import OTHER_NAMES, TABLE, Entry, Listing, check_parts, check_patients
 from medsilo.tasks.own.by_kind import ByKind
-from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number
+from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number, own_labels, own_names
 from medsilo.tasks.own.dividing import dealt, divided
+from medsilo.tasks.own.own_data import OwnData
 from medsilo.tasks.own.sheet import Sheet, read_sheet
-from medsilo.tasks.partition import Partition
+from medsilo.tasks.own.standardising import Scales, Standardise, check_scales, largest, scaled, scales_told
 from medsilo.tasks.regression import Regression
-from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import Shares
+from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
 from medsilo.tasks.survival import Survival, concordant_pairs
-from medsilo.tasks.task import Cases, SiteData, Task, folded, patients_of
+from medsilo.tasks.task import Cases, SiteData, Task, patients_of
 
 EVENTS = ("censored", "event")  # 0 and 1
-FURTHEST = 100.0  # standard deviations from the mean, to which inputs are cut
 MOST_INPUTS = 20_000
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
 ALONE = (
     "every line counts as a patient of its own; if a patient has several, say which column names the patient "
     "(data.columns.patient)"
 )
-Scales = tuple[Tensor, Tensor]  # what is subtracted of each input, and what it is divided by
 
 
-class PatientTable(ByKind):
+class PatientTable(OwnData, ByKind):
     """The agreement of sites that learn from tables of their own. Where a table lies is each site's own affair."""
 
     title: ClassVar[str] = "A hospital's own table: classification, regression or survival"
-    needs_data: ClassVar[bool] = True
-    split_by_site: ClassVar[bool] = True
     reads_tables: ClassVar[bool] = True
     evaluation_batch: ClassVar[int] = 1_000_000  # a table lies in memory, and concordance compares all cases of a part
 
@@ -74,16 +70,11 @@ class PatientTable(ByKind):
         description="lines with a value missing: left out; or the site's training mean takes its place (a category is "
         "none of its levels); or that and one input more per column, which is 1 there",
     )
-    standardise: Literal["site", "plan", "none"] = Field(
+    standardise: Standardise = Field(
         "site",
         description="numbers less their mean, divided by their standard deviation: of each site's training cases, or "
         "those that the plan gives with each column",
     )
-    shares: Shares = Field(
-        default=(0.6, 0.2, 0.2), description="of patients in training, validation and test, if the site fixes no parts"
-    )
-    split: int = Field(default=0, ge=0, lt=2**32, description="another number splits the patients in another way")
-    partition: Partition | None = Field(default=None, description="deals one table to simulated sites")
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -97,9 +88,7 @@ class PatientTable(ByKind):
             raise ValueError(f"range {list(self.range)}: give the least and the greatest number of {self.target}")
         if self.channels > MOST_INPUTS:
             raise ValueError(f"columns: a network would read {self.channels} numbers of a case; {MOST_INPUTS} may be")
-        lacking = [one.name for one in self.columns if not one.levels and None in (one.mean, one.deviation)]
-        if self.standardise == "plan" and lacking:
-            raise ValueError(f"standardise: plan needs mean and deviation of every number; {lacking[0]!r} lacks them")
+        check_scales(self.columns, self.standardise)
         if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
             raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
         return self
@@ -137,13 +126,7 @@ class PatientTable(ByKind):
     @property
     def largest_input(self) -> float:  # type: ignore[override]
         """By how numbers are standardised."""
-        if self.standardise != "none":
-            return FURTHEST
-        return max(1.0, *(max(abs(one.low), abs(one.high)) for one in self.columns if not one.levels))
-
-    @property
-    def deals(self) -> bool:
-        return self.partition is not None
+        return largest(self.columns, self.standardise)
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -179,47 +162,13 @@ class PatientTable(ByKind):
         """Return what a network's output says of each case, by the name of a column of predictions.csv."""
         family = self._family
         if isinstance(family, Classification):
-            shares = family.scores(output.double()).softmax(1)
-            named = [f"probability_{label}" for label in self.labels]
-            return [
-                {"class": self.labels[max(range(len(own)), key=own.__getitem__)], **dict(zip(named, own, strict=True))}
-                for own in shares.tolist()
-            ]
+            return [in_words(own, self.labels) for own in family.scores(output.double()).softmax(1).tolist()]
         if isinstance(family, Regression):
             return [{self.target: value} for value in family.values_of(output.double()).tolist()]
         return [{"log_risk": value} for value in output[:, 0].double().tolist()]
 
     # ------------------------------------------------------------------------------------------ from a file
-    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        return self.read(site, sites, seed, None if folder is None else DataSource(folder=folder))
-
-    def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-        return self._standardised(self._checked(site, sites, source))
-
-    def site_data(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-        """Return the parts of the plan's fold, if it has one: they are dealt before anything is standardised."""
-        data = self._checked(site, sites, source)
-        if self.fold is not None:
-            if data.survey and data.survey.fixed:
-                raise DataError("this site's table fixes who is tested, so there are no folds; compare without --folds")
-            data = folded(data, self.fold, (source.split if source else None) or 0)
-        return self._standardised(data)
-
-    def survey(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> Survey:
-        try:
-            return self._examined(site, sites, source)[0]
-        except MedsiloError as error:
-            return Survey.stopped(str(error), error.private)
-
-    def _checked(self, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
-        survey, parts = self._examined(site, sites, source)
-        wrong = [problem for problem in survey.problems if problem.severity == "stops"]
-        if wrong:
-            private = "; ".join(name for problem in wrong for name in problem.private)
-            raise DataError("; ".join(f"{problem.what} ({problem.count})" for problem in wrong), private)
-        return SiteData(*(parts[part] for part in PARTS), survey=survey)
-
-    def _standardised(self, data: SiteData) -> SiteData:
+    def _finished(self, data: SiteData) -> SiteData:
         """Return the cases as a network reads them; the survey keeps what numbers were standardised with."""
         parts: dict[str, Cases] = {part: getattr(data, part) for part in PARTS}
         known = parts["train"] if len(parts["train"]) else parts["test"]  # a site that does not train has only these
@@ -262,17 +211,16 @@ class PatientTable(ByKind):
 
     def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
         """Return what a survey told of `scales_of`."""
-        pairs = [told[name] for name in self.input_names[: self.read_numbers]]
-        means, deviations = torch.tensor(pairs, dtype=torch.float64).unbind(1)
-        return means, deviations
+        return scales_told(self.input_names[: self.read_numbers], told)
+
+    def own_scales(self, source: DataSource) -> Scales:
+        """Return `scales_of` all lines of a hospital's table."""
+        return self.scales_of(self.rows(self.file(source, source.folder), source, outcome=False).as_read)
 
     def finished(self, raw: Tensor, scales: Scales) -> Tensor:
         """Return what the network reads: standardised, with missing values as the plan has it."""
-        means, deviations = scales
-        known = raw.where(~raw.isnan(), means)
-        inputs = known
-        if self.standardise != "none":
-            inputs = ((known - means) / deviations).clamp(-FURTHEST, FURTHEST)
+        known = raw.where(~raw.isnan(), scales[0])
+        inputs = known if self.standardise == "none" else scaled(known, scales)
         if self.missing == "mark":
             first = [sum(column.inputs for column in self.columns[:place]) for place in range(len(self.columns))]
             inputs = torch.cat([inputs, raw[:, first].isnan().to(inputs.dtype)], 1)
@@ -305,9 +253,7 @@ class PatientTable(ByKind):
                 "data: a table has no images, labels, patient pattern or cache on the disk; leave these keys out, and "
                 "name columns under data.columns and data.names"
             )
-        own = source.folder / site
-        natural = self.partition is None and own.is_dir() and not own.is_symlink()
-        found = self.rows(self.file(source, own if natural else source.folder), source)
+        found = self.rows(self.file(source, self._folder(site, source)), source)
         listing = found.listing
         if self.partition is not None:
             listing.entries = dealt(self.partition, site, sites, listing.entries, found.classes)
@@ -315,22 +261,16 @@ class PatientTable(ByKind):
         check_patients(listing)
         parts = divided(listing, source, self.shares, self.split)
         cases = {part: found.cases(parts[part], self.kind) for part in PARTS}
-        return self._told(listing, cases, ("test",) if source.only_tested else PARTS), cases
+        return self._survey_of(listing, cases, source), cases
 
-    def _told(self, listing: Listing, cases: Mapping[str, Cases], needed: Sequence[str]) -> Survey:
-        for part in needed:
-            if not len(cases[part]):
-                what = f"the {part} part has no cases; bring more patients, or fix the parts by a column of the table"
-                listing.problems.append(Problem("stops", what, 1))
+    def _survey_of(self, listing: Listing, cases: Mapping[str, Cases], source: DataSource) -> Survey:
+        shown = {part: self._part(own) for part, own in cases.items()}
+        self._told(listing, shown, source)
         if self.kind == "survival":
-            for part in (part for part in needed if part != "train" and len(cases[part])):
+            for part in (part for part in self._needed(source) if part != "train" and len(cases[part])):
                 if self.sway(cases[part], cases[part].patients) == 1.0 and _pairs(cases[part]) == 0:
                     what = f"the {part} part has no two cases to compare, an event and a longer time; bring more cases"
                     listing.problems.append(Problem("stops", what, 1))
-        shown = {part: self._part(own) for part, own in cases.items()}
-        if self.kind != "regression" and sum(count > 0 for count in shown["train"].classes.values()) == 1:
-            what = "all training cases are of one class: this site's model of its own learns nothing"
-            listing.problems.append(Problem("note", what, shown["train"].cases))
         copies = repeated(
             patient + digest(torch.cat([inputs, target.reshape(-1).double()]))
             for own in cases.values()
@@ -399,31 +339,17 @@ class _Reading:
         self.levels = {
             name: {as_level(own): str(plan) for own, plan in kinds.items()} for name, kinds in source.levels.items()
         }
-        self.labels = self._own_labels()
+        self.labels = own_labels(EVENTS if task.kind == "survival" else task.labels, source.label_map)
         self.listing = Listing()
         self.wrong: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # (severity, what) -> lines
 
     def read(self, path: Path) -> TableRows:
         task, source = self.task, self.source
-        known = {column.name for column in task.columns} | set(task._outcomes)
-        for key in (*source.names, *source.levels):
-            if key not in known:
-                raise DataError(
-                    "data.names or data.levels has a column that the plan does not read; write the plan's name first",
-                    private=key,
-                )
         columns = [*(one.name for one in task.columns), *(task._outcomes if self.outcome else ())]
-        called = {name: source.names.get(name, name) for name in columns}
-        roles = source.columns
-        if clash := [name for name, own in called.items() if own in (roles.patient, roles.part, roles.site)]:
-            raise DataError(
-                f"the plan reads column {clash[0]!r}, which names patients, parts or sites in this table, and such "
-                "columns are never read; ask for another plan, or correct data.columns"
-            )
+        roles, given = source.columns, (*source.names, *source.levels)
+        called = own_names(columns, source.names, (roles.patient, roles.part, roles.site), given, task._outcomes)
         needed = {own: name for name, own in called.items()}
-        if len(needed) < len(called):
-            raise DataError("data.names: two columns of the plan have the same name here; give each its own")
-        if "patient" in roles.model_fields_set:
+        if roles.patient != Columns().patient:
             needed[roles.patient] = "patient"
         sheet = read_sheet(path, needed, (roles.patient, roles.part, roles.site))
         rows = TableRows(self.listing, task.read_numbers, {}, {}, {})
@@ -432,19 +358,6 @@ class _Reading:
             self._take(rows, place, dict(zip(sheet.columns, cells, strict=True)), called)
         self._tell(sheet)
         return rows
-
-    def _own_labels(self) -> dict[str, int]:
-        names = EVENTS if self.task.kind == "survival" else self.task.labels
-        known = {as_level(label): number for number, label in enumerate(names)}
-        if all(as_number(label) is None for label in names):
-            known |= {str(number): number for number in range(len(names))}
-        for own, plans in self.source.label_map.items():
-            if as_level(str(plans)) not in known:
-                raise DataError(
-                    f"data.label_map: a value is not among the plan's labels: {', '.join(names)}", str(plans)
-                )
-            known[as_level(str(own))] = known[as_level(str(plans))]
-        return known
 
     def _take(self, rows: TableRows, place: str, cells: Mapping[str, str], called: Mapping[str, str]) -> None:
         """Read one line, or note why it can't be."""

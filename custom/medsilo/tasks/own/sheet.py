@@ -1,11 +1,13 @@
-"""Read a table of a hospital, CSV or Parquet, as texts: bounded, and believing nothing of it."""
+"""Read a table of a hospital, CSV or Parquet, line by line: bounded, and believing nothing of it."""
 
 import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from medsilo.core.errors import DataError
 from medsilo.tasks.listing import plain
@@ -40,8 +42,16 @@ class Sheet:
             raise DataError(TOO_MANY)
 
 
+S = TypeVar("S", bound=Sheet)
+
+
 def read_sheet(path: Path, needed: Mapping[str, str], besides: Sequence[str] = ()) -> Sheet:
     """Return columns of a table. needed: their names there, with the plan's; besides: columns that it may lack."""
+    return read_into(Sheet({}), path, needed, besides)
+
+
+def read_into(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[str] = ()) -> S:
+    """Give the lines of a table to a sheet, and return it."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -49,24 +59,33 @@ def read_sheet(path: Path, needed: Mapping[str, str], besides: Sequence[str] = (
     if size > MOST_BYTES:
         raise DataError(f"the table has more than {MOST_BYTES >> 20} MiB; leave out columns that nobody needs")
     if path.suffix.lower() in PARQUET:
-        return _parquet(path, needed, besides)
+        return _parquet(sheet, path, needed, besides)
+    with _opened(path) as file:
+        return _csv(sheet, file, needed, besides)
+
+
+def first_lines(path: Path, most: int) -> list[list[str]]:
+    """Return the first lines of a CSV file, that with its columns' names among them."""
+    with _opened(path) as file:
+        return [[plain(cell.strip()) for cell in cells] for cells in islice(_reader(file), most)]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """Open a CSV file; what is wrong with it is a DataError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            return _csv(file, needed, besides)
+            yield file
     except UnicodeDecodeError as error:
         raise DataError("the table is not in UTF-8; save it as 'CSV UTF-8'", str(path)) from error
     except (OSError, csv.Error) as error:
         raise DataError("the table can't be read as CSV; export it again", f"{path}: {error}") from error
 
 
-def _csv(file: TextIO, needed: Mapping[str, str], besides: Sequence[str]) -> Sheet:
-    first = file.readline(MOST_CHARACTERS + 1)
-    if len(first) > MOST_CHARACTERS:
-        raise DataError(TOO_LONG)
-    file.seek(0)
-    reader = csv.reader(_bounded(file), delimiter=max(",;\t", key=first.count))
+def _csv(sheet: S, file: TextIO, needed: Mapping[str, str], besides: Sequence[str]) -> S:
+    reader = _reader(file)
     head = [plain(name.strip()) for name in next(reader, [])]
-    sheet, places = _of(head, needed, besides), []
+    sheet.columns = _of(head, needed, besides)
     places = [head.index(name) for name in sheet.columns]
     for cells in reader:
         place = f"line {reader.line_num}"
@@ -79,6 +98,15 @@ def _csv(file: TextIO, needed: Mapping[str, str], besides: Sequence[str]) -> She
     return sheet
 
 
+def _reader(file: TextIO) -> Any:
+    """Return what reads the lines of a CSV file, whatever its separator is."""
+    first = file.readline(MOST_CHARACTERS + 1)
+    if len(first) > MOST_CHARACTERS:
+        raise DataError(TOO_LONG)
+    file.seek(0)
+    return csv.reader(_bounded(file), delimiter=max(",;\t", key=first.count))
+
+
 def _bounded(file: TextIO) -> Iterator[str]:
     """Yield lines, none of them endless."""
     while line := file.readline(MOST_CHARACTERS + 1):
@@ -87,8 +115,8 @@ def _bounded(file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str]) -> Sheet:
-    """Return a sheet for these columns, of which there must be one each."""
+def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str]) -> dict[str, int]:
+    """Return the places of these columns in a sheet's lines; there must be one each."""
     if len(head) > MOST_COLUMNS:
         raise DataError(f"the table has more than {MOST_COLUMNS} columns; leave out those that nobody needs")
     if missing := [name for name in needed if name not in head]:
@@ -101,10 +129,10 @@ def _of(head: Sequence[str], needed: Mapping[str, str], besides: Sequence[str]) 
     counted = Counter(head)
     if twice := [name for name in wanted if counted[name] > 1]:
         raise DataError("the table has a column twice that is read; rename one of them", private=", ".join(twice))
-    return Sheet({name: place for place, name in enumerate(wanted)})
+    return {name: place for place, name in enumerate(wanted)}
 
 
-def _parquet(path: Path, needed: Mapping[str, str], besides: Sequence[str]) -> Sheet:
+def _parquet(sheet: S, path: Path, needed: Mapping[str, str], besides: Sequence[str]) -> S:
     try:
         import pyarrow.parquet as parquet
         from pyarrow import ArrowException
@@ -116,7 +144,7 @@ def _parquet(path: Path, needed: Mapping[str, str], besides: Sequence[str]) -> S
         if file.metadata.num_rows > MOST_LINES or sum(group.total_byte_size for group in groups) > 4 * MOST_BYTES:
             raise DataError(TOO_MANY)
         head = [plain(name.strip()) for name in file.schema_arrow.names]
-        sheet = _of(head, needed, besides)
+        sheet.columns = _of(head, needed, besides)
         own = {plain(name.strip()): name for name in file.schema_arrow.names}
         number = 0
         for batch in file.iter_batches(4096, columns=[own[name] for name in sheet.columns]):

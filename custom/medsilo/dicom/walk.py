@@ -23,13 +23,21 @@ def is_dicom(path: Path) -> bool:
 def check_dicom(path: Path) -> None:
     """Refuse a file with an element that claims more bytes than the file has; nothing is read but tags and lengths."""
     try:
-        for number, _ in enumerate(_Walk(path.read_bytes())):
-            if number > MOST:
-                raise ValueError("it has too many elements")
+        tags_in(path.read_bytes())
     except ValueError as error:
         raise DataError(
             "an image can't be read: it is damaged or no image; copy or export it again", f"{path}: {error}"
         ) from error
+
+
+def tags_in(data: bytes) -> set[tuple[int, int]]:
+    """Return the tags of a file's elements at any depth; raise ValueError where one claims more than there is."""
+    tags = set()
+    for number, tag in enumerate(_Walk(data)):
+        if number > MOST:
+            raise ValueError("it has too many elements")
+        tags.add(tag)
+    return tags
 
 
 class _Walk:

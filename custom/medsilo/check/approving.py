@@ -1,0 +1,123 @@
+"""Reading a plan before it is approved: in words, and as a difference to the last one that was."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medsilo.check.demands import book_of_kit
+from medsilo.check.kit import Kit, read_kit
+from medsilo.check.result import Finding
+from medsilo.core.errors import MedsiloError
+from medsilo.core.text import plain
+from medsilo.federation.permission import approvals_of
+from medsilo.federation.sealed.identity import KitFiles
+from medsilo.plan import Plan, parse_plan
+from medsilo.site.approvals import Approvals, AskingPlan, Decision
+from medsilo.site.book import Book
+from medsilo.site.settings import SiteSettings, read_settings
+
+LONGEST_VALUE = 200  # bytes of a plan's value, as it is shown
+ABSENT = "–"  # stands for the value of a key that a plan does not have
+
+
+@dataclass(frozen=True)
+class KitAtHome:
+    """A hospital's kit with what belongs to it: its settings, its memory and its approvals."""
+
+    kit: Kit
+    local: Path
+    settings: SiteSettings
+    book: Book
+    approvals: Approvals
+
+    @classmethod
+    def read(cls, folder: Path) -> "KitAtHome":
+        """Read a kit; raises MedsiloError where it is none of a hospital's."""
+        kit, local = read_kit(folder), folder / "local"
+        files = KitFiles(*(str(kit.folder / name) for name in (kit.certificate, kit.key, kit.root)))
+        settings = read_settings(local)
+        book = book_of_kit(settings, local, kit.name)
+        assert book
+        return cls(kit, local, settings, book, approvals_of(book, kit.name, files))
+
+    @property
+    def output(self) -> Path:
+        """The folder of this hospital's studies."""
+        return self.settings.output or self.local.parent / "medsilo"
+
+    def plan_of(self, asked: AskingPlan) -> Plan:
+        """Return the plan that asked; raises MedsiloError unless it has the hash that it is kept under."""
+        plan = parse_plan(asked.plan, allowed=self.settings.packages)
+        if plan.hash != asked.hash:
+            raise MedsiloError("the plan that was kept is not the one that asked: its hash is another")
+        return plan
+
+    def approved_before(self, plan: str) -> tuple[Decision, Plan] | None:
+        """Return the last approval of another plan, and that plan, where it was kept and can still be read."""
+        kept = {asked.hash: asked for asked in self.approvals.asked()}
+        for decision in reversed(self.approvals.decisions()):
+            if decision.verdict == "approved" and decision.plan != plan and decision.plan in kept:
+                with suppress(MedsiloError):
+                    return decision, self.plan_of(kept[decision.plan])
+        return None
+
+
+def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
+    """Yield whether a plan is approved, where this hospital wants that."""
+    if home.settings.approval == "none":
+        return
+    decision = home.approvals.last(plan.hash)
+    remedy = f"medsilo approve {plan.hash} --kit KIT"
+    if decision is None:
+        yield Finding("approval", "note", "nobody here has decided about this plan yet", remedy)
+    elif objection := decision.objection(plan.algorithm.name, plan.participation.everyone, 0, time.time()):
+        yield Finding("approval", "note", f"this hospital {objection} this plan", remedy)
+    else:
+        yield Finding("approval", "ok", ", ".join(["this plan is approved", *decision.limits.words()]))
+
+
+def in_words(plan: Plan) -> list[tuple[str, str]]:
+    """Return what a plan is, for people: a heading and what stands under it."""
+    training, who = plan.training, plan.participation
+    network = f"{plan.network.name}, {plan.parameters:,} parameters of all networks together"
+    rows = [
+        ("method", f"{plan.algorithm.title} ({plan.algorithm.name})"),
+        ("task", f"{plan.task.name}, scored by {plan.task.metric}"),
+        ("network", network),
+        ("rounds", f"{plan.rounds}; passes over this hospital's training cases in each: {training.local_epochs}"),
+        ("hospitals", ", ".join(who.everyone) or f"whoever is connected, {who.minimum} at least"),
+    ]
+    if who.unseen:
+        rows.append(("only tested", ", ".join(who.unseen)))
+    if plan.privacy:
+        promise = f"ε = {plan.privacy.epsilon:g} at δ = {plan.privacy.delta:g} for each {plan.privacy.unit}"
+    else:
+        promise = "none"
+    rows += [
+        ("differential privacy", promise),
+        ("sealing", " ".join(plan.transport.promises) or "none"),
+        ("packages beside medsilo", ", ".join(plan.packages) or "none"),
+    ]
+    return rows
+
+
+def difference(plan: Plan, before: Plan) -> list[tuple[str, str, str]]:
+    """Return each key that differs, with the value before and the one now."""
+    old, new = (dict(_leaves(one.resolved())) for one in (before, plan))
+    differ = [key for key in sorted(old | new) if old.get(key, ABSENT) != new.get(key, ABSENT)]
+    return [(key, _shown(old.get(key, ABSENT)), _shown(new.get(key, ABSENT))) for key in differ]
+
+
+def _shown(value: Any) -> str:
+    return plain(value, LONGEST_VALUE)
+
+
+def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{where}.{key}" if where else str(key))
+    else:
+        yield where, value

@@ -1,0 +1,205 @@
+"""Commands for a hospital's decision about a plan: approvals, approve, decline, withdraw, site-page."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.show import Screen
+from medsilo.core.errors import MedsiloError
+
+if TYPE_CHECKING:
+    from medsilo.check.approving import KitAtHome
+    from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, DecisionKind
+
+HOURS = {"h": 1, "d": 24, "w": 168}
+Kit = Annotated[Path, typer.Option(metavar="KIT", help="this site's kit")]
+Hash = Annotated[
+    str | None, typer.Argument(metavar="PLAN", help="the plan's hash, or its beginning where the plan has asked here")
+]
+JobName = Annotated[
+    str | None,
+    typer.Option("--job", metavar="JOB", help="instead: a job's folder", autocompletion=options.complete_job),
+]
+By = Annotated[str, typer.Option(metavar="NAME", help="who decides (default: this account's name)")]
+
+
+def lasting(value: object) -> int:
+    """Return the hours of a time like 12h, 30d or 8w."""
+    text = str(value).strip().lower()
+    number, unit = text[:-1], text[-1:]
+    if unit not in HOURS or not number.isdecimal() or not 0 < int(number) <= 100_000:
+        raise ValueError(f"{text!r} is not a time; write hours, days or weeks: 12h, 30d, 8w")
+    return int(number) * HOURS[unit]
+
+
+def approvals(screen: Screen, *, kit: Kit) -> int:
+    """List the plans that asked to run here, and what was decided.
+
+    Each decision with who took it, when, and its limits; the last one about a plan counts.
+    """
+    from medsilo.check.approving import KitAtHome
+    from medsilo.site.approvals import moment
+
+    home = KitAtHome.read(kit)
+    decided, asked = home.approvals.decisions(), home.approvals.asked()
+    last = {one.plan: one for one in decided}
+    screen.say(f"approval: {home.settings.approval}" + ("" if decided or asked else "; no plan has asked yet"))
+    for one in asked:
+        verdict = last[one.hash].verdict if one.hash in last else "waits for a decision"
+        by = f", submitted by {one.lead}" if one.lead else ""
+        screen.say(f"{one.hash}  {verdict}  study {one.study or '–'}{by}, asked {moment(one.at)}")
+    for decision in decided:
+        screen.say(_line(decision))
+    screen.answer(
+        approval=home.settings.approval,
+        asked=[one.model_dump(mode="json", exclude={"plan"}) for one in asked],
+        decisions=[one.model_dump(mode="json") for one in decided],
+    )
+    return 0
+
+
+def approve(
+    screen: Screen,
+    hash: Hash = None,
+    *,
+    kit: Kit,
+    job: JobName = None,
+    plan: options.PlanFile = None,
+    changes: options.Changes,
+    expires: Annotated[
+        int | None, typer.Option(metavar="TIME", parser=lasting, help="for so long: 12h, 30d or 8w (default: no end)")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(metavar="N", parser=options.positive, help="no answer after so many rounds")
+    ] = None,
+    sites: Annotated[str, typer.Option(metavar="SITE,SITE", help="only while nobody else takes part")] = "",
+    method: Annotated[str, typer.Option(metavar="METHOD", help="only if the plan has this method")] = "",
+    by: By = "",
+) -> int:
+    """At a hospital: let a plan run here, by its hash; signed with the key of the kit.
+
+    With 'approval: required' in medsilo.yaml nothing else runs. A plan that asked waits under 'medsilo approvals'.
+    """
+    import time
+
+    from medsilo.site.approvals import ApprovalLimits
+
+    limits = ApprovalLimits.of(
+        expires=None if expires is None else int(time.time()) + 3600 * expires,
+        rounds=rounds,
+        sites=tuple(sorted(filter(None, (site.strip() for site in sites.split(","))))),
+        method=method,
+    )
+    return _decide(screen, "approved", kit, hash, (job, plan, changes), by, limits)
+
+
+def decline(
+    screen: Screen,
+    hash: Hash = None,
+    *,
+    kit: Kit,
+    job: JobName = None,
+    plan: options.PlanFile = None,
+    changes: options.Changes,
+    by: By = "",
+) -> int:
+    """At a hospital: say that a plan must not run here; signed with the key of the kit.
+
+    A study that waits for the decision is told at once.
+    """
+    return _decide(screen, "declined", kit, hash, (job, plan, changes), by)
+
+
+def withdraw(screen: Screen, hash: Hash = None, *, kit: Kit, by: By = "") -> int:
+    """At a hospital: take an approval back; a study that runs stops here before its next answer leaves.
+
+    What has left before stays where it is.
+    """
+    return _decide(screen, "withdrawn", kit, hash, (None, None, []), by)
+
+
+def site_page(
+    screen: Screen,
+    *,
+    kit: Kit,
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65_535, help="on this machine; 0: any that is free")
+    ] = 0,
+) -> int:
+    """At a hospital: a page to read plans, approve or decline them, and watch studies, on this machine only.
+
+    Prints an address that is good for one use. Ctrl-C ends the page; studies go on.
+    """
+    from medsilo.site_page.page_server import PageServer
+    from medsilo.site_page.pages import SitePages
+
+    try:
+        server = PageServer(SitePages(kit), port)
+    except OSError as error:
+        raise MedsiloError(f"port {port} of this machine can't be used; give another --port, or none") from error
+    screen.say(f"open this address in a browser on this machine; it is good for one use:\n{server.start}")
+    screen.event("ready", {"address": server.start})
+    with server:
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            screen.say("the page has ended; studies go on")
+    return 0
+
+
+def _decide(
+    screen: Screen,
+    verdict: "DecisionKind",
+    kit: Path,
+    hash: str | None,
+    given: tuple[str | None, Path | None, list[str]],
+    by: str,
+    limits: "ApprovalLimits | None" = None,
+) -> int:
+    import getpass
+
+    from medsilo.check.approving import KitAtHome, in_words
+
+    home = KitAtHome.read(kit)
+    meant, asked = _meant(home, hash, *given)
+    if asked and verdict == "approved":  # the others need no plan that can be read
+        for name, words in in_words(home.plan_of(asked)):
+            screen.say(f"{name}: {words}")
+    decision = home.approvals.decide(meant, verdict, by or getpass.getuser(), limits)
+    screen.say(_line(decision))
+    if verdict == "approved" and home.settings.approval == "none":
+        screen.warn("medsilo.yaml has no 'approval: required', so plans without an approval run here, too")
+    screen.answer(**decision.model_dump(mode="json"))
+    return 0
+
+
+def _meant(
+    home: "KitAtHome", hash: str | None, job: str | None, plan_file: Path | None, changes: list[str]
+) -> "tuple[str, AskingPlan | None]":
+    """Return the hash of the plan that is meant, and the plan where it is here; one that did not ask is kept, too."""
+    import time
+
+    from medsilo.flare.jobs import find_job, plan_of
+    from medsilo.site.approvals import AskingPlan, named
+
+    if (hash is None) == (job is None):
+        raise MedsiloError("which plan? give the beginning of its hash, or --job")
+    if job is None:
+        if plan_file or changes:
+            raise MedsiloError("--plan and --set belong to --job")
+        kept = {one.hash: one for one in home.approvals.asked()}
+        meant = named(hash or "", kept)
+        return meant, kept.get(meant)
+    plan = plan_of(find_job(job), changes, plan_file, home.settings.packages)
+    asked = AskingPlan(plan=plan.resolved(), hash=plan.hash, at=int(time.time()))
+    home.approvals.keep(asked)
+    return asked.hash, asked
+
+
+def _line(decision: "Decision") -> str:
+    from medsilo.site.approvals import moment
+
+    limits = "".join(f", {words}" for words in decision.limits.words())
+    return f"{decision.plan}  {decision.verdict} by {decision.by}, {moment(decision.at)}{limits}"

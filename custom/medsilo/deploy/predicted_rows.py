@@ -1,0 +1,113 @@
+"""Predict what stands in rows, a table's lines or a recording's windows: a line of predictions.csv for each."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import is_safe_name, make_folder, write_json, write_text
+from medsilo.deploy.predict import Say
+from medsilo.deploy.source import Source
+from medsilo.runs import paths
+from medsilo.tasks.own.standardising import Scales
+from medsilo.tasks.sources import DataSource
+
+AT_ONCE = 4096  # cases that go through the network together
+NEEDS = (
+    "the plan standardises numbers by each hospital's own mean and deviation (task.standardise=site); give "
+    "--site-config with the medsilo.yaml of the hospital whose patients these are, or --site with its name, where its "
+    "part of the run is on this machine"
+)
+Row = dict[str, Any]
+
+
+class Standardised(Protocol):
+    """A task whose numbers may be standardised by each hospital."""
+
+    @property
+    def needs_scales(self) -> bool: ...
+    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales: ...
+    def own_scales(self, source: DataSource) -> Scales: ...
+    def answers(self, output: Tensor) -> list[dict[str, float | str]]: ...
+
+
+def scales_for(task: Standardised, data: DataSource | None, own: Path, plain: Callable[[], Scales]) -> Scales:
+    """Return how a hospital's numbers are standardised: as in training, or else by all that its own data hold.
+
+    own: the hospital's part of a run; plain: what is taken where no hospital's numbers matter.
+    """
+    if (own / paths.DATA).is_file():
+        try:
+            return task.scales_that_were(json.loads((own / paths.DATA).read_text("utf-8"))["scales"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise MedsiloError(f"the site's {paths.DATA} can't be read; repeat the run", str(error)) from error
+    if not task.needs_scales:
+        return plain()
+    if data is None:
+        raise MedsiloError(NEEDS)
+    return task.own_scales(data)
+
+
+@torch.inference_mode()
+def answered(source: Source, task: Standardised, inputs: Tensor, device: torch.device) -> Iterator[Row]:
+    """Yield what the model says of each case."""
+    for cases in inputs.split(AT_ONCE):
+        output, experts, sure = source.answer(cases.to(device))
+        if not output.isfinite().all():
+            raise MedsiloError("the network's output is NaN or infinite; check the numbers that it reads")
+        for place, answer in enumerate(task.answers(output.cpu())):
+            chosen = {} if sure is None else {"expert": experts[place], "confidence": float(sure[place])}
+            yield {"error": None, **answer, **chosen}
+
+
+def predict_rows(
+    source: Source,
+    files: Sequence[Path],
+    out: Path,
+    device: torch.device,
+    say: Say,
+    predicted: Callable[[Path], Iterator[Row]],
+    columns: Sequence[str],
+) -> list[Row]:
+    """Write predictions.json and predictions.csv with the rows of all files, and return them.
+
+    columns: those that predictions.csv has whatever was found.
+    """
+    if any(path.resolve().parent == out.resolve() for path in files):
+        raise MedsiloError("the files lie in the output folder; give -o another one, so that none is written over")
+    source.network.to(device)
+    make_folder(out)
+    rows: list[Row] = []
+    for path in files:
+        found = list(predicted(path))
+        failed = failures(found)
+        say(f"{len(found)} cases" + (f", {failed} of them failed" if failed else ""))
+        rows += found
+    write_json(out / "predictions.json", {"model": source.facts, "cases": rows})
+    write_rows(out / "predictions.csv", rows, columns)
+    return rows
+
+
+def failures(rows: Sequence[Row]) -> int:
+    """Return how many rows have no answer."""
+    return sum(row["error"] is not None for row in rows)
+
+
+def write_rows(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Write rows as CSV, under these columns and all others that any of them has."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys([*columns, *(key for row in rows for key in row)])), restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def site_part(run: Path, site: str) -> Path:
+    """Return a hospital's part of a run; the run itself where no hospital is named."""
+    return run / paths.SITES / site if is_safe_name(site) else run

@@ -1,0 +1,1 @@
+"""DICOM: series into volumes, segmentations and contours into masks, and results back."""

@@ -1,0 +1,72 @@
+"""Cyclic weight transfer: Chang et al., Distributed deep learning networks among institutions for medical imaging,
+JAMIA 2018."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from medsilo.core.errors import PlanError
+from medsilo.course.algorithm import BY_ITSELF, Algorithm
+from medsilo.course.group import Group, network
+from medsilo.course.phase import Phase
+from medsilo.course.server_side import ServerSide
+from medsilo.learning.seeds import generator_for
+from medsilo.learning.training import Training
+from medsilo.mixing.forms import Form, Unsealable
+from medsilo.mixing.mixers import Mixer, UniformMean
+
+
+class Passed(UniformMean):
+    """The model of the one hospital that trained; without an answer it stays as it was."""
+
+    @property
+    def sealed(self) -> Form:
+        return Unsealable("one hospital's model is handed on at a time, which no sum hides")
+
+
+def passed_on(server: ServerSide) -> Mixer:
+    """Return the mixer that hands a model on."""
+    return Passed()
+
+
+class Cyclic(Algorithm):
+    """w goes from hospital to hospital: in each round one trains it, and a cycle has a round for each.
+
+    All validate it in every round, so that the best round is chosen as in other methods.
+    """
+
+    title = "Cyclic weight transfer"
+    paper = "Chang et al. 2018"
+    protocols: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {**BY_ITSELF, "algorithm.order": "fixed"}}
+
+    name: Literal["cyclic"] = "cyclic"
+    order: Literal["fixed", "drawn"] = Field(
+        "fixed", description="the hospitals' order in a cycle: by name, or drawn anew for each cycle"
+    )
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        model = Group(
+            "model",
+            network("model"),
+            passed_on,
+            undefended="mixing: a round of cyclic weight transfer has a single hospital's model, so no robust rule can "
+            "hold for it; choose fedavg, or set mixing.robust=null",
+        )
+        told = "in a round one hospital trains and sends its model, which the next is given as it is"
+        return [Phase("train", training.rounds, (model,), turn=self.turn, says=(told,))]
+
+    def turn(self, number: int, sites: Sequence[str], seed: int) -> str:
+        """Return whose turn it is."""
+        cycle, place = divmod(number - 1, len(sites))
+        if self.order == "drawn":
+            place = int(torch.randperm(len(sites), generator=generator_for(seed, "cycle", cycle))[place])
+        return sites[place]
+
+    def suits(self, training: Training) -> None:
+        if self.amplitude and not self.amplitude.released_alone:
+            raise PlanError(
+                "algorithm.amplitude: only one hospital trains in the round that measures it; set "
+                "algorithm.amplitude.measured=before, or algorithm.amplitude=null"
+            )

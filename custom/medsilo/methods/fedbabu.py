@@ -1,0 +1,41 @@
+"""FedBABU: Oh et al., FedBABU: Towards Enhanced Representation for Federated Image Classification, ICLR 2022."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from medsilo.core.tensors import Modules
+from medsilo.course.group import Group
+from medsilo.course.workbench import Blueprint
+from medsilo.learning.layers import head_names
+from medsilo.methods.fedper import body_of, has_body_and_head
+from medsilo.methods.fine_tuning import FineTuning
+
+
+class FedBABU(FineTuning):
+    """φ ← Σ p_k φ_k, learnt with the head h_0 that was drawn at first and never learns; then each site fine-tunes.
+
+    h_0 is the same at all sites. A site's own model is (φ, h_0) after some epochs on its training data.
+    """
+
+    title = "FedBABU"
+    paper = "Oh et al. 2022"
+
+    name: Literal["fedbabu"] = "fedbabu"  # type: ignore[assignment]
+    epochs: int = Field(5, ge=0, le=1000, description="passes of fine-tuning before each evaluation; 0 keeps h_0")
+    tunes: Literal["all", "body", "head"] = Field("all", description="what of the model learns in fine-tuning")
+
+    def networks(self, build: Blueprint) -> Modules:
+        modules = super().networks(build)
+        head = set(head_names(modules["global"]))
+        for name, weight in modules["global"].named_parameters():
+            weight.requires_grad_(name not in head)
+        for name, weight in modules["model"].named_parameters():
+            weight.requires_grad_(self.tunes == "all" or (name in head) == (self.tunes == "head"))
+        return modules
+
+    def shared(self) -> Group:
+        return Group("global", body_of("global"), self.mean, title="shared model without the last layer")
+
+    def check(self, modules: Modules) -> None:
+        has_body_and_head(modules["global"], self.name)

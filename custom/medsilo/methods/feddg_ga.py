@@ -1,0 +1,100 @@
+"""FedDG-GA: Zhang et al., Federated Domain Generalization with Generalization Adjustment, CVPR 2023."""
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from medsilo.core.tensors import Modules
+from medsilo.course.group import Average, Group
+from medsilo.course.phase import Phase
+from medsilo.course.server_side import ServerSide
+from medsilo.course.workbench import Blueprint, Workbench
+from medsilo.learning.training import Training
+from medsilo.methods.weighed import Weighed
+from medsilo.mixing.late import LateMean, Renew, Sent, Shares, Weighing
+
+WIDEST = 100.0  # a gap between two mean losses; beyond it all is one
+
+
+class Gap(nn.Module):
+    """A place for G_i, and for the loss of the site's own model that it is measured against."""
+
+    value: Tensor
+    own_loss: Tensor
+    measured: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("value", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("own_loss", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("measured", torch.zeros((), dtype=torch.bool))
+
+
+class FedDGGA(Weighed):
+    """a_i ← a_i + d_r / K · G_i / max_j |G_j|, cut to [0, 1] and divided by their sum; θ ← Σ a_i θ_i.
+
+    G_i = L_i(θ) − L_i(θ_i) is the generalisation gap: how much worse the shared model is on the site's training cases
+    than what the site had sent for it. d_r falls linearly from `step` to nothing over the rounds.
+    """
+
+    title = "FedDG-GA"
+    paper = "Zhang et al. 2023"
+
+    name: Literal["feddg-ga"] = "feddg-ga"
+    step: float = Field(0.2, gt=0, le=1, description="d: how far the weights move in the first round, all together")
+
+    def networks(self, build: Blueprint) -> Modules:
+        return {"model": build(), "gap": Gap()}
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        gap = Group(
+            "gap",
+            lambda modules: {"gap": cast(Gap, modules["gap"]).value},
+            lambda server: Weighing(self.adjusted(training.rounds)),
+            "up",
+            personal=True,
+            title="generalisation gap",
+            ranges=lambda modules, task: {"gap": (-WIDEST, WIDEST)},
+            says=lambda tensors: [
+                "gap: in every round, how much larger the mean loss over all training cases is under the shared model "
+                "than under this site's own, from losses as they are told; 0 where none is"
+            ],
+            average=Average("the difference of two mean losses over a site's training cases", lambda cases, _: cases),
+        )
+        return [Phase("train", training.rounds, (gap, *self.mixture()), self.work)]
+
+    def work(self, bench: Workbench) -> float:
+        """Measure the gap of the model that has arrived, train, and measure the loss for the next gap."""
+        gap, model = cast(Gap, bench.modules["gap"]), bench.modules["model"]
+        shared = bench.told_loss(model)
+        gap.value.zero_()
+        if shared is not None and gap.measured:
+            gap.value.copy_((shared - gap.own_loss).clamp(-WIDEST, WIDEST))
+        loss = bench.train()
+        own = bench.told_loss(model)
+        gap.own_loss.fill_(own or 0.0)
+        gap.measured.fill_(own is not None)
+        return loss
+
+    def adjusted(self, rounds: int) -> Renew:
+        """Return how the server moves the weights towards the sites whose gap is large."""
+
+        def adjust(a: dict[str, float], sent: Sent, number: int) -> dict[str, float]:
+            gaps = {site: float(tensors["gap"]) for site, tensors in sent.items()}
+            largest = max(map(abs, gaps.values()))
+            if not largest:
+                return a
+            # In the first round nobody has a gap yet.
+            d = self.step * (1 - (number - 1) / rounds) / len(a)
+            moved = {site: min(1.0, max(0.0, a[site] + d * gaps.get(site, 0.0) / largest)) for site in a}
+            total = sum(moved.values())
+            return {site: value / total for site, value in moved.items()}
+
+        return adjust
+
+    def weigh(self, server: ServerSide, mean: LateMean) -> Shares:
+        a = cast(Weighing, server.mixers["gap"]).weights
+        return {site: a[site] for site in mean.samples}

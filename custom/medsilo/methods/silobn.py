@@ -1,0 +1,49 @@
+"""SiloBN: Andreux et al., Siloed Federated Learning for Multi-centric Histopathology Datasets, 2020."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from medsilo.core.tensors import Modules, Tensors
+from medsilo.course.algorithm import require, without
+from medsilo.course.group import Group
+from medsilo.course.outcome import Outcome, OwnModels
+from medsilo.course.phase import Phase
+from medsilo.learning.layers import batch_norm_buffer_names
+from medsilo.learning.statistics import adapt_batch_norm
+from medsilo.learning.training import Training
+from medsilo.methods.fedavg import Averaging
+
+
+class SiloBN(Averaging):
+    """FedAvg of all weights, batch norm's scale and shift among them; batch norm's statistics stay at the site.
+
+    A hospital that did not train takes the shared weights, and measures the statistics on its own images without a
+    label and without a step (AdaBN, Li et al. 2017).
+    """
+
+    title = "SiloBN"
+    paper = "Andreux et al. 2020"
+
+    name: Literal["silobn"] = "silobn"
+
+    @property
+    def outcome(self) -> Outcome:
+        return OwnModels(for_others=True)
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        weights = Group("model", self.travelling, self.mean, title="model without batch norm's statistics")
+        return [Phase("train", training.rounds, (weights,))]
+
+    def check(self, modules: Modules) -> None:
+        found = batch_norm_buffer_names(modules["model"])
+        require(found, self.name, "batch norm's statistics", "set network.norm=batch or choose fedavg")
+
+    def travelling(self, modules: Modules) -> Tensors:
+        """Return the model's tensors without batch norm's running statistics and counters."""
+        model = modules["model"]
+        return without(model.state_dict(), batch_norm_buffer_names(model))
+
+    def measure_unseen(self, modules: Modules, inputs: Iterable[Tensor]) -> None:
+        adapt_batch_norm(modules["model"], inputs)

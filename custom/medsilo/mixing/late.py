@@ -1,0 +1,190 @@
+"""Means whose weights are known only when a round closes: everything that came waits until then.
+
+What waits lies in memory as far as `let_wait` allows, the rest in a temporary file, and is read back block by block.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medsilo.core.spill import Kept
+from medsilo.mixing.defence import Shield
+from medsilo.mixing.forms import Form, Unsealable
+from medsilo.mixing.layout import Layout, Tensors
+from medsilo.mixing.mixers import Identity, Mixer, WeightedMean
+from medsilo.mixing.rules import capped
+from medsilo.mixing.waiting import reading, way
+
+COLUMNS = 16 << 10  # numbers of each site that are read at once, and summed in one thread, so always in one order
+LEAST = 1e-9  # share by which a weight of zero takes part in what is cut off from others
+Shares = Mapping[str, float]
+
+
+class LateMean(WeightedMean):
+    """θ ← Σ_k a_k θ_k over the sites that answered, with weights a that follow from all of the round.
+
+    late: returns the weight of every site that answered, from this mixer: it may ask for `products`, and look at groups
+        that were declared earlier, which are closed by then.
+    scale: returns a number for every tensor, by which its mean is multiplied; asked after `late`.
+    """
+
+    def __init__(
+        self,
+        late: Callable[["LateMean"], Shares],
+        scale: Callable[["LateMean"], Shares] | None = None,
+        spill_folder: str | Path | None = None,
+    ) -> None:
+        super().__init__(spill_folder)
+        self._late, self._scale = late, scale
+        self.memory: dict[str, dict[str, float]] = {}  # by site: what `late` keeps from round to round
+
+    @property
+    def sealed(self) -> Form:
+        return Unsealable("how much each hospital counts follows from what all of them send")
+
+    @property
+    def samples(self) -> Shares:
+        """Return the cases of the sites that have answered in the open round, in sorted order."""
+        return dict(sorted(self._samples.items()))
+
+    @property
+    def averaged(self) -> list[str]:
+        """Return the names of the tensors that are averaged in the open round."""
+        assert self._layout is not None
+        return [name for section in self._layout.sections for name in section.names]
+
+    def defend(self, shield: Shield) -> None:
+        Mixer.defend(self, shield)
+
+    def _begin_sum(self) -> None:
+        super()._begin_sum()
+        self._samples: dict[str, float] = {}
+
+    def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
+        self._waiting.put(site, tensors, layout)
+        self._samples[site] = weight
+        if self._carrier is None or site < self._carrier:
+            self._carrier, self._carried = site, {name: tensors[name] for name in layout.carried}
+
+    def _settle(self) -> None:
+        """Nothing is folded in before the round closes."""
+
+    def _merge(self) -> None:
+        self._numbers = {site: float(weight) for site, weight in self._late(self).items()}
+        self._weights = dict(self._numbers)
+        for site, weight in self._numbers.items():
+            if not weight:
+                self._waiting.drop(site)
+        scales = self._scale(self) if self._scale else {}
+        super()._merge()
+        assert self._given is not None
+        for name, scale in scales.items():
+            mean = self._given[name]
+            self._given[name] = (mean.double() * scale).to(mean.dtype)
+
+    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+        tensors, facts = super()._save()
+        return tensors, {**facts, "memory": {site: dict(own) for site, own in self.memory.items()}}
+
+    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
+        super()._load(tensors, facts)
+        self.memory = {site: dict(own) for site, own in facts["memory"].items()}
+
+    def products(self, part: Callable[[str], str] = lambda name: "all") -> dict[str, Tensor]:
+        """Return the inner products [1 + K, 1 + K] of the model as it was and of the ways of K sites from it, in sorted
+        order and double precision, of all tensors of a part together. part: of each tensor."""
+        found: dict[str, Tensor] = {}
+        for names, rows in self._columns():
+            key, size = part(names), len(rows)
+            sums = found.setdefault(key, torch.zeros(size, size, dtype=torch.float64))
+            for place, row in enumerate(rows):
+                sums[place, place:] += (row * rows[place:]).sum(1)
+        return {key: sums + sums.triu(1).T for key, sums in found.items()}
+
+    def _columns(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield a tensor's name and [1 + K, columns] of its numbers, always in the same memory."""
+        assert self._layout is not None and self._given is not None
+        reads = [way(self._waiting.reader(site), self._given) for site in sorted(self._samples)]
+        for section in self._layout.sections:
+            room = torch.empty(1 + len(reads), min(COLUMNS, section.size), dtype=section.wide)
+            for block in section.cut(COLUMNS):
+                rows = room[:, : block.size]
+                for read, row in zip(chain([reading(self._given)], reads), rows, strict=True):
+                    read(section, block, row)
+                columns = rows.split(block.sizes, 1)
+                yield from zip((piece.name for piece in block.pieces), columns, strict=True)
+
+
+Sent = Mapping[str, Tensors]
+Renew = Callable[[dict[str, float], Sent, int], dict[str, float]]
+
+
+class Weighing(Identity):
+    """Weights of the sites that go on from round to round, and follow from what every site says of itself.
+
+    renew: returns the weights of all sites, from those before (equal at first), from what was sent in this round, and
+        from the number of rounds so far.
+    """
+
+    def __init__(self, renew: Renew) -> None:
+        super().__init__()
+        self._renew = renew
+        self._rounds = 0
+        self.weights: dict[str, float] = {}
+
+    @property
+    def sealed(self) -> Form:
+        return Unsealable("how much each hospital counts follows from what it says of itself")
+
+    def _merge(self) -> None:
+        sent = {site: self.sent(site) for site in sorted(self._sent)}
+        before = {site: self.weights.get(site, 1 / len(self._sites)) for site in self._sites}
+        super()._merge()
+        self.weights = self._renew(before, sent, self._rounds)
+        self._rounds += 1
+
+    def _save(self) -> tuple[Mapping[str, Kept], dict[str, Any]]:
+        tensors, facts = super()._save()
+        return tensors, {**facts, "weights": self.weights, "rounds": self._rounds}
+
+    def _load(self, tensors: Mapping[str, Any], facts: dict[str, Any]) -> None:
+        super()._load(tensors, facts)
+        self.weights, self._rounds = dict(facts["weights"]), facts["rounds"]
+
+
+def at_most(weights: Shares, largest: float) -> dict[str, float]:
+    """Return the weights' shares of their sum, none above the largest; equal ones where all weights are zero."""
+    values = torch.tensor(list(weights.values()), dtype=torch.float64)
+    shares = values / values.sum() if values.any() else torch.full_like(values, 1 / len(values))
+    if shares.max() > largest:
+        shares = capped(shares.clamp(min=LEAST), largest)
+    return dict(zip(weights, shares.tolist(), strict=True))
+
+
+class Answered(Identity):
+    """Numbers that every site says of itself, and is given back with numbers of the server's in it.
+
+    answer: returns these for a site, by name; asked when the round closes, also for sites that did not answer. A site
+        that does not train gets zeros.
+    """
+
+    def __init__(self, answer: Callable[[str], Shares]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def _merge(self) -> None:
+        super()._merge()
+        for site, row in self._rows.items():
+            assert isinstance(row, dict)
+            numbers = {name: torch.full_like(row[name], value) for name, value in self._answer(site).items()}
+            self._rows[site] = row | numbers
+
+    def _row(self, site: str) -> dict[str, Tensor] | None:
+        row = super()._row(site)
+        if row is None and self._rows and site not in self._sites:
+            return {name: torch.zeros_like(tensor) for name, tensor in self.current(self._sites[0]).items()}
+        return row

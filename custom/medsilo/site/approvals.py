@@ -1,0 +1,218 @@
+"""A hospital's approvals: which plans may run here, decided by its engineer and signed with the key of its kit.
+
+One file holds all decisions and one signature over them: a change anywhere makes all of them void. Its name is that of
+the key, so with another key a hospital begins anew. Beside it lie the plans that asked.
+
+What is not noticed: whoever may read the key can sign, and the file can be put back to an earlier state as a whole.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Collection, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from pydantic import Field, ValidationError
+
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.files import write_text
+from medsilo.core.section import Section, in_words
+from medsilo.core.text import plain
+from medsilo.sealing.signing import Certified
+from medsilo.site.locked import LockedFolder
+
+FOLDER_NAME, ASKED, LOCK = "approvals", "asked", "approvals.lock"  # the folder is beside a hospital's book
+SIGNED = b"medsilo approvals 1\n"  # begins what is signed, so that the signature is of no use for anything else
+WAIT = 60.0  # seconds that another process may hold the lock
+MOST_DECISIONS, MOST_SITES, MOST_ROUNDS = 10_000, 1000, 1_000_000
+LARGEST = 8 << 20  # bytes of the file of decisions, and of a plan that asked
+MOST_ASKED = 50  # plans without a decision that are kept, the last ones
+LATEST = 253_402_300_799  # the end of the year 9999
+MADE_ANEW = "decide again once somebody has found out why, and moved that file away"
+
+PlanHash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Text = Annotated[str, Field(max_length=200)]
+When = Annotated[int, Field(ge=0, le=LATEST)]  # seconds since 1970
+DecisionKind = Literal["approved", "declined", "withdrawn"]
+
+
+class ApprovalLimits(Section):
+    """The limits of an approval. A limit that is not given does not hold."""
+
+    expires: When | None = None
+    rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)  # the last round that is answered, in each study of the plan
+    sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)  # nobody else may take part
+    method: Text = ""
+
+    @classmethod
+    def of(cls, **limits: Any) -> Self:
+        """Return these limits; raises MedsiloError."""
+        try:
+            return cls.model_validate(limits)
+        except ValidationError as error:
+            raise MedsiloError(f"the limits of the approval: {in_words(error, cls)}") from error
+
+    def words(self) -> list[str]:
+        """Return each limit in words."""
+        return [
+            *([f"until {moment(self.expires)}"] if self.expires is not None else []),
+            *([f"at most {self.rounds} rounds"] if self.rounds is not None else []),
+            *([f"with no other sites than {', '.join(self.sites)}"] if self.sites else []),
+            *([f"with the method {self.method} only"] if self.method else []),
+        ]
+
+
+class Decision(Section):
+    """A hospital's decision about a plan."""
+
+    plan: PlanHash
+    verdict: DecisionKind
+    at: When
+    by: Text
+    limits: ApprovalLimits = ApprovalLimits()
+
+    def objection(self, method: str, sites: Collection[str], round_number: int, now: float) -> str:
+        """Return why the plan may not go on here, as the rest of "this hospital ..."; nothing where it may."""
+        own = self.limits
+        if self.verdict != "approved":
+            return {"declined": "has declined", "withdrawn": "has withdrawn its approval of"}[self.verdict]
+        if own.expires is not None and now >= own.expires:
+            return f"approved until {moment(own.expires)}, and no longer,"
+        if own.rounds is not None and round_number > own.rounds:
+            return f"approved at most {own.rounds} rounds of"
+        if own.sites and (others := sorted(set(sites) - set(own.sites))):
+            return f"approved without {plain(', '.join(others), 200)}"
+        if own.method and own.method != method:
+            return f"approved for the method {own.method} only"
+        return ""
+
+
+class AskingPlan(Section):
+    """A plan that asked to run here."""
+
+    plan: dict[str, Any]  # whoever reads it checks that it has this hash
+    hash: PlanHash
+    study: Text = ""
+    lead: Text = ""
+    sites: tuple[Text, ...] = Field((), max_length=MOST_SITES)
+    at: When
+
+
+class _Register(Section):
+    """The content that is signed."""
+
+    site: Text
+    decisions: tuple[Decision, ...] = Field((), max_length=MOST_DECISIONS)
+
+
+class Approvals:
+    """A site's decisions, and the plans that asked for one."""
+
+    def __init__(self, book: Path, site: str, signer: Certified) -> None:
+        """book: the folder of what the hospital remembers."""
+        self.folder, self.site, self._signer = book / FOLDER_NAME, site, signer
+        key = signer.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        self.file = self.folder / f"{hashlib.sha256(key).hexdigest()[:16]}.json"
+        self._folder = LockedFolder(self.folder, LOCK, WAIT, "this hospital's approvals", "nothing is decided")
+
+    # ------------------------------------------------------------------ decisions
+    def decisions(self) -> tuple[Decision, ...]:
+        """Return all decisions in their order; raises MedsiloError where the file is not as this key signed it."""
+        if not self.file.exists():
+            return ()
+        try:
+            content = _bounded(self.file)
+            told = json.loads(content)
+            register = _Register.model_validate_json(json.dumps(told["approvals"]), strict=True)
+            signature = bytes.fromhex(told["signature"])
+            if register.site != self.site or _written(register, signature) != content:
+                raise ValueError("another site's, or written by something else")
+            self._signer.check(self.site, self._signer.certificates, signature, _signed(register))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, Refused) as error:
+            raise MedsiloError(
+                f"this hospital's approvals are damaged or not signed by its key, so none counts; {MADE_ANEW}",
+                private=f"{self.file}: {type(error).__name__}: {error}",
+            ) from error
+        return register.decisions
+
+    def last(self, plan: str) -> Decision | None:
+        """Return what was last decided about a plan."""
+        return next((one for one in reversed(self.decisions()) if one.plan == plan), None)
+
+    def decide(self, plan: str, verdict: DecisionKind, by: str, limits: ApprovalLimits | None = None) -> Decision:
+        """Sign a decision, and return when it is on the disk; raises MedsiloError."""
+        own = limits or ApprovalLimits()
+        decision = Decision(plan=plan, verdict=verdict, at=int(time.time()), by=plain(by, 200), limits=own)
+        with self._folder.alone():
+            before = self.decisions()
+            stands = next((one.verdict for one in reversed(before) if one.plan == plan), None)
+            if verdict == "withdrawn" and stands != "approved":
+                raise MedsiloError(f"plan {plan[:12]} is not approved here, so there is nothing to withdraw")
+            if len(before) >= MOST_DECISIONS:
+                raise MedsiloError(f"there are {MOST_DECISIONS} decisions, as many as are kept; {MADE_ANEW}")
+            register = _Register(site=self.site, decisions=(*before, decision))
+            write_text(self.file, _written(register, self._signer.sign(_signed(register))).decode())
+        return decision
+
+    # ------------------------------------------------------------------ plans that asked
+    def keep(self, asked: AskingPlan) -> None:
+        """Keep a plan that asks, so that somebody can read it and decide; of those without a decision the last ones."""
+        folder = self.folder / ASKED
+        with self._folder.alone():
+            write_text(folder / f"{asked.hash}.json", asked.model_dump_json())
+            decided = {one.plan for one in self.decisions()}
+            others = [path for path in folder.glob("*.json") if path.stem not in decided | {asked.hash}]
+            for old in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: -MOST_ASKED + 1 or None]:
+                old.unlink(missing_ok=True)
+
+    def asked(self) -> list[AskingPlan]:
+        """Return the plans that asked, the last one first; a file that can't be read is left out."""
+        found = (self._read(path) for path in (self.folder / ASKED).glob("*.json"))
+        return sorted((one for one in found if one), key=lambda one: (-one.at, one.hash))
+
+    def _read(self, path: Path) -> AskingPlan | None:
+        try:
+            return AskingPlan.model_validate_json(_bounded(path), strict=True)
+        except (OSError, ValueError):
+            return None
+
+
+def named(beginning: str, known: Iterable[str]) -> str:
+    """Return the hash that begins so; one that is whole need not be known."""
+    text = beginning.strip().lower()
+    if len(text) == 64 and not text.strip("0123456789abcdef"):
+        return text
+    found = sorted({one for one in known if len(text) >= 8 and one.startswith(text)})
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise MedsiloError(f"{len(found)} plans begin with {text[:64]}; give all 64 digits of the hash")
+    raise MedsiloError(
+        f"no plan that asked here begins with {plain(beginning, 70)}; give 8 digits of its hash at least, or all 64, "
+        "or the plan itself with --job"
+    )
+
+
+def moment(seconds: float) -> str:
+    """Return a time as people read it."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _bounded(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise ValueError("it is too large")
+    return content
+
+
+def _signed(register: _Register) -> bytes:
+    return SIGNED + json.dumps(register.model_dump(mode="json"), sort_keys=True).encode()
+
+
+def _written(register: _Register, signature: bytes) -> bytes:
+    told = {"approvals": register.model_dump(mode="json"), "signature": signature.hex()}
+    return json.dumps(told, indent=1).encode() + b"\n"

@@ -1,0 +1,338 @@
+"""The pages that a hospital sees: plans that ask, what each would send and cost, decisions, studies as they run."""
+
+import getpass
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from medsilo import __version__
+from medsilo.check.approving import KitAtHome, difference, in_words
+from medsilo.check.leaks import describe
+from medsilo.check.rehearsal import rehearse
+from medsilo.check.result import Report
+from medsilo.check.spending import price_list, privacy_findings, spending_lines, spent
+from medsilo.check.visit import Visit, check
+from medsilo.core.errors import MedsiloError
+from medsilo.core.text import size_text
+from medsilo.plan import Plan
+from medsilo.report import template
+from medsilo.report.charts import Series, validation_chart
+from medsilo.site.approvals import ApprovalLimits, AskingPlan, Decision, moment
+from medsilo.site.ledger import Ledger, ledgers
+from medsilo.site.policy import read_policy
+from medsilo.site_page.page_server import EVENTS, HTML, Query, Reply
+from medsilo.site_page.watching import Row, Watched, known_rows, mark, stamp, studies
+from medsilo.study.progress import duration
+
+HERE = Path(__file__).parent
+LOOK = 0.5  # seconds between two looks at the files of a study
+BURST = 500  # rows that are sent at once
+DRAWN = 400  # points of a chart at most
+SHOWN_ROWS, SHOWN_LINES = 200, 30  # of the table and of the diary: the last ones
+ALIVE = 15.0  # seconds after which a stream says that it is there, so that one whose reader has gone ends
+HOUR = 3600
+COLUMNS = ("round", "validation", "train_loss", "validation_loss", "seconds")  # of the table
+VERBS = {"approve": "approved", "decline": "declined", "withdraw": "withdrawn"}
+
+
+@dataclass
+class _Checking:
+    """A check of this hospital for a plan."""
+
+    report: Report | None = None
+    failed: str = ""
+
+
+class SitePages:
+    """Answers the requests that the server let in. Everything shown is read anew from the hospital's own files."""
+
+    def __init__(self, kit: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kit, self._clock = kit, clock
+        self._home()  # a kit that can't be read is said before anybody looks
+        self._checks: dict[str, _Checking] = {}
+        self._checking = threading.Lock()
+        self._pages = Environment(
+            loader=FileSystemLoader(HERE),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._pages.filters |= {"moment": moment, "size": size_text, "duration": duration}
+
+    def __call__(self, query: Query) -> Reply:
+        """Answer a request."""
+        try:
+            return self._answer(query, *query.path.strip("/").split("/"))
+        except MedsiloError as error:
+            said = self._page("problem.html", query, "That did not work", problem=f"{error} {error.private}".strip())
+            return Reply(said.content, HTTPStatus.BAD_REQUEST)
+
+    def _answer(self, query: Query, kind: str, *rest: str) -> Reply:
+        answers: dict[tuple[bool, str, int], Callable[..., Reply]] = {
+            (False, "", 0): self._overview,
+            (False, "plan", 1): self._plan,
+            (False, "study", 1): self._study,
+            (False, "study", 2): self._events,
+            (False, "page.css", 0): self._style,
+            (False, "page.js", 0): self._script,
+            (True, "plan", 2): self._decide,
+        }
+        return answers.get((query.sends, kind, len(rest)), self._missing)(query, *rest)
+
+    # ------------------------------------------------------------------ pages
+    def _overview(self, query: Query) -> Reply:
+        home = self._home()
+        decisions = home.approvals.decisions()
+        last = {one.plan: one for one in decisions}
+        asked = home.approvals.asked()
+        return self._page(
+            "overview.html",
+            query,
+            f"Studies at {home.kit.name}",
+            site=home.kit.name,
+            required=home.settings.approval == "required",
+            waiting=[one for one in asked if one.hash not in last],
+            decided=[(one, last[one.hash]) for one in asked if one.hash in last],
+            decisions=list(reversed(decisions)),
+            studies=[(one, _sentence(one)) for one in studies(home.output, home.kit.name)],
+            ledger=_ledger_lines(home),
+        )
+
+    def _plan(self, query: Query, hash: str) -> Reply:
+        home = self._home()
+        asked = self._asked(home, hash)
+        if asked is None:
+            return self._missing(query)
+        plan = home.plan_of(asked)
+        before = home.approved_before(hash)
+        decisions = [one for one in home.approvals.decisions() if one.plan == hash]
+        return self._page(
+            "plan.html",
+            query,
+            f"{plan.algorithm.title}, {plan.rounds} rounds",
+            asked=asked,
+            words=in_words(plan),
+            plan_text=plan.to_yaml(),
+            before=before[0] if before else None,
+            changes=difference(plan, before[1]) if before else [],
+            leaves=describe(plan, {}, home.settings, read_policy(home.local)),
+            prices=price_list(plan, home.settings) if plan.privacy or home.settings.privacy else [],
+            costs=list(privacy_findings(plan, home.settings, home.book)),
+            ledger=_ledger_lines(home),
+            check=self._checks.get(hash),
+            decisions=list(reversed(decisions)),
+            standing=_standing(decisions[-1] if decisions else None, plan, asked),
+            required=home.settings.approval == "required",
+            by=getpass.getuser(),
+        )
+
+    def _study(self, query: Query, name: str) -> Reply:
+        home = self._home()
+        watched = Watched.read(home.output, name, home.kit.name)
+        if watched is None:
+            return self._missing(query)
+        last = home.approvals.last(watched.began.plan) if watched.began else None
+        return self._page(
+            "study.html",
+            query,
+            f"Study {name}",
+            now=Markup(self._now(watched)),
+            watched=watched,
+            rows=[_cells(row) for row in watched.rows[-SHOWN_ROWS:]],
+            stops=home.settings.approval == "required" and last is not None and last.verdict == "approved",
+            required=home.settings.approval == "required",
+            has_plan=watched.began is not None and self._asked(home, watched.began.plan) is not None,
+        )
+
+    def _missing(self, query: Query, *rest: str) -> Reply:
+        told = self._page("problem.html", query, "Not here", problem="There is no such page, plan or study.")
+        return Reply(told.content, HTTPStatus.NOT_FOUND)
+
+    def _style(self, query: Query) -> Reply:
+        """Return the style of all reports, and that of forms."""
+        text = (template.HERE / "style.html").read_text("utf-8").replace("<style>", "").replace("</style>", "")
+        return Reply(text + (HERE / "page.css").read_text("utf-8"), kind="text/css; charset=utf-8")
+
+    def _script(self, query: Query) -> Reply:
+        return Reply((HERE / "page.js").read_text("utf-8"), kind="text/javascript; charset=utf-8")
+
+    def _page(self, name: str, query: Query, title: str, **content: Any) -> Reply:
+        base = "../" * query.path.strip("/").count("/")
+        return Reply(self._rendered(name, title=title, base=base or "./", word=query.word, **content), kind=HTML)
+
+    def _rendered(self, name: str, **content: Any) -> str:
+        return self._pages.get_template(name).render(version=__version__, **content)
+
+    # ------------------------------------------------------------------ what is sent
+    def _decide(self, query: Query, hash: str, verb: str) -> Reply:
+        home = self._home()
+        asked = self._asked(home, hash)
+        if verb == "check" and asked:
+            self._begin_check(home, home.plan_of(asked))
+            return Reply(goes_to=f"/plan/{hash}#check")
+        if verb not in VERBS or (asked is None and verb != "withdraw"):
+            return self._missing(query)
+        if asked and verb == "approve":
+            home.plan_of(asked)  # what was shown is what is signed
+        limits = _limits(query.fields) if verb == "approve" else None
+        home.approvals.decide(hash, VERBS[verb], query.fields.get("by") or getpass.getuser(), limits)  # type: ignore[arg-type]
+        return Reply(goes_to=f"/plan/{hash}" if asked else "/")
+
+    def _begin_check(self, home: KitAtHome, plan: Plan) -> None:
+        """Check this hospital for a plan, in a thread of its own; one check at a time."""
+        self._checks[plan.hash] = mine = _Checking()
+
+        def look() -> None:
+            with self._checking:
+                try:
+                    mine.report = check(Visit(home.kit.name, plan, local=home.local, kit=home.kit), rehearse)
+                except Exception as error:  # shown to whoever asked, at the hospital itself
+                    mine.failed = f"{type(error).__name__}: {error}"
+
+        threading.Thread(target=look, daemon=True).start()
+
+    # ------------------------------------------------------------------ as it comes
+    def _events(self, query: Query, name: str, what: str) -> Reply:
+        home = self._home()
+        if what != "events" or Watched.read(home.output, name, home.kit.name) is None:
+            return self._missing(query)
+        return Reply(self._stream(home, name, query.seen), kind=EVENTS)
+
+    def _stream(self, home: KitAtHome, name: str, seen: str) -> Iterator[str]:
+        """Yield each row once, in order, from where the reader stopped; and how the study stands when that changes."""
+        shown, files, said = "", "", -math.inf
+        while (there := stamp(home.output, name, home.kit.name)) is not None:
+            if there == files and self._clock() - said < ALIVE:
+                time.sleep(LOOK)
+                continue
+            watched = Watched.read(home.output, name, home.kit.name)
+            if watched is None:
+                return
+            files, said = there, self._clock()
+            yield from self._new_rows(watched, seen)
+            seen = mark(watched.rows, len(watched.rows))
+            if (now := self._now(watched)) != shown:
+                shown = now
+                yield _event("now", json.dumps(now), seen)
+            else:
+                yield ": here\n\n"
+
+    def _new_rows(self, watched: Watched, seen: str) -> Iterator[str]:
+        known = known_rows(watched.rows, seen)
+        if known is None:
+            yield _event("anew", "", mark(watched.rows, 0))
+        for start in range(known or 0, len(watched.rows), BURST):
+            some = watched.rows[start : start + BURST]
+            yield _event("rows", json.dumps([_cells(row) for row in some]), mark(watched.rows, start + len(some)))
+
+    def _now(self, watched: Watched) -> str:
+        return self._rendered(
+            "now.html",
+            watched=watched,
+            sentence=_sentence(watched),
+            chart=_chart(watched.rows, watched.began.rounds if watched.began else 0),
+            lines=list(reversed(watched.diary[-SHOWN_LINES:])),
+            left=watched.seconds_left(),
+            quiet=_quiet(watched),
+        )
+
+    # ------------------------------------------------------------------ the hospital
+    def _home(self) -> KitAtHome:
+        return KitAtHome.read(self._kit)
+
+    def _asked(self, home: KitAtHome, hash: str) -> AskingPlan | None:
+        return next((one for one in home.approvals.asked() if one.hash == hash), None)
+
+
+def _sentence(watched: Watched) -> str:
+    """Return how a study stands, in one line."""
+    if watched.stopped:
+        how = "The training process died" if watched.stopped.kind == "died" else "This hospital refused"
+        return f"{how}: {watched.stopped.reason}"
+    rounds = f"answers to {watched.round} of {watched.began.rounds if watched.began else '?'} rounds have left"
+    if watched.ended:
+        return f"The study has ended here; {rounds}."
+    if watched.work is None:
+        return f"Waiting for the server; {rounds}."
+    share = "" if watched.work.share is None else f" {watched.work.share:.0%}"
+    what = f"{watched.work.deed}{share} for {watched.work.task} {watched.work.round}"
+    return f"{what[0].upper()}{what[1:]}; {rounds}."
+
+
+def _quiet(watched: Watched) -> float | None:
+    """Return for how many seconds nothing was heard of a study that should go on; whole minutes."""
+    silence = (time.time() - watched.last) // 60 * 60
+    return silence if not watched.ended and silence else None
+
+
+def _standing(decision: Decision | None, plan: Plan, asked: AskingPlan) -> str:
+    """Return what the last decision means now."""
+    if decision is None:
+        return "Nobody has decided about this plan yet: it does not run here."
+    if objection := decision.objection(plan.algorithm.name, asked.sites or plan.participation.everyone, 0, time.time()):
+        return f"This hospital {objection} this plan: it does not run here."
+    return "This plan is approved: it may run here" + "".join(f", {words}" for words in decision.limits.words()) + "."
+
+
+def _limits(fields: Mapping[str, str]) -> ApprovalLimits:
+    """Return the limits that a form names; raises MedsiloError."""
+    hours, rounds = (fields.get(name, "").strip() for name in ("hours", "rounds"))
+    for name, text in (("hours", hours), ("rounds", rounds)):
+        if text and not (text.isdecimal() and int(text[:9]) > 0 and len(text) < 9):
+            raise MedsiloError(f"{name}: give a whole number from 1 on, or nothing")
+    return ApprovalLimits.of(
+        expires=int(time.time()) + int(hours) * HOUR if hours else None,
+        rounds=int(rounds) if rounds else None,
+        sites=tuple(sorted({site.strip() for site in fields.get("sites", "").split(",")} - {""})),
+        method=fields.get("method", "").strip(),
+    )
+
+
+def _ledger_lines(home: KitAtHome) -> list[str]:
+    return [
+        line
+        for data in ledgers(home.book.folder)
+        for line in spending_lines(spent(Ledger(home.book.folder, data), home.settings.privacy))
+    ]
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        _shown(row.get(name) or "–") for name in ("round", "validation", "train_loss", "validation_loss", "seconds")
+    ]
+
+
+def _shown(text: str) -> str:
+    try:
+        return f"{float(text):.4g}" if "." in text or "e" in text else text
+    except ValueError:
+        return "–"
+
+
+def _chart(rows: tuple[Row, ...], planned: int) -> Any:
+    """Draw this site's scores by round; of many rounds some."""
+    some = rows[:: max(1, -(-len(rows) // DRAWN))]
+    places, values = [], []
+    for row in some:
+        try:
+            value = float(row["validation"])
+            places.append(float(row["validated_round"]))
+            values.append(value)
+        except (KeyError, ValueError):
+            continue
+    last = max([planned, *places]) if places else planned
+    return validation_chart([Series("this hospital", values, places=places)], "score", key="own", last_x=last)
+
+
+def _event(name: str, data: str, number: str) -> str:
+    return f"id: {number}\nevent: {name}\ndata: {data}\n\n"

@@ -1,0 +1,131 @@
+"""A study at this hospital as its own files tell it: what goes on, its rounds, what has left, why it stopped."""
+
+import csv
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from medsilo.core.files import is_safe_name
+from medsilo.runs import paths
+from medsilo.runs.reading import read_diary, read_doing, read_spent
+from medsilo.runs.schema import DiaryLine, Doing, Spent
+
+Row = dict[str, str]  # a line of metrics.csv
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A study at one moment."""
+
+    name: str
+    diary: tuple[DiaryLine, ...]
+    rows: tuple[Row, ...]
+    doing: Doing | None
+    spent: Spent | None
+
+    @classmethod
+    def read(cls, output: Path, name: str, site: str) -> "Watched | None":
+        """Read a study of this site; None where there is none of this name."""
+        if not is_safe_name(name):
+            return None
+        folder = paths.site_folder(output / name, site)
+        if not folder.is_dir():
+            return None
+        diary, spent = tuple(read_diary(folder)), read_spent(output / name).get(site)
+        return cls(name, diary, tuple(_rows(folder)), read_doing(folder), spent)
+
+    @cached_property
+    def began(self) -> DiaryLine | None:
+        """Return the last beginning of a process, which says which plan runs."""
+        return next((line for line in reversed(self.diary) if line.kind == "began"), None)
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the last thing was the answer to the test."""
+        last = self.diary[-1] if self.diary else None
+        return last is not None and (last.kind, last.task) == ("answered", "test")
+
+    @property
+    def stopped(self) -> DiaryLine | None:
+        """Return why nothing leaves, where the last thing was a refusal or a death."""
+        last = self.diary[-1] if self.diary else None
+        return last if last and last.kind in ("refused", "died") and self.work is None else None
+
+    @property
+    def work(self) -> Doing | None:
+        """Return the work that goes on: what was told of it since the last answer or refusal."""
+        since = self.diary[-1].at if self.diary else 0.0
+        return self.doing if self.doing and self.doing.at > since else None
+
+    @property
+    def bytes(self) -> int:
+        """Return how much has left."""
+        return sum(line.bytes for line in self.diary)
+
+    @property
+    def round(self) -> int:
+        """Return the last round that was answered."""
+        return max((line.round for line in self.diary if line.kind == "answered" and line.task == "round"), default=0)
+
+    @property
+    def last(self) -> float:
+        """Return when the study was last heard of, in seconds since 1970."""
+        return max([0.0, *(line.at for line in self.diary[-1:]), *([self.doing.at] if self.doing else [])])
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds that the remaining rounds take at the pace so far; None where it is not known."""
+        ends = [line.at for line in self.diary if line.kind == "answered" and line.task == "round"]
+        if self.began is None or len(ends) < 2 or self.ended:
+            return None
+        pace = median(later - earlier for earlier, later in pairwise(ends))
+        return max(0.0, pace * (self.began.rounds - self.round) - (time.time() - ends[-1]))
+
+
+def studies(output: Path, site: str) -> list[Watched]:
+    """Return the studies of this site, the last one first."""
+    names = (path.name for path in output.glob("*") if path.name != paths.HOSPITAL)
+    found = (Watched.read(output, name, site) for name in names)
+    return sorted((one for one in found if one), key=lambda one: (-one.last, one.name))
+
+
+def stamp(output: Path, name: str, site: str) -> str | None:
+    """Return what changes whenever a file does that `Watched` reads; None where there is no such study."""
+    folder = paths.site_folder(output / name, site)
+    if not folder.is_dir():
+        return None
+    told = []
+    for file in (paths.METRICS, paths.DIARY, paths.NOW, paths.SPENT):
+        with suppress(OSError):
+            facts = (folder / file).stat()
+            told.append(f"{file} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns}")
+    return " ".join(told)
+
+
+def mark(rows: Sequence[Row], number: int) -> str:
+    """Return what stands for so many of these rows: their number, and a hash of the last, which has its time."""
+    last = repr(rows[number - 1]) if number else ""
+    return f"{number}-{hashlib.sha256(last.encode()).hexdigest()[:16]}"
+
+
+def known_rows(rows: Sequence[Row], seen: str) -> int | None:
+    """Return how many rows somebody with this mark has seen; None where those were others: a round was repeated."""
+    number = seen.partition("-")[0]
+    known = int(number) if number.isdecimal() and len(number) < 10 else 0
+    if not known:
+        return 0
+    return known if known <= len(rows) and mark(rows, known) == seen else None
+
+
+def _rows(folder: Path) -> Iterator[Row]:
+    """Yield the lines of metrics.csv, which is written whole."""
+    try:
+        with (folder / paths.METRICS).open(newline="", encoding="utf-8") as file:
+            yield from csv.DictReader(file)
+    except (OSError, ValueError, csv.Error):
+        return

@@ -1,0 +1,289 @@
+"""Look at a folder of recordings, and choose what a plan and a hospital's settings say of them."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.start.choices import METHOD, Choice, Draft, asked_for, course_of, own_shares, shares_of, steps_of
+from medsilo.start.folder_layout import HOSPITAL_WORDS, MOST_CLASSES, items_of
+from medsilo.start.looks import patient_in
+from medsilo.tasks.listing import RECORDINGS, TABLE, Listing, files_below, find_recordings
+from medsilo.tasks.own.columns import Column, as_number
+from medsilo.tasks.own.recordings import ARRAY, ARRAYS, Reader, Recording, arrays_in
+from medsilo.tasks.own.sheet import first_lines
+from medsilo.tasks.own.windows import stretches
+from medsilo.tasks.sources import DataSource
+
+MOST = 60  # recordings of a hospital that are opened
+LINES = 200  # of a recording, by which its columns are told apart
+TIMES = {"t", "time", "times", "timestamp", "datetime", "date", "seconds", "sec", "s", "ms", "time_ms", "time_s", "us"}
+LABELS = {"label", "labels", "class", "activity", "target", "diagnosis", "rhythm", "state", "event"}
+PATIENTS = {"patient", "patients", "subject", "subjects", "person", "participant", "pid", "pseudonym", "who"}
+COUNTERS = {"", "index", "row", "nr", "no", "n", "sample", "id"}
+SECONDS = 2.56  # that a window takes, about, of a movement
+SHORTEST = 8  # steps of a window
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class SeriesLooks:
+    """The facts of a folder of recordings."""
+
+    source: DataSource
+    hospitals: tuple[str, ...]
+    signals: tuple[str, ...]
+    labels: dict[str, int]  # and how many rows or recordings have each
+    where: str  # labels are found
+    patients: dict[str, int]  # by hospital
+    recordings: dict[str, int]
+    rows: int  # of a recording, in the median
+    stretch: int  # rows of one label without a gap, in the median
+    rate: float | None  # Hz
+    gaps: int  # recordings with gaps or missing values
+    opened: int
+    left_out: dict[str, int]  # why -> recordings
+
+    @property
+    def found(self) -> list[str]:
+        """Return what was found, one sentence a line."""
+        count, patients = sum(self.recordings.values()), sum(self.patients.values())
+        lines = [f"classification of time series: {count} recordings of {patients} patients, labels {self.where}"]
+        if self.hospitals:
+            told = ", ".join(f"{site} {number}" for site, number in self.recordings.items())
+            lines.append(f"{len(self.hospitals)} hospitals, each a folder: {told}")
+        rate = f", {self.rate:g} in a second" if self.rate else ""
+        lines.append(f"{self.opened} recordings were opened: {len(self.signals)} signals, {self.rows} rows{rate}")
+        lines += [f"left out: {what} ({number})" for what, number in self.left_out.items()]
+        return lines
+
+
+def recordings_in(folder: Path) -> list[str]:
+    """Return the recordings below a folder by their names from there; none where images lie there, too."""
+    names, _ = files_below(folder)
+    if any(PurePosixPath(item).name != TABLE for item in items_of(names)):
+        return []
+    return [name for name in names if name.lower().endswith(RECORDINGS) and PurePosixPath(name).name != TABLE]
+
+
+def look_at_series(folder: Path, names: Sequence[str]) -> SeriesLooks:
+    """Open recordings of a folder; a DataError says what makes them unusable."""
+    hospitals = _hospitals(names)
+    described, signals = _described(folder, names, folder / (hospitals[0] if hospitals else "") / TABLE)
+    source = DataSource.model_validate({"folder": folder, **described})
+    places = {site: folder / site for site in hospitals} or {"": folder}
+    listings = {site: find_recordings(source, place) for site, place in places.items()}
+    by_folder = bool(source.recordings) and not source.inside.label
+    if source.recordings and not source.inside.patient:
+        patient = patient_in({site: [one.name for one in own.entries] for site, own in listings.items()}, by_folder)
+        source = source.model_copy(update={"patient": patient})
+        listings = {site: find_recordings(source, place) for site, place in places.items()}
+    read, wrong = _opened(listings, Reader([Column(name=name) for name in signals], source))
+    every = [one for own in read.values() for one in own]
+    labels = sum(map(_counted, every), Counter[str]())
+    if not source.inside.label:
+        labels = Counter(str(entry.label) for own in listings.values() for entry in own.entries)
+    if len(labels) > MOST_CLASSES:
+        raise DataError(f"column {source.inside.label!r} has {len(labels)} different values, too many for classes")
+    if len(labels) < 2:
+        raise DataError(f"all recordings are of one label, {next(iter(labels), 'none')}; add the others, or a column")
+    rates = [one.rate for one in every if one.rate]
+    return SeriesLooks(
+        source,
+        hospitals,
+        signals,
+        dict(sorted(labels.items())),
+        "are names of folders" if by_folder else f"are in column {source.inside.label or source.columns.label!r}",
+        {site: len(_patients(own, read[site])) for site, own in listings.items()},
+        {site: len(own.entries) for site, own in listings.items()},
+        int(np.median([len(one.values) for one in every])),
+        int(np.median([last - first for one in every for first, last in _pieces(one)])),
+        _round_rate(float(np.median(rates))) if rates else None,
+        sum(bool(np.isnan(one.values).any() or (one.gaps is not None and one.gaps.any())) for one in every),
+        len(every),
+        dict(wrong),
+    )
+
+
+def _opened(listings: Mapping[str, Listing], reader: Reader) -> tuple[dict[str, list[Recording]], Counter[str]]:
+    """Return recordings of each hospital, and why others can't be read."""
+    read: dict[str, list[Recording]] = {site: [] for site in listings}
+    wrong: Counter[str] = Counter()
+    for site, own in listings.items():
+        for entry in own.entries[:MOST]:
+            try:
+                read[site].append(reader.read(entry.images[0]))
+            except MedsiloError as error:
+                wrong[str(error)] += 1
+    if not any(read.values()):
+        raise DataError(f"no recording can be used: {'; '.join(f'{what} ({n})' for what, n in wrong.items())}")
+    return read, wrong
+
+
+def _patients(listing: Listing, read: Sequence[Recording]) -> set[str]:
+    named = [one.patients.names for one in read if one.patients]
+    return {name for names in named for name in names} if named else {entry.patient for entry in listing.entries}
+
+
+def _counted(one: Recording) -> Counter[str]:
+    if one.labels is None:
+        return Counter()
+    counts = np.bincount(one.labels.rows, minlength=len(one.labels.names)).tolist()
+    return Counter(dict(zip(one.labels.names, counts, strict=True)))
+
+
+def _pieces(one: Recording) -> list[tuple[int, int]]:
+    """Return the parts of a recording that are of one label and without a gap."""
+    begins = one.begins.copy()
+    if one.labels:
+        begins[1:] |= one.labels.rows[1:] != one.labels.rows[:-1]
+    return list(stretches(begins, np.ones(len(begins), bool)))
+
+
+def _round_rate(rate: float) -> float:
+    whole = round(rate)
+    return float(whole) if whole and abs(rate / whole - 1) < 0.01 else float(f"{rate:.4g}")
+
+
+# ---------------------------------------------------------------------------------------------------- what lies there
+def _hospitals(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders of hospitals: those that are called so, or that have folders themselves."""
+    parts = [PurePosixPath(name).parts for name in names]
+    tops = sorted({own[0] for own in parts if len(own) > 1})
+    if len(tops) < 2 or any(len(own) == 1 for own in parts):
+        return ()
+    called = all(top.lower().startswith(HOSPITAL_WORDS) for top in tops)
+    return tuple(tops) if called or all(len(own) > 2 for own in parts) else ()
+
+
+def _described(folder: Path, names: Sequence[str], table: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what the first recording says of how all are to be read, and its signals."""
+    endings = {PurePosixPath(name).suffix.lower() for name in names}
+    if len(endings) > 1:
+        raise DataError(f"recordings have several endings, {', '.join(sorted(endings))}; keep one kind in the folder")
+    ending = endings.pop()
+    found = {} if table.is_file() else {"recordings": f"**/*{ending}"}
+    described = _arrays if ending in (ARRAYS, ARRAY) else _columns
+    own, signals = described(folder / names[0], table.is_file())
+    return found | own, signals
+
+
+def _columns(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    head, *below = first_lines(path, LINES) or [[]]
+    lines = [line for line in below if len(line) == len(head)]
+    time, label, patient = (_called(head, words) for words in (TIMES, LABELS, PATIENTS))
+    cells = {name: [line[place] for line in lines if line[place]] for place, name in enumerate(head)}
+    decimal = "," if any("," in cell for own in cells.values() for cell in own if _is_number(cell, ",")) else "."
+    taken = {time, label, patient}
+    signals = tuple(
+        name
+        for name, own in cells.items()
+        if name not in taken and name.lower() not in COUNTERS and own and all(_is_number(c, decimal) for c in own)
+    )
+    if not signals:
+        raise DataError("the first recording has no column of numbers; its first line has to name the columns")
+    roles = {"time": time} if by_table else {"time": time, "label": label, "patient": patient}
+    found: dict[str, Any] = {"inside": {role: name for role, name in roles.items() if name}}
+    if time:
+        found["time_unit"] = _unit(time, cells[time])
+    if decimal == ",":
+        found["decimal"] = decimal
+    return {key: value for key, value in found.items() if value not in ({}, "s")}, signals
+
+
+def _arrays(path: Path, by_table: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+    shapes = arrays_in(path)
+    windows = next((name for name, shape in shapes.items() if len(shape) == 3), None)
+    if windows is None:
+        raise DataError("arrays have no windows, which have three axes: windows, signals and steps; write them so")
+    others = [name for name, shape in shapes.items() if shape == shapes[windows][:1]]
+    roles = {} if by_table else {"label": _called(others, LABELS | {"y"}), "patient": _called(others, PATIENTS)}
+    count, steps = sorted(shapes[windows][1:])
+    order = "signals-steps" if shapes[windows][1] == count and count != steps else "steps-signals"
+    columns = {role: name for role, name in {"windows": windows, **roles}.items() if name}
+    return {"inside": columns, "order": order}, tuple(f"signal-{number}" for number in range(1, count + 1))
+
+
+def _called(names: Sequence[str], words: set[str]) -> str | None:
+    return next((name for name in names if name.lower() in words), None)
+
+
+def _is_number(cell: str, decimal: str) -> bool:
+    return as_number(cell if decimal == "." else cell.replace(",", ".")) is not None
+
+
+def _unit(name: str, cells: Sequence[str]) -> str:
+    """Return the unit of a time, by its name or by how it is written."""
+    try:
+        if cells and as_number(cells[0].replace(",", ".")) is None and datetime.fromisoformat(cells[0]):
+            return "datetime"
+    except ValueError:
+        pass
+    word = name.lower().rpartition("_")[2]
+    return word if word in ("ms", "us") else "s"
+
+
+# ---------------------------------------------------------------------------------------------------- choices
+def choose_series(looks: SeriesLooks, sites: Sequence[str], device: str | None = None) -> Draft:
+    """Return the choices for a folder of recordings. device: one that was asked for."""
+    shares, window = shares_of(looks.patients), _window(looks)
+    step = window.value if looks.source.order else max(1, window.value // 2)
+    cases = int(shares.value[0] * min(looks.recordings.values()) * looks.rows / step)
+    counts = ", ".join(f"{name} {number}" for name, number in looks.labels.items())
+    unit = "recordings" if "folders" in looks.where else "rows"
+    rate = looks.rate or 50.0
+    by_time = "by the times of the recordings" if looks.rate else "a guess, as no column tells time: correct it"
+    gaps = f"{looks.gaps} of {looks.opened} recordings have gaps or missing values" if looks.gaps else "none has gaps"
+    plan = (
+        METHOD,
+        Choice("task.name", "series-folder", looks.found[0]),
+        Choice("task.signals", list(looks.signals), "all columns of numbers, in turn: leave out what tells the answer"),
+        Choice("task.labels", list(looks.labels), f"{looks.where}, with their {unit}: {counts}"),
+        Choice("task.rate", rate, f"steps in a second, {by_time}"),
+        window,
+        Choice("task.step", step, "windows overlap by half" if step < window.value else "windows as they lie there"),
+        Choice("task.missing", "split" if looks.gaps else "leave-out", gaps),
+        Choice(
+            "task.standardise", "site", "each hospital by its own training cases: devices differ in gain and offset"
+        ),
+        shares,
+        Choice("network.name", "activity-cnn", "two convolutions along time"),
+        Choice("network.norm", "group", "no running statistics, which hospitals with other devices would spoil"),
+        *steps_of(cases, Choice("training.batch_size", BATCH, "windows are small: any machine has room"), 0.001),
+        *course_of(sites, bool(looks.hospitals)),
+    )
+    return Draft(plan, (*_settings(looks, shares), *asked_for(device)))
+
+
+def _window(looks: SeriesLooks) -> Choice:
+    if looks.source.order:
+        return Choice("task.window", looks.stretch, "steps of the arrays' windows")
+    rate = looks.rate or 50.0
+    steps = 2 ** max(3, round(math.log2(SECONDS * rate)))
+    while steps > max(looks.stretch, SHORTEST):
+        steps //= 2
+    told = f"steps, {steps / rate:.3g} s; stretches of one label have {looks.stretch} in the median"
+    return Choice("task.window", steps, told)
+
+
+WHY: Mapping[str, str] = {
+    "recordings": "what the stars stand for is a recording's name",
+    "inside": "what these are called in the recordings, by their names: correct what is guessed wrong",
+    "time_unit": "of the time's column",
+    "decimal": "numbers are written with a comma",
+    "order": "of an array's axes after that of the windows; a guess, as there are more steps than signals",
+    "patient": "a guess from the names; correct it",
+}
+
+
+def _settings(looks: SeriesLooks, shares: Choice) -> list[Choice]:
+    where = "with a folder for each hospital" if looks.hospitals else "nothing is written there"
+    said = looks.source.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
+    rest = [Choice(f"data.{key}", said[key], why) for key, why in WHY.items() if said.get(key)]
+    return [Choice("data.folder", str(looks.source.folder), where), *rest, own_shares(shares)]

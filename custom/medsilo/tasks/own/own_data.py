@@ -1,0 +1,97 @@
+"""A hospital's own data: what tasks that read images, tables and series have in common."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+from torch.utils.data import Dataset
+
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.tasks.listing import Listing
+from medsilo.tasks.partition import Partition
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.splits import Shares
+from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey
+from medsilo.tasks.task import SiteData, Task, folded
+
+
+class OwnData(Task):
+    """Data that a site describes itself, with parts that it decides."""
+
+    split_by_site: ClassVar[bool] = True
+    needs_data: ClassVar[bool] = True
+
+    shares: Shares = Field(
+        default=(0.6, 0.2, 0.2), description="of patients in training, validation and test, if the site fixes no parts"
+    )
+    split: int = Field(default=0, ge=0, lt=2**32, description="another number splits the patients in another way")
+    partition: Partition | None = Field(default=None, description="deals one folder or table to simulated sites")
+
+    @property
+    def deals(self) -> bool:
+        return self.partition is not None
+
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        return self.read(site, sites, seed, None if folder is None else DataSource(folder=folder))
+
+    def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
+        return self._finished(self._checked(site, sites, source))
+
+    def site_data(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
+        """Return the parts of the plan's fold, if it has one: they are dealt before anything is standardised."""
+        data = self._checked(site, sites, source)
+        if self.fold is not None:
+            if data.survey and data.survey.fixed:
+                raise DataError("this site's table fixes who is tested, so there are no folds; compare without --folds")
+            data = folded(data, self.fold, (source.split if source else None) or 0)
+        return self._finished(data)
+
+    def survey(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> Survey:
+        try:
+            return self._examined(site, sites, source and source.once())[0]
+        except MedsiloError as error:
+            return Survey.stopped(str(error), error.private)
+
+    def _finished(self, data: SiteData) -> SiteData:
+        """Return what depends on who is in the training part."""
+        return data
+
+    def _checked(self, site: str, sites: Sequence[str], source: DataSource | None) -> SiteData:
+        survey, parts = self._examined(site, sites, source)
+        wrong = [problem for problem in survey.problems if problem.severity == "stops"]
+        if wrong:
+            if any("no cases" in problem.what for problem in wrong):  # then those that were left out may be why
+                wrong += [problem for problem in survey.problems if problem.severity == "left out"]
+            private = "; ".join(name for problem in wrong for name in problem.private)
+            raise DataError("; ".join(f"{problem.what} ({problem.count})" for problem in wrong), private)
+        return SiteData(*(parts[part] for part in PARTS), survey=survey)
+
+    @abstractmethod
+    def _examined(
+        self, site: str, sites: Sequence[str], source: DataSource | None
+    ) -> tuple[Survey, Mapping[str, Dataset]]:
+        """Return what there is in a site's data, read once, and the parts."""
+
+    def _folder(self, site: str, source: DataSource) -> Path:
+        """Return the folder of a site's data: of several hospitals that lie together, its own."""
+        own = source.folder / site
+        return own if self.partition is None and own.is_dir() and not own.is_symlink() else source.folder
+
+    @staticmethod
+    def _needed(source: DataSource) -> Sequence[str]:
+        """Return the parts without which the site can't take part."""
+        return ("test",) if source.only_tested else PARTS
+
+    def _told(self, listing: Listing, parts: dict[str, PartFacts], source: DataSource) -> None:
+        """Note parts that are empty, and a training part from which nothing is learned."""
+        for part in self._needed(source):
+            if not parts[part].cases:
+                lost = any(problem.severity == "left out" for problem in listing.problems)
+                more = "bring more patients, or fix the parts by a column of a table"
+                hint = "mend what is left out first, which may be all of it" if lost else more
+                listing.problems.append(Problem("stops", f"the {part} part has no cases; {hint}", 1))
+        if not self.segments and len([label for label, cases in parts["train"].classes.items() if cases]) == 1:
+            what = "all training cases are of one class: this site's model of its own learns nothing"
+            listing.problems.append(Problem("note", what, parts["train"].cases))

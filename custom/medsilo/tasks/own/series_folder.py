@@ -1,0 +1,323 @@
+"""A hospital's own time series: windows of recordings that lie in files."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from medsilo.core.errors import DataError
+from medsilo.models.activity_cnn import ActivityCnn
+from medsilo.models.network import Network
+from medsilo.tasks.classification import Classification, in_words
+from medsilo.tasks.listing import Entry, Listing, check_patients, find_recordings
+from medsilo.tasks.own.columns import Column, ReadColumns, Text, as_level, own_labels
+from medsilo.tasks.own.own_folder import Found, OwnFolder
+from medsilo.tasks.own.recordings import ROUGH, Coded, Reader, Recording
+from medsilo.tasks.own.standardising import Scales, Standardise, check_scales, largest, scaled, scales_told
+from medsilo.tasks.own.windows import Cutting, Missing, Windows, cut
+from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survey import digest, range_of
+from medsilo.tasks.task import SiteData, labels_of, patients_of
+
+NEAR = 0.01  # of a rate: times that say another one are not believed
+MOST_TERM = 1000  # of the fraction by which recordings are resampled
+AT_ONCE = 256  # windows that are measured together
+UNLABELLED = -1  # rows from which nothing is learned
+ROWS = ("names", "inside", "label_map", "missing", "rate", "time_unit", "decimal", "order")  # of a site's settings
+LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
+
+
+class SeriesFolder(OwnFolder, Classification):
+    """Windows of recordings (CSV, Parquet, arrays of numpy) and their classes, from a folder that the site describes.
+
+    A window is `window` steps of all signals, [signals, steps], and the next begins `step` steps later. It never holds
+    a gap, a value that is not known, or a change of label or patient, and none is shorter.
+    """
+
+    title: ClassVar[str] = "A hospital's own time series: classification of windows"
+    reads_series: ClassVar[bool] = True
+    files: ClassVar[str] = "recordings"
+
+    name: Literal["series-folder"] = "series-folder"
+    signals: ReadColumns = Field(
+        default=(Column(name="signal"),),
+        description="what the network reads: names of columns with numbers, in turn; `{name: ..., low: 0, high: 300}` "
+        "bounds them ([your-data.md](your-data.md#time-series))",
+    )
+    labels: tuple[Text, ...] = Field(
+        default=("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
+    )
+    rate: float = Field(
+        default=50.0, gt=0, le=1e6, description="steps in a second; a site resamples where it says another `data.rate`"
+    )
+    window: int = Field(default=128, ge=4, le=1_000_000, description="steps that a network reads")
+    step: int | None = Field(
+        default=None, ge=1, le=1_000_000, description="steps from one window to the next; null: a window's length"
+    )
+    missing: Missing = Field(
+        "leave-out",
+        description="recordings with gaps in time or values missing: left out; or windows are cut before and after "
+        "(split); or the last value takes the place of missing ones, for `longest_fill` rows at most",
+    )
+    longest_fill: int = Field(default=5, ge=1, le=100_000, description="rows that `missing: fill` fills in turn")
+    standardise: Standardise = Field(
+        "site",
+        description="numbers less their mean, divided by their standard deviation: of each site's training cases, or "
+        "those that the plan gives with each signal",
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        names = [signal.name for signal in self.signals]
+        if len(set(names)) < len(names):
+            raise ValueError(f"signals {names}: name each once")
+        if levels := [signal.name for signal in self.signals if signal.levels]:
+            raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove them")
+        if len({as_level(label) for label in self.labels}) < len(self.labels):
+            raise ValueError(f"labels {list(self.labels)}: name each once")
+        check_scales(self.signals, self.standardise)
+        return self
+
+    # ------------------------------------------------------------------------------------------ what is learned
+    @property
+    def channels(self) -> int:  # type: ignore[override]
+        """The signals."""
+        return len(self.signals)
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        """The plan's labels."""
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, self.window)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return self.labels
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the signals."""
+        return tuple(signal.name for signal in self.signals)
+
+    @property
+    def largest_input(self) -> float:  # type: ignore[override]
+        """By how numbers are standardised."""
+        return largest(self.signals, self.standardise)
+
+    def default_network(self) -> Network:
+        return ActivityCnn()
+
+    def answers(self, output: Tensor) -> list[dict[str, float | str]]:
+        """Return what a network's output says of each window, by the name of a column of predictions.csv."""
+        return [in_words(own, self.labels) for own in self.scores(output.double()).softmax(1).tolist()]
+
+    # ------------------------------------------------------------------------------------------ standardised
+    @property
+    def needs_scales(self) -> bool:
+        """Return whether a hospital's own numbers are needed to read its recordings."""
+        return self.standardise == "site"
+
+    def scales_that_were(self, told: Mapping[str, Sequence[float]]) -> Scales:
+        """Return what a survey told of `scales_of`."""
+        return scales_told(self.input_names, told)
+
+    def scales_of(self, blocks: Iterable[Tensor]) -> Scales:
+        """Return what is subtracted of each signal and what it is divided by. blocks: windows, some at a time."""
+        means, deviations = torch.zeros(self.channels).double(), torch.ones(self.channels).double()
+        if self.standardise == "plan":
+            means = torch.tensor([float(one.mean or 0) for one in self.signals], dtype=torch.float64)
+            deviations = torch.tensor([float(one.deviation or 1) for one in self.signals], dtype=torch.float64)
+        elif self.standardise == "site":
+            means, deviations = _spread(blocks, self.channels)
+        return means, deviations
+
+    def finished(self, windows: Tensor, scales: Scales) -> Tensor:
+        """Return what the network reads of windows [..., signals, steps]."""
+        if self.standardise == "none":
+            return windows
+        return scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()
+
+    def _finished(self, data: SiteData) -> SiteData:
+        if self.standardise == "none":
+            return data
+        known = data.train if len(data.train) else data.test  # type: ignore[arg-type]
+        scales = self.scales_of(_blocks(known))
+        train, validation, test = (_Finished(self, own, scales) for own in (data.train, data.validation, data.test))
+        told = {name: (float(a), float(b)) for name, a, b in zip(self.input_names, *scales, strict=True)}
+        survey = data.survey and replace(data.survey, scales=told)
+        return replace(data, train=train, validation=validation, test=test, survey=survey)
+
+    # ------------------------------------------------------------------------------------------ from files
+    def _found(self, source: DataSource, folder: Path) -> Found:
+        if source.images or source.labels:
+            raise DataError("data: recordings have no images or labels; name files under data.recordings")
+        listing = find_recordings(source, folder)
+        reader, known = Reader(self.signals, source), _Known(self.labels, source)
+        shown = _opened(listing, reader) if reader.labels or reader.patients else {}
+        strangers = [
+            f"{entry.name}: {label}"
+            for entry in listing.entries
+            for label in shown.get(entry.name) or [str(entry.label)]
+            if known.number(label) is None
+        ]
+        what = f"recordings have a label that is not among the plan's ({', '.join(self.labels)})"
+        where = "" if reader.labels else ", or name the column that has it under data.inside.label"
+        listing.add("stops", f"{what}; add it to data.label_map{where}", strangers)
+        classes = {entry.name: max(known.number(str(entry.label)) or 0, 0) for entry in listing.entries}
+        settings = json.dumps(source.model_dump(mode="json", include=set(ROWS)))
+        return Found(listing, classes, partial(self._made, reader=reader, known=known), settings)
+
+    def _made(self, entry: Entry, reader: Reader, known: "_Known") -> PreparedEntry:
+        """One patient's windows of a recording."""
+        recording = reader.read(entry.images[0])
+        own = np.ones(len(recording.begins), bool)
+        if recording.patients:
+            own = recording.patients.rows == recording.patients.names.index(entry.patient)
+        names = recording.labels.names if recording.labels else (str(entry.label),)
+        numbers = [known.number(name) for name in names]
+        usable = [number is not None and number != UNLABELLED for number in numbers]
+        found = cut(recording, self.cutting(recording, reader.source), own, usable)
+        if not len(found.inputs) or not any(usable):
+            raise DataError(
+                f"recordings have no window of {self.window} steps in a row that are whole and of one label; correct "
+                "task.window or the recordings"
+            )
+        labels = np.array([number or 0 for number in numbers])[found.labels]
+        rate = recording.rate or reader.source.rate or self.rate
+        facts = Facts(
+            len(found.inputs),
+            digest(torch.from_numpy(found.inputs)),
+            (),
+            (),
+            (float(found.inputs.min()), float(found.inputs.max())),
+            (),
+            tuple((int(label),) for label in labels),
+            seconds=float(own.sum() / rate),
+            gaps=found.gaps,
+            turned=recording.turned,
+        )
+        return PreparedEntry(torch.from_numpy(found.inputs), torch.from_numpy(labels.astype(np.uint8)), facts)
+
+    def windows(self, path: Path, reader: Reader) -> Iterator[tuple[str, Recording, Windows]]:
+        """Yield each patient of a file, its rows, and the patient's windows, whatever they show."""
+        recording = reader.read(path)
+        patients = recording.patients or Coded(("",), np.zeros(len(recording.begins), np.int64))
+        for place, patient in enumerate(patients.names):
+            yield patient, recording, cut(recording, self.cutting(recording, reader.source), patients.rows == place)
+
+    def own_scales(self, source: DataSource) -> Scales:
+        """Return `scales_of` all of a hospital's recordings."""
+        reader = Reader(self.signals, source, outcome=False)
+        paths = dict.fromkeys(entry.images[0] for entry in find_recordings(source, source.folder).entries)
+        every = (found.inputs for path in paths for _, _, found in self.windows(path, reader))
+        return self.scales_of(torch.from_numpy(inputs) for inputs in every if len(inputs))
+
+    def cutting(self, recording: Recording, source: DataSource) -> Cutting:
+        """Return how a recording is cut, at the plan's rate."""
+        own, told = source.rate or self.rate, recording.rate
+        if told and abs(told / own - 1) > NEAR:
+            who = "data.rate says" if source.rate else "the plan reads"
+            hint = "correct it" if source.rate else "say data.rate, so that they are resampled, or correct the times"
+            raise DataError(f"recordings' times say about {told:.3g} Hz where {who} {own:g}; {hint}")
+        share = Fraction(str(self.rate)) / Fraction(str(own))
+        if max(share.numerator, share.denominator) > MOST_TERM:
+            raise DataError(
+                f"recordings of {own:g} Hz can't be resampled to {self.rate:g} by whole numbers; do it before"
+            )
+        return Cutting(
+            self.window, self.step or self.window, self.missing, self.longest_fill, share.numerator, share.denominator
+        )
+
+    def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
+        listing.add("note", LOST, [one.entry.name for one in every if one.facts.gaps])
+        listing.add("note", ROUGH, [one.entry.name for one in every if one.facts.turned])
+
+    def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
+        return {"seconds": range_of(one.facts.seconds for one in every)}
+
+
+class _Known:
+    """The plan's classes by what a site calls them."""
+
+    def __init__(self, names: Sequence[str], source: DataSource) -> None:
+        said = source.label_map
+        self.numbers = own_labels(names, {own: plans for own, plans in said.items() if plans != ""})
+        self.numbers |= {as_level(str(own)): UNLABELLED for own, plans in said.items() if plans == ""}
+        self.missing = frozenset(source.missing)
+
+    def number(self, label: str) -> int | None:
+        """Return a label's class; UNLABELLED where nothing is learned from it, None where nobody knows it."""
+        return self.numbers.get(as_level(label), UNLABELLED if label in self.missing else None)
+
+
+def _opened(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
+    """Put an entry for each patient into a listing; return the rows of each label that each entry has, by its name."""
+    entries, shown, wrong = [], {}, defaultdict(list)
+    for entry in listing.entries:
+        try:
+            found = reader.whose(entry.images[0])
+        except DataError as error:
+            wrong[str(error)].append(entry.name)
+            continue
+        for patient, labels in found.items():
+            own = entry if patient is None else replace(entry, name=f"{entry.name}/{patient}", patient=patient)
+            if not own.patient or own.patient in reader.source.missing:
+                wrong["recordings have rows without a patient; fill in the column"].append(entry.name)
+                continue
+            if reader.labels:
+                shown[own.name] = labels
+                own = replace(own, label=min(labels, key=lambda name: (-labels[name], name)))
+            entries.append(own)
+    listing.entries = entries
+    for what, names in wrong.items():
+        listing.add("left out", what, names)
+    check_patients(listing)
+    return shown
+
+
+class _Finished(Dataset):
+    """Windows as a network reads them."""
+
+    def __init__(self, task: SeriesFolder, data: Dataset, scales: Scales) -> None:
+        self.task, self.data, self.scales = task, data, scales
+        self.patients, self.labels = tuple(patients_of(data)), labels_of(data)
+
+    def __len__(self) -> int:
+        return len(self.patients)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = self.data[index]
+        return self.task.finished(inputs, self.scales), target
+
+
+def _blocks(data: Dataset) -> Iterator[Tensor]:
+    """Yield a data set's windows, some at a time."""
+    count = len(data)  # type: ignore[arg-type]
+    for first in range(0, count, AT_ONCE):
+        yield torch.stack([data[place][0] for place in range(first, min(first + AT_ONCE, count))])
+
+
+def _spread(blocks: Iterable[Tensor], signals: int) -> Scales:
+    """Return each signal's mean and standard deviation (n - 1) over all steps of all windows; 1 where all are alike."""
+    count, means, squares = 0, torch.zeros(signals).double(), torch.zeros(signals).double()
+    for block in blocks:
+        values = block.double().transpose(1, 2).reshape(-1, signals)
+        more, apart = len(values), values.mean(0) - means
+        squares += (values - values.mean(0)).square().sum(0) + apart.square() * count * more / (count + more)
+        means, count = means + apart * more / (count + more), count + more
+    deviations = (squares / max(count - 1, 1)).sqrt()
+    return means, deviations.where(deviations > 0, torch.ones(signals).double())

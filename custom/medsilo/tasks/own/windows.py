@@ -1,0 +1,116 @@
+"""Cut recordings into windows, none of which holds a gap, an unknown value, or a change of label or patient."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from medsilo.core.errors import DataError
+from medsilo.tasks.own.recordings import Coded, Recording
+
+Missing = Literal["leave-out", "split", "fill"]
+MISSING = "recordings have missing or impossible values; correct them, or agree on task.missing=split or fill"
+GAPS = "recordings have gaps in time; correct them, or agree on task.missing=split"
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """Numbers by which windows are cut. Recordings are resampled by up / down first."""
+
+    window: int  # steps
+    step: int  # from the beginning of a window to that of the next
+    missing: Missing = "leave-out"
+    longest_fill: int = 0
+    up: int = 1
+    down: int = 1
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows in the order of their beginnings."""
+
+    inputs: np.ndarray  # [windows, signals, steps]
+    labels: np.ndarray  # [windows]: places among the recording's labels; 0 where it has none
+    rows: np.ndarray  # [windows]: the row that each begins with
+    gaps: int  # in time, and rows of which a value is not known
+
+
+def cut(recording: Recording, cutting: Cutting, own: np.ndarray, usable: Sequence[bool] | None = None) -> Windows:
+    """Return the windows of some rows. own: [rows] whether they are the patient's; usable: which labels are learned.
+
+    The last part of a stretch that is shorter than a window is not used.
+    """
+    values, labels = recording.values, recording.labels if usable is not None else None
+    if cutting.missing == "fill":
+        values = filled(values, recording.begins, cutting.longest_fill)
+    known = ~np.isnan(values).any(1)
+    gaps = 0 if recording.gaps is None else int(recording.gaps[own].sum())
+    if cutting.missing == "leave-out":
+        if not known[own].all():
+            raise DataError(MISSING)
+        if gaps:
+            raise DataError(GAPS)
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for first, last in stretches(recording.begins, own & known):
+        if -(-(last - first) * cutting.up // cutting.down) < cutting.window:
+            continue
+        steps = resampled(values[first:last], cutting)
+        rows = first + np.arange(len(steps)) * cutting.down // cutting.up
+        found += _of_stretch(steps, rows, labels, usable, cutting)
+    inputs, places, rows = (np.concatenate(several) for several in zip(*found, strict=True)) if found else _none(values)
+    unknown = int((own & np.isnan(recording.values).any(1)).sum())
+    return Windows(np.ascontiguousarray(inputs, np.float32), places, rows, gaps + unknown)
+
+
+def _none(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.zeros((0, values.shape[1], 0), np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+
+def _of_stretch(
+    steps: np.ndarray, rows: np.ndarray, labels: Coded | None, usable: Sequence[bool] | None, cutting: Cutting
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield the windows, labels and beginnings of each label's part of a stretch."""
+    codes = np.zeros(len(steps), np.int64) if labels is None else labels.rows[rows].astype(np.int64)
+    changes = np.flatnonzero(np.diff(codes)) + 1
+    for first, last in zip([0, *changes.tolist()], [*changes.tolist(), len(steps)], strict=True):
+        place = int(codes[first])
+        if last - first < cutting.window or (labels is not None and usable is not None and not usable[place]):
+            continue
+        views = np.lib.stride_tricks.sliding_window_view(steps[first:last], cutting.window, axis=0)[:: cutting.step]
+        yield views, np.full(len(views), place), rows[first : last - cutting.window + 1 : cutting.step]
+
+
+def stretches(begins: np.ndarray, used: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the end of all rows that are used and follow each other."""
+    changed = begins.copy()
+    changed[1:] |= used[1:] != used[:-1]
+    edges = [*np.flatnonzero(changed).tolist(), len(used)]
+    if edges[0] != 0:
+        edges = [0, *edges]
+    for first, last in pairwise(edges):
+        if last > first and used[first]:
+            yield first, last
+
+
+def filled(values: np.ndarray, begins: np.ndarray, longest: int) -> np.ndarray:
+    """Return values of which those that are not known are the last known ones before, `longest` rows back at most."""
+    places = np.arange(len(values))
+    first = np.maximum.accumulate(np.where(begins, places, 0))
+    found = values.copy()
+    for signal in range(values.shape[1]):
+        own = values[:, signal]
+        last = np.maximum.accumulate(np.where(np.isnan(own), -1, places))
+        takes = np.isnan(own) & (last >= first) & (places - last <= longest)
+        found[takes, signal] = own[last[takes]]
+    return found
+
+
+def resampled(values: np.ndarray, cutting: Cutting) -> np.ndarray:
+    """Return rows at the plan's rate."""
+    if cutting.up == cutting.down:
+        return values
+    from scipy.signal import resample_poly
+
+    return resample_poly(values.astype(np.float64), cutting.up, cutting.down, axis=0).astype(np.float32)

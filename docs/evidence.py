@@ -1,0 +1,129 @@
+"""The tables of docs/evidence.md: cells of the pages that have the numbers, so that no number is typed twice."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.advise.outcomes import TABLES, read_outcomes
+from benchmarks.advise.page import summary
+from docs.markdown import table
+from medsilo.study.adviser import tries
+from medsilo.study.adviser_rules import RULES
+
+HERE = Path(__file__).parent
+ALONE, POOLED = "local", "central"  # rows that are no federation
+MEAN = "mean over sites"
+Row = dict[str, str]  # a table's row by its columns
+
+
+@dataclass(frozen=True)
+class Study:
+    """A comparison on a page: the section with its scores, and in words what differs between the hospitals."""
+
+    name: str
+    differs: str
+    page: str
+    section: str
+
+
+STUDIES = (
+    Study("Nuclei, three public sets", "stains, scanners, organs", "study-nuclei", "# Methods on three"),
+    Study("Activity of 20 people (UCI HAR)", "persons", "adafed-har", "## As recorded"),
+    Study(
+        "The same, devices mounted otherwise", "persons; axes, signs, gains", "adafed-har", "## With an induced shift"
+    ),
+    Study("Prostate, SYNTHETIC", "what counts as the organ; looks", "study-synthetic", "## Prostate"),
+    Study("Activity, SYNTHETIC", "labels and devices", "study-synthetic", "## Activity"),
+    Study("Histology, SYNTHETIC", "stains, light, noise", "study-synthetic", "## Histology"),
+)
+FLAMBY = ("Fed-Heart-Disease", "Fed-TCGA-BRCA")
+
+
+def lines_of(page: str, section: str) -> list[str]:
+    """Return the lines of a page from the heading that begins so to the next of the same or a higher level."""
+    lines = (HERE / page).read_text("utf-8").splitlines()
+    start = next((place for place, line in enumerate(lines) if line.startswith(section)), None)
+    if start is None:
+        raise ValueError(f"{page} has no section '{section}'; correct docs/evidence.py")
+    level = section.index(" ")
+    rest = lines[start + 1 :]
+    end = next((place for place, line in enumerate(rest) if re.match(rf"#{{1,{level}}} ", line)), len(rest))
+    return [lines[start], *rest[:end]]
+
+
+def rows_in(lines: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of the first table among these lines."""
+    begun = False
+    heads: list[str] = []
+    for line in lines:
+        if not line.startswith("|"):
+            if begun:
+                return
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if begun and not set(line) <= set("|- "):
+            yield dict(zip(heads, (cell.strip() for cell in cells), strict=True))
+        heads, begun = heads or cells, True
+
+
+def studies() -> str:
+    """Return what came out of each comparison."""
+    rows = []
+    for study in STUDIES:
+        page = f"results/{study.page}.md"
+        lines = lines_of(page, study.section)
+        scores = {row["row"]: row for row in rows_in(lines)}
+        methods = [name for name in scores if name not in (ALONE, POOLED)]
+        highest = max(methods, key=lambda name: _mean(scores[name][MEAN]))
+        mean = next(name for name in methods if name.startswith("fedavg"))
+        heading = next(line for line in lines if re.match(r"#+ Against ", line))
+        difference = next(row for row in rows_in(lines[lines.index(heading) :]) if row["row"] == highest)[MEAN]
+        against = heading.partition("Against ")[2].partition(":")[0]
+        told = [scores[name][MEAN] if name in scores else "–" for name in (ALONE, mean, highest, POOLED)]
+        best = f"{told[2]} ({highest})"
+        rows.append(
+            (f"[{study.name}]({page})", study.differs, told[0], told[1], best, f"{difference}, {against}", told[3])
+        )
+    heads = ("set", "what differs", "alone", "FedAvg", "highest federated row", "gain (95 % interval), over", "pooled")
+    return table(heads, rows)
+
+
+def flamby() -> str:
+    """Return the federated cells of FLamby's two sets, beside pooled data."""
+    lines = lines_of("reproduce.md", "## FLamby's tables")
+    start = next(place for place, line in enumerate(lines) if line.startswith("| set |"))
+    cells = [row for row in rows_in(lines[start:]) if row["tested on"] == "all hospitals"]
+    rows = []
+    for name in FLAMBY:
+        here = {row["method"]: row["here"] for row in cells if row["set"] == name}
+        highest = max((method for method in here if method != "pooled"), key=lambda method: _mean(here[method]))
+        rows.append((name, here["fedavg"], f"{here[highest]} ({highest})", here["pooled"]))
+    return table(("set", "FedAvg", "highest federated row", "pooled"), rows)
+
+
+def _mean(cell: str) -> float:
+    return float(cell.split()[0])
+
+
+def trial() -> str:
+    """Return how the adviser and single methods did on the federations that no rule was made from."""
+    return summary(read_outcomes(TABLES["held_out"]))
+
+
+def everywhere() -> str:
+    """Return the same over all generated federations, for single methods alone: no rule was made for those."""
+    outcomes = [one for path in TABLES.values() for one in read_outcomes(path)]
+    return summary(outcomes, own=False)
+
+
+def rules() -> str:
+    """Return the adviser's rules, and how often each was right."""
+    told = tries()
+    rows = []
+    for number, rule in enumerate(RULES, 1):
+        when = "; ".join(condition.words for condition in rule.when) or "no rule before answered"
+        own = told[rule.name]
+        right = f"{own.made[0]} of {own.made[1]}", f"{own.held_out[0]} of {own.held_out[1]}"
+        rows.append((f"{number}. {rule.name}", when, rule.answer, f"{rule.first}, then {rule.second}", *right))
+    return table(("rule", "asked", "answer", "try first", "right where it was made", "right where it was tried"), rows)

@@ -1,0 +1,39 @@
+"""Files in the form of FLamby's two tables of patients."""
+
+import csv
+from pathlib import Path
+
+from medsilo.plan import load_plan
+from medsilo.study.flamby import HOSPITALS
+from medsilo.tasks.own.patient_table import PatientTable
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def write_hearts(folder: Path) -> None:
+    """Write twelve usable lines of each hospital and two that are not."""
+    folder.mkdir(parents=True)
+    for name in HOSPITALS:
+        rows = [[50 + n, 1, 1 + n % 4, 130, 200, 0, n % 3, 150, 0, 1.5, 2, 0, 3, n % 2] for n in range(12)]
+        rows += [[60, 1, 1, "?", 200, 0, 0, 150, 0, 1.5, 2, 0, 3, 0], [60, 1, 1, 0, 200, 0, 0, 150, 0, 1.5, 2, 0, 3, 0]]
+        with (folder / f"processed.{name}.data").open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+
+
+def write_survival(folder: Path) -> None:
+    """Write 24 patients of each of six regions, every third of them for the test."""
+    folder.mkdir(parents=True)
+    task = load_plan(ROOT / "benchmarks/results/plans/brca.yaml").task
+    assert isinstance(task, PatientTable)
+    people = [(f"{region}-{n}", region, n) for region in range(6) for n in range(24)]
+    with (folder / "train_test_split.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["pid", "fold2"])
+        table.writerows([pid, f"{'test' if n % 3 == 0 else 'train'}_{region}"] for pid, region, n in people)
+    with (folder / "brca.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["pid", *(column.name for column in task.columns), "E", "T"])
+        for pid, _, n in people:
+            table.writerow(
+                [pid, *((n + place) % 5 for place in range(len(task.columns))), n % 2, 100 + 7 * (n * 5 % 24)]
+            )

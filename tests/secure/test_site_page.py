@@ -1,0 +1,123 @@
+"""A hospital's page over mutual TLS, with clicks: a study waits for its approval, and stops when that is withdrawn."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from medsilo import cli
+from medsilo.flare.jobs import write_job
+from medsilo.runs import paths
+from medsilo.runs.reading import read_diary, read_rounds, read_summary
+from medsilo.site_page.page_server import PageServer
+from medsilo.site_page.pages import SitePages
+from tests.browser import Browser, chromium
+from tests.conftest import SITES, make_plan
+from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
+from tests.unit.test_participant import SMALL
+from tests.unit.test_site_page import Stream, Visitor
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
+HOSPITAL = SITES[0]
+ROUNDS = 3000  # it is stopped long before
+
+
+def wait_for(tab: Browser, expression: str) -> None:
+    wait_until(lambda: bool(tab.ask(f"document.readyState === 'complete' && ({expression})")), 120, expression)
+
+
+def follow(tab: Browser, selector: str) -> None:
+    """Click on what leads to another page, and wait for that."""
+    tab.ask("window.old = true")
+    tab.click(selector)
+    wait_for(tab, "window.old === undefined")
+
+
+@pytest.mark.long
+def test_approve_and_withdraw_while_it_runs(consortium: Consortium, tmp_path: Path) -> None:
+    kit, plan = consortium.kit(HOSPITAL), make_plan("fedavg", *SMALL, f"training.rounds={ROUNDS}", sites=SITES[:2])
+    local, run = kit / "local/medsilo.yaml", consortium.kit(SERVER) / "medsilo/approved"
+    write_job(tmp_path / "job", plan, study="approved")
+    before, session = local.read_text(), consortium.session()
+    local.write_text(f"{before}approval: required\napproval_wait: 9\n")
+    try:
+        with PageServer(SitePages(kit)) as server, chromium(tmp_path / "profile") as tab:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            tab.do("Page.navigate", url=server.start)
+            wait_for(tab, "document.title.startsWith('Studies at')")
+            job = session.submit_job(str(tmp_path / "job"))
+            live = tmp_path / "live.html"
+            watch = ["watch", job, "--kit", str(consortium.kit(LEAD)), "--live", str(live)]
+            watching = threading.Thread(target=cli.main, args=(watch,))
+            watching.start()
+            asked = f"a[href$='plan/{plan.hash}']"
+
+            def asks() -> bool:
+                follow(tab, "nav a")
+                return bool(tab.ask(f'!!document.querySelector("{asked}")'))
+
+            wait_until(asks, 120, "the plan to ask")
+            assert not run.joinpath(paths.ROUNDS).exists()
+            follow(tab, asked)
+            assert tab.ask("document.body.innerText.includes('Nobody has decided about this plan yet')")
+            follow(tab, "#approve")
+            assert tab.ask("document.body.innerText.includes('This plan is approved')")
+
+            wait_until(lambda: len(read_rounds(run, growing=True)) >= 3, 120, "three rounds")
+            tab.do("Page.navigate", url=f"http://127.0.0.1:{server.server_port}{server.base}/study/approved")
+            wait_for(tab, "document.querySelectorAll('#rows tr').length >= 3 && !!window.EventSource")
+            many = tab.ask("document.querySelectorAll('#rows tr').length")
+            wait_for(tab, f"document.querySelectorAll('#rows tr').length > {many}")  # they come by themselves
+            wait_until(lambda: live.exists() and HOSPITAL in live.read_text(), 60, "the lead's own page")
+            follow(tab, "#stop")
+            status = "document.body.innerText.includes('has withdrawn its approval of this plan')"
+            assert tab.ask(status)
+            wait_until(lambda: str(session.get_job_status(job)).startswith("FINISHED"), 120, "the job's end")
+            watching.join(120)
+            tab.do("Page.navigate", url=f"http://127.0.0.1:{server.server_port}{server.base}/study/approved")
+            wait_for(tab, "document.body.innerText.includes('This hospital refused: this hospital has withdrawn')")
+            assert not [line for line in tab.complaints if "favicon" not in line]
+            server.shutdown()
+    finally:
+        local.write_text(before)
+        session.close()
+    summary = read_summary(run)
+    assert f"{HOSPITAL} refused: this hospital has withdrawn its approval of plan {plan.hash}" in summary.reason
+    diary = read_diary(kit / f"medsilo/approved/sites/{HOSPITAL}")
+    assert diary[-1].kind == "refused"
+    left = max(line.round for line in diary if line.kind == "answered")
+    assert left == max(line.round for line in read_rounds(run) if HOSPITAL in line.answered) < ROUNDS
+    assert "The study has ended" in live.read_text()
+
+
+@pytest.mark.long
+def test_the_trainer_s_death_and_its_reason_are_on_the_page(consortium: Consortium, tmp_path: Path) -> None:
+    kit, changes = consortium.kit(HOSPITAL), ["participation.when_missing=continue", "participation.minimum=1"]
+    plan = make_plan("fedavg", *SMALL, *changes, f"training.rounds={ROUNDS}", sites=SITES[:2])
+    write_job(tmp_path / "job", plan, study="fragile-page")
+    run, session = consortium.kit(SERVER) / "medsilo/fragile-page", consortium.session()
+    job = session.submit_job(str(tmp_path / "job"))
+    try:
+        wait_until(lambda: len(read_rounds(run, growing=True)) >= 3, 120, "three rounds")
+        with PageServer(SitePages(kit)) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            visitor = Visitor(server)
+            visitor.begin()
+            stream = Stream(visitor, study="fragile-page")
+            stream.read(3)
+            [trainer] = consortium.family(HOSPITAL, "medsilo.federation.process.worker")
+            trainer.kill()
+            killed = time.time()
+            while "the training process died" not in stream.now:
+                stream.step()
+            print(f"on the page {time.time() - killed:.2f} s after the kill")
+            assert "SIGKILL" in stream.now
+            stream.close()
+            server.shutdown()
+        [died] = [line for line in read_diary(kit / f"medsilo/fragile-page/sites/{HOSPITAL}") if line.kind == "died"]
+        assert "the training process died (SIGKILL)" in died.reason
+    finally:
+        session.abort_job(job)
+        wait_until(lambda: str(session.get_job_status(job)).startswith("FINISHED"), 120, "the job's end")
+        session.close()

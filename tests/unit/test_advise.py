@@ -1,0 +1,224 @@
+"""The adviser: its rules by hand, records that are wrong or say little, and a measuring study from the command line."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.advise import federations, making
+from benchmarks.advise.__main__ import DOCUMENT, TRIES, write_tries
+from benchmarks.advise.making import Trial
+from benchmarks.advise.outcomes import TABLES, Outcome, Score, read_outcomes, write_outcomes
+from benchmarks.advise.page import document
+from medsilo.cli import main
+from medsilo.core.errors import MedsiloError
+from medsilo.study.adviser import Tries, advise, measuring_cells, rule_for, tried_together, tries
+from medsilo.study.adviser_rules import FACTS, RULES, label_distance
+from medsilo.study.measurement import PROBES, MeasuredHospital, Measurement, read_measured
+from tests.conftest import make_plan
+
+# Facts of consortia of which a person would say the same, and the rule that answers.
+BY_HAND = [
+    ({"labels": 0.4, "alone": 0.2, "norms": 0.5, "alone over norms": 0.4}, "labels"),
+    ({"labels": 0.0, "alone": 0.2, "norms": 0.5, "alone over norms": 0.4}, "answers"),
+    ({"labels": 0.0, "alone": 0.7, "norms": 0.5, "alone over norms": 1.4}, "looks"),
+    ({"labels": 0.0, "alone": 1.1, "norms": 0.97, "alone over norms": 1.1}, "in between"),
+    ({"labels": 0.0, "alone": 1.3, "norms": 1.1, "alone over norms": 1.2}, "alike"),
+    ({"labels": 0.0, "alone": 0.7}, "apart, no batch norm"),
+    ({"labels": 0.0, "alone": 1.3}, "alike, no batch norm"),
+]
+
+
+def hospital(losses: dict[str, float], classes: tuple[int, ...] | None = (50, 50)) -> MeasuredHospital:
+    """Return a hospital of 100 training and 40 validation cases."""
+    return MeasuredHospital(100, 40, classes, losses)
+
+
+def measured(*hospitals: MeasuredHospital) -> Measurement:
+    """Return a measuring study of these hospitals."""
+    return Measurement("accuracy", 5, {f"hospital-{place}": own for place, own in enumerate(hospitals)})
+
+
+LOOKS = hospital({"local": 0.4, "fedavg": 0.5, "fedbn": 0.2})
+
+
+@pytest.mark.parametrize(("known", "name"), BY_HAND)
+def test_rules_by_hand(known: dict[str, float], name: str) -> None:
+    rule, skipped = rule_for(dict.fromkeys(FACTS, None) | known)
+    assert rule and rule.name == name and bool(skipped) == name.endswith("no batch norm")
+
+
+def test_every_rule_answers_somebody_and_was_counted() -> None:
+    assert {name for _, name in BY_HAND} == {rule.name for rule in RULES} == set(tries())
+    used = {condition.fact for rule in RULES for condition in rule.when}
+    assert used <= set(FACTS)
+
+
+def test_a_rule_is_sure_by_what_it_was_not_made_from() -> None:
+    assert Tries((0, 9), (3, 4)).often
+    assert not Tries((9, 9), (2, 2)).often and not Tries((9, 9), (2, 3)).often
+
+
+def test_facts_by_hand() -> None:
+    other = hospital({"local": 0.2, "fedavg": 0.3, "fedbn": 0.2}, (100, 0))
+    told = advise(measured(LOOKS, other))
+    assert told.facts["norms"] == pytest.approx(0.2 / 0.4) and told.facts["alone"] == pytest.approx(0.3 / 0.4)
+    assert told.facts["labels"] == pytest.approx(0.25)  # shares (0.5, 0.5) and (1, 0); together (0.75, 0.25)
+    assert told.rule == "labels" and told.first and told.reason
+
+
+def test_what_is_not_told_is_said() -> None:
+    silent = replace(LOOKS, classes=None)
+    told = advise(measured(silent, silent))
+    assert told.rule == "looks" and told.answer == "harmonise" and told.first == "fedbn"
+    assert any("'labels' could not be asked" in line for line in told.unknown) and told.sure == "not sure"
+    assert any("told no shares of classes" in line for line in told.unknown)
+    mute = MeasuredHospital(None, None, None, {})
+    assert any("hospital-1 told no losses" in line for line in advise(measured(LOOKS, mute, LOOKS)).unknown)
+    nothing = advise(measured(mute, mute))
+    assert nothing.answer is None and nothing.first is None and nothing.sure == "cannot be known"
+
+
+def test_few_cases_and_close_calls_are_said() -> None:
+    few = replace(LOOKS, validation=3, train=0)
+    lines = " ".join(advise(measured(few, LOOKS)).unknown)
+    assert "fewer than 20 validation cases" in lines and "no training cases" in lines
+    near = hospital({"local": 0.6, "fedavg": 0.5, "fedbn": 0.48})
+    assert any("close call" in line for line in advise(measured(near, near, near)).unknown)
+    slow, quick = replace(LOOKS, untrained=0.6), replace(LOOKS, untrained=5.0)
+    assert not any("--rounds" in line for line in advise(measured(quick, quick)).unknown)
+    assert any("still 83% of the untrained" in line for line in advise(measured(slow, slow)).unknown)
+    assert any("hospitals, and here are" in line for line in advise(measured(LOOKS, LOOKS)).unknown)
+
+
+def test_zeros_and_different_classes_are_no_facts() -> None:
+    zero = hospital(dict.fromkeys(PROBES, 0.0), (0, 0))
+    assert advise(measured(zero, zero)).answer is None
+    assert label_distance(measured(hospital({}, (1, 2)), hospital({}, (1, 2, 3)))) is None
+    with pytest.raises(MedsiloError, match="one hospital only"):
+        advise(measured(LOOKS))
+
+
+# ------------------------------------------------------------------------------------------------ records
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a measuring study that the command line made."""
+    folder = tmp_path_factory.mktemp("advise") / "runs"
+    root = Path(__file__).resolve().parents[2]
+    small = ["task.name=synthetic-activity", "task.persons=6", "task.windows=5", "participation.sites=[a,b]"]
+    options = [word for change in small for word in ("--set", change)]
+    job = str(root / "jobs/fedavg")
+    assert main(["advise", "--measure", job, "--rounds", "2", "--out", str(folder), "--device", "cpu", *options]) == 0
+    return folder
+
+
+def test_the_command_measures_and_reads_the_same_runs_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(runs), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["facts"]) == set(FACTS) and len(told["runs"]) == len(PROBES)
+    assert told["sure"] in ("not sure", "cannot be known")  # two rounds, two hospitals
+    assert main(["advise", str(runs)]) == 0
+    said = capsys.readouterr().out
+    assert "why: " in said and f"all rules: right on {tried_together()[0]} of 12 federations" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        ({"status": "failed", "reason": "no"}, "failed: no"),
+        ({"task": "other"}, "another task"),
+        ({"seed": 7}, "another seed"),
+        ({"sites": {}}, "other hospitals"),
+        ({"method": "ditto"}, "no finished run of fedavg"),
+        ({"method": "local"}, "two runs are of local"),
+        ({"rounds": {"planned": 2, "done": 1}}, "needs 2 rounds at least"),
+        ({"mean_test": 7}, "damaged or was changed"),
+    ],
+)
+def test_records_that_are_wrong(changes: dict[str, Any], answer: str, runs: Path, tmp_path: Path) -> None:
+    copies = []
+    for run in sorted(runs.glob("*/summary.json")):
+        copy = tmp_path / run.parent.name
+        copy.mkdir()
+        summary = json.loads(run.read_text("utf-8"))
+        if summary["method"] == "fedavg":
+            summary |= changes
+        (copy / "summary.json").write_text(json.dumps(summary), "utf-8")
+        (copy / "rounds.jsonl").write_bytes((run.parent / "rounds.jsonl").read_bytes())
+        copies.append(copy)
+    with pytest.raises(MedsiloError, match=answer) as error:
+        read_measured(copies)
+    assert "\n" not in str(error.value)
+
+
+def test_a_loss_that_is_no_number_is_one_that_was_not_told(runs: Path, tmp_path: Path) -> None:
+    for run in sorted(runs.glob("*/summary.json")):
+        copy = tmp_path / run.parent.name
+        copy.mkdir()
+        (copy / "summary.json").write_bytes(run.read_bytes())
+        lines = [json.loads(line) for line in (run.parent / "rounds.jsonl").read_text("utf-8").splitlines()]
+        for line in lines:
+            line["sites"]["a"]["validation_loss"] = math.nan
+        (copy / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    told = advise(read_measured(list(tmp_path.iterdir())))
+    assert "a told no losses, so nothing here is about them" in told.unknown
+
+
+def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for words in ([], [str(tmp_path), "--measure", "jobs/fedavg"], [str(tmp_path)]):
+        assert main(["advise", *words]) == 1
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_network_without_batch_norm_is_measured_without_it(tmp_path: Path) -> None:
+    plan = make_plan("fedavg", "network.name=activity-cnn", "network.norm=group", "training.rounds=12")
+    with pytest.raises(MedsiloError, match="needs 2 rounds"):
+        measuring_cells(plan, 1, tmp_path)
+    cells, passed = measuring_cells(plan, None, tmp_path)
+    assert [cell.row.method for cell in cells] == [method for method in PROBES if method != "fedbn"]
+    assert len(passed) == 1 and passed[0].startswith("fedbn is not measured")
+    assert {cell.plan.training.rounds for cell in cells} == {4}
+
+
+# ------------------------------------------------------------------------------------------------ the benchmark
+def test_what_the_page_and_the_adviser_say_is_what_the_tables_say(tmp_path: Path) -> None:
+    made, held = (read_outcomes(path) for path in TABLES.values())
+    assert DOCUMENT.read_text("utf-8") == document(made, held), "python -m benchmarks.advise --write makes it anew"
+    write_tries(made, held, tmp_path / "tries.csv")
+    assert (tmp_path / "tries.csv").read_bytes() == TRIES.read_bytes()
+
+
+def test_held_out_federations_are_others() -> None:
+    assert not set(federations.MADE) & set(federations.HELD_OUT) and len(federations.HELD_OUT) == 12
+    both = [federations.drawn(number) for number in (*federations.MADE, *federations.HELD_OUT)]
+    assert len({(own.cases, own.words) for own in both}) == len(both)
+    assert {own.kind for own in both} == {"table", "image"}
+
+
+@pytest.mark.parametrize("kind", ["table", pytest.param("image", marks=pytest.mark.slow)])
+def test_a_tiny_federation_goes_through_the_benchmark(
+    kind: federations.Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(federations, "TESTED", {kind: 20})
+    monkeypatch.setattr(making, "METHODS", PROBES)
+    monkeypatch.setattr(making, "OF_IMAGES", ())
+    short = dict(federations.TRAINING[kind]) | {"rounds": 2, "local_epochs": 1}
+    monkeypatch.setattr(federations, "TRAINING", {kind: short})
+    shifts = {"looks": 0.5, "question": 0.9} | ({"labels": 0.5} if kind == "table" else {})
+    trial = Trial.of(federations.Federation(999, kind, (12, 16), shifts), [0], tmp_path)
+    assert not trial.done and Outcome.of(trial) is None
+    assert list(trial.run(None)) == [] and trial.done and tuple(trial.methods) == PROBES
+    outcome = Outcome.of(trial)
+    assert outcome and outcome.right(outcome.best) and set(outcome.facts) == set(FACTS)
+    write_outcomes([outcome], tmp_path / "table.csv")
+    (again,) = read_outcomes(tmp_path / "table.csv")
+    assert again.scores == outcome.scores and again.rule == outcome.rule
+
+
+def test_right_means_within_a_point_in_both() -> None:
+    scores = {"one": Score(0.9, 0.8), "near": Score(0.895, 0.8), "worse": Score(0.9, 0.7)}
+    outcome = Outcome("x", "1 2", "nothing", 1, {}, scores)
+    assert outcome.best == "one" and outcome.right("near") and not outcome.right("worse") and not outcome.right(None)

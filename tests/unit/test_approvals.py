@@ -1,0 +1,333 @@
+"""A hospital's approvals: nothing runs without one, whatever the server says, and nothing but its key makes one."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from medsilo.check.approving import KitAtHome, difference
+from medsilo.cli import main
+from medsilo.cli.given_settings import settings_of
+from medsilo.core.errors import Aborted, MedsiloError, Refused
+from medsilo.federation import permission
+from medsilo.federation.participant import Participant
+from medsilo.federation.permission import Permission, approvals_of
+from medsilo.federation.sealed.identity import KitFiles
+from medsilo.plan import Plan
+from medsilo.runs.messages import Parcel
+from medsilo.site.approvals import MOST_ASKED, ApprovalLimits, Approvals, AskingPlan
+from medsilo.site.book import Book
+from medsilo.site.settings import SiteSettings
+from tests.conftest import SITES, make_plan
+from tests.unit.test_participant import SMALL, Server
+from tests.unit.test_sealed_identity import certificate, fresh, pem, root
+
+A, B = SITES[:2]
+WANTED = SiteSettings(device="cpu", approval="required")
+
+
+def make_kit(folder: Path, site: str) -> KitFiles:
+    """A hospital's kit, as far as it is read here."""
+    startup, key, (above, signs) = folder / "startup", fresh(), root()
+    startup.mkdir(parents=True)
+    (folder / "local").mkdir()
+    (folder / "local/medsilo.yaml").write_text("device: cpu\napproval: required\n")
+    files = {"client.crt": certificate(site, key, "root", signs), "client.key": key, "rootCA.pem": above}
+    for name, content in files.items():
+        (startup / name).write_bytes(pem(content))
+    names = {"ssl_cert": "client.crt", "ssl_private_key": "client.key", "ssl_root_cert": "rootCA.pem"}
+    client = {"fqsn": site, **names}
+    described = {"client": client, "servers": [{"service": {"target": "localhost:8002"}}]}
+    (startup / "fed_client.json").write_text(json.dumps(described))
+    return KitFiles(*(str(startup / name) for name in files))
+
+
+class Home:
+    """A hospital with a kit, a plan and the place of a study."""
+
+    def __init__(self, folder: Path, site: str = A) -> None:
+        self.folder, self.kit = folder, make_kit(folder, site)
+        self.plan = make_plan("fedavg", *SMALL, "training.rounds=4")
+        self.place = folder / "medsilo/study/sites" / site
+        self.approvals = approvals_of(Book(folder / "medsilo/_hospital" / site), site, self.kit)
+
+    def approve(self, **limits: Any) -> None:
+        self.approvals.decide(self.plan.hash, "approved", "engineer", ApprovalLimits.of(**limits))
+
+    def permission(self, plan: Plan | None = None, **given: Any) -> Permission:
+        settings = WANTED.model_copy(update=given)
+        return Permission(plan or self.plan, A, SITES, settings, self.place, "lead@clinic.example", self.kit)
+
+    def participant(self) -> Participant:
+        return Participant(self.plan, A, SITES, WANTED, self.place, lead="lead@clinic.example", kit=self.kit)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "kit")
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    home = Home(tmp_path_factory.mktemp("signed") / "kit")
+    home.approve(expires=int(time.time()) + 3600, rounds=3, sites=tuple(SITES), method="fedavg")
+    return home
+
+
+def refused(home: Home, words: str, **given: Any) -> None:
+    with pytest.raises(Refused, match=words):
+        home.permission(**given).check()
+
+
+# ---------------------------------------------------------------------------------------------------- a study
+def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
+    """Refused before data are read; approved; one round after the last; withdrawn while it trains; approved again."""
+    with pytest.raises(Refused) as error:
+        home.participant()
+    assert str(error.value) == (
+        f"this hospital has not approved plan {home.plan.hash}; its engineer decides there: "
+        f"medsilo approve {home.plan.hash} --kit KIT"
+    )
+    [asked] = home.approvals.asked()
+    assert (asked.hash, asked.study, asked.lead) == (home.plan.hash, "study", "lead@clinic.example")
+    home.approve(rounds=2)
+    site, server = home.participant(), Server(home.plan)
+    assert site.answer(server.ask("join", 0)).facts["task"] == "join"
+    server.take(site.answer(server.ask("round", 1)))
+    strangers = server.ask("round", 2)
+    home.approve(rounds=2, sites=tuple(SITES))
+    strangers.facts["sites"] = [*SITES, "stranger"]
+    with pytest.raises(Refused, match="approved without stranger plan"):
+        site.answer(strangers)
+
+    site.permission._looked = float("-inf")  # a second has passed in the middle of a round
+    batches: list[int] = []
+
+    def withdraw_in_its_middle() -> None:
+        batches.append(1)
+        if len(batches) == 2:
+            home.approvals.decide(home.plan.hash, "withdrawn", "engineer")
+            site.permission._looked = float("-inf")
+
+    with pytest.raises(Refused, match="has withdrawn its approval of plan"):
+        site.answer(server.ask("round", 2), withdraw_in_its_middle)
+    assert len(batches) == 2  # it stopped there, not at the round's end
+    home.approve(rounds=2)
+    server.take(site.answer(server.ask("round", 2)))
+    for task in ("round", "deliver"):
+        with pytest.raises(Refused, match="approved at most 2 rounds of plan"):
+            site.answer(server.ask(task, 3))
+
+
+def test_what_is_withdrawn_at_the_last_moment_does_not_leave(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.approve()
+    site, server = home.participant(), Server(home.plan)
+    made = Participant._answer
+
+    def made_then_withdrawn(self: Participant, *given: Any) -> Parcel:
+        reply = made(self, *given)
+        home.approvals.decide(home.plan.hash, "withdrawn", "engineer")
+        return reply
+
+    monkeypatch.setattr(Participant, "_answer", made_then_withdrawn)
+    with pytest.raises(Refused, match="has withdrawn"):
+        site.answer(server.ask("join", 0))
+
+
+# ---------------------------------------------------------------------------------------------------- limits
+def test_each_limit_holds(home: Home) -> None:
+    home.approve(expires=int(time.time()) - 1)
+    refused(home, "approved until .* UTC, and no longer, plan")
+    home.approve(method="fedbn")
+    refused(home, "approved for the method fedbn only plan")
+    home.approve(sites=(A,))
+    refused(home, f"approved without {', '.join(sorted(set(SITES) - {A}))} plan")
+    home.approvals.decide(home.plan.hash, "declined", "engineer")
+    refused(home, "has declined plan")
+    refused(home, "has not approved plan", plan=make_plan("fedavg", *SMALL, "training.rounds=5"))
+    home.approve(expires=int(time.time()) + 3600, rounds=4, sites=tuple(SITES), method="fedavg")
+    home.permission().check()
+    with pytest.raises(MedsiloError, match="rounds: 0 is too small; give 1 or more"):
+        home.approve(rounds=0)
+
+
+def test_a_site_waits_for_the_decision_as_long_as_its_hospital_says(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(permission, "LOOK", 0.01)
+    asked: list[int] = []
+
+    def decide() -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            home.approve()
+
+    home.permission(approval_wait=60).wait(decide)
+    assert len(asked) == 2
+    home.approvals.decide(home.plan.hash, "declined", "engineer")
+    with pytest.raises(Refused, match="has declined"):  # that is a decision, for which nobody waits any longer
+        home.permission(approval_wait=60).wait(decide)
+    other = make_plan("fedavg", *SMALL, "training.rounds=5")
+    with pytest.raises(Refused, match="has not approved"):
+        home.permission(other, approval_wait=0).wait(decide)
+
+    def abort() -> None:
+        raise Aborted("the run was aborted")
+
+    with pytest.raises(Aborted):
+        home.permission(other, approval_wait=60).wait(abort)
+
+
+def test_without_a_kit_nothing_counts_as_approved(home: Home) -> None:
+    with pytest.raises(Refused, match="with the key of its kit, and here is none"):
+        Permission(home.plan, A, SITES, WANTED, home.place)
+    Permission(home.plan, A, SITES, SiteSettings(), home.place).check()
+    own = settings_of("cpu", None, home.folder / "local")  # of a run on this machine, whose owner has nobody to ask
+    Permission(home.plan, A, SITES, own, home.place).check()
+
+
+# ---------------------------------------------------------------------------------------------------- not to be forged
+def test_every_changed_byte_makes_it_void(signed: Home) -> None:
+    content = signed.approvals.file.read_bytes()
+    signed.permission().check()
+    file = signed.approvals.file
+    try:
+        for place in range(len(content)):
+            file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            with pytest.raises(MedsiloError, match="damaged or not signed by its key"):
+                signed.approvals.decisions()
+        refused(signed, "damaged or not signed by its key, so none counts")
+    finally:
+        file.write_bytes(content)
+    signed.permission().check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_nothing_that_is_cut_or_added_counts(signed: Home, data: st.DataObject) -> None:
+    content = signed.approvals.file.read_bytes()
+    start = data.draw(st.integers(0, len(content)))
+    end = data.draw(st.integers(start, len(content)))
+    other = content[:start] + data.draw(st.binary(max_size=40)) + content[end:]
+    signed.approvals.file.write_bytes(other)
+    try:
+        if other == content:
+            signed.permission().check()
+        else:
+            refused(signed, "damaged or not signed")
+    finally:
+        signed.approvals.file.write_bytes(content)
+
+
+def edited(home: Home, change: Callable[[dict[str, Any]], None]) -> bytes:
+    told = json.loads(home.approvals.file.read_bytes())
+    change(told["approvals"])
+    return json.dumps(told, indent=1).encode() + b"\n"
+
+
+def other_signer(home: Home, folder: Path) -> Iterator[bytes]:
+    """The same decisions, signed by somebody else: another hospital, and one whose certificate names this one."""
+    for number, site in enumerate((B, A)):
+        other = Home(folder / str(number), site)
+        other.approve()
+        yield other.approvals.file.read_bytes()
+        forged = Approvals(folder / f"forged-{number}", A, other.approvals._signer)
+        forged.decide(home.plan.hash, "approved", "engineer")
+        yield forged.file.read_bytes()
+
+
+def test_what_another_signed_or_somebody_edited_does_not_count(home: Home, tmp_path: Path) -> None:
+    home.approve(expires=int(time.time()) - 1)
+    true = home.approvals.file.read_bytes()
+    longer = edited(home, lambda own: own["decisions"][0]["limits"].update(expires=int(time.time()) + 3600))
+    twice = edited(home, lambda own: own["decisions"].append(own["decisions"][0] | {"limits": {}}))
+    empty = edited(home, lambda own: own.update(decisions=[]))
+    unsigned = json.dumps({"approvals": json.loads(true)["approvals"], "signature": ""}, indent=1).encode() + b"\n"
+    for content in (longer, twice, empty, unsigned, b"", b"[]", b"{" * 9000, *other_signer(home, tmp_path)):
+        home.approvals.file.write_bytes(content)
+        refused(home, "damaged or not signed by its key")
+        with pytest.raises(MedsiloError, match="damaged"):  # nor does the command sign over it
+            home.approve()
+    home.approvals.file.write_bytes(true)
+    refused(home, "approved until")
+
+
+def test_with_another_key_a_hospital_begins_anew(home: Home) -> None:
+    home.approve()
+    key, (_, signs) = fresh(), root()
+    Path(home.kit.certificate).write_bytes(pem(certificate(A, key, "root", signs)))
+    Path(home.kit.key).write_bytes(pem(key))
+    refused(home, "has not approved")
+
+
+# ---------------------------------------------------------------------------------------------------- plans that asked
+def test_a_flood_of_plans_drops_no_decided_one(home: Home) -> None:
+    home.permission()._keep()
+    home.approve()
+    for number in range(MOST_ASKED + 3):
+        home.approvals.keep(AskingPlan(plan={}, hash=f"{number:064x}", at=number))
+    kept = home.approvals.asked()
+    assert len(kept) == MOST_ASKED + 1 and home.plan.hash in {one.hash for one in kept}
+
+
+def test_a_plan_that_was_exchanged_on_the_disk_is_not_shown(home: Home) -> None:
+    home.permission()._keep()
+    at_home = KitAtHome.read(home.folder)
+    [asked] = home.approvals.asked()
+    assert at_home.plan_of(asked) == home.plan
+    other = make_plan("fedavg", *SMALL, "training.rounds=1").resolved()
+    with pytest.raises(MedsiloError, match="its hash is another"):
+        at_home.plan_of(replace_plan(asked, other))
+
+
+def replace_plan(asked: AskingPlan, plan: dict[str, Any]) -> AskingPlan:
+    return asked.model_copy(update={"plan": plan})
+
+
+def test_the_difference_to_an_approved_plan_hides_nothing(home: Home) -> None:
+    """Values that are alike for as long as they are shown, and with other spaces."""
+    many = [f"site-{number:03}" for number in range(40)]
+    one = make_plan("fedavg", *SMALL, "training.rounds=4", sites=many)
+    other = make_plan("fedavg", *SMALL, "training.rounds=5", sites=[*many, "site-040"])
+    found = {key: (before, now) for key, before, now in difference(other, one)}
+    assert found.keys() == {"participation.sites", "training.rounds"} and found["training.rounds"] == ("4", "5")
+    assert difference(one, one) == []
+
+
+# ---------------------------------------------------------------------------------------------------- commands
+def test_the_commands(home: Home, capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    kit = ["--kit", str(home.folder)]
+    refused(home, "has not approved")
+    assert main(["approvals", *kit]) == 0
+    assert f"{home.plan.hash}  waits for a decision  study study, submitted by lead@" in capsys.readouterr().out
+    limits = ["--expires", "2d", "--rounds", "3", "--sites", ",".join(SITES), "--method", "fedavg", "--by", "Dr. A"]
+    assert main(["approve", home.plan.hash[:8], *kit, *limits, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["plan"], said["by"], said["limits"]["rounds"]) == (home.plan.hash, "Dr. A", 3)
+    assert 47 * 3600 < said["limits"]["expires"] - time.time() <= 48 * 3600
+    home.permission().check()
+    path = home.approvals.folder / "asked" / f"{home.plan.hash}.json"
+    path.write_text(path.read_text().replace('"rounds":4', '"rounds":9'))  # withdrawing needs no plan that can be read
+    assert main(["withdraw", home.plan.hash, *kit]) == 0
+    refused(home, "has withdrawn")
+    job = ["--job", str(root / "jobs/fedavg"), "--set", "training.rounds=2"]
+    assert main(["decline", *job, *kit]) == 0
+    assert main(["approve", *job, *kit]) == 0
+    assert "rounds: 2; passes over" in capsys.readouterr().out
+    assert main(["approvals", *kit, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["verdict"] for one in told["decisions"]] == ["approved", "withdrawn", "declined", "approved"]
+    for wrong, words in (
+        (["approve", "12345678"], "no plan that asked here begins with"),
+        (["approve"], "which plan?"),
+        (["approve", home.plan.hash, *job], "which plan?"),
+        (["withdraw", "0" * 64], "not approved here"),
+        (["approve", home.plan.hash, "--expires", "soon"], "is not a time"),
+    ):
+        assert main([*wrong, *kit]) != 0
+        assert words in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""Cyclic weight transfer against a loop written out in plain torch."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from medsilo.core.errors import PlanError
+from medsilo.federation import inprocess
+from medsilo.methods.cyclic import Cyclic
+from medsilo.runs.messages import Parcel
+from medsilo.runs.reading import read_rounds
+from tests.conftest import SITES, make_plan
+from tests.unit.test_algorithms import SMALL, assert_close, initial, load_data, plan_sgd, train_by_hand, with_state
+from tests.unit.test_coordinator import GO_ON, LOST, A, Answers, B, C, Study, assert_equal, task_and_round
+from tests.unit.test_harmofl import assert_resumes
+
+ROUNDS = 5
+
+
+@pytest.mark.parametrize("order", ["fixed", "drawn"])
+def test_a_model_goes_from_hospital_to_hospital(order: str, tmp_path: Path) -> None:
+    plan = make_plan("cyclic", *SMALL, f"training.rounds={ROUNDS}", f"algorithm.order={order}")
+    run = inprocess.run(plan, folder=tmp_path / "run")
+    lines = read_rounds(tmp_path / "run")
+    turns = [next(site for site, own in line.sites.items() if own.train_loss is not None) for line in lines]
+    data, state = load_data(plan), initial(plan)
+    models = {site: with_state(plan, state) for site in SITES}
+    optimizers = {site: plan_sgd(plan, model) for site, model in models.items()}  # momentum stays at its site
+    for number, site in enumerate(turns, 1):
+        models[site].load_state_dict(state)
+        train_by_hand(plan, models[site], optimizers[site], data[site], site, number, 0.0)
+        state = {name: tensor.clone() for name, tensor in models[site].state_dict().items()}
+    assert_close(run.models[SITES[0]].state_dict(), state)
+    assert sorted(turns[:3]) == SITES and (turns == [*SITES, *SITES[:2]]) == (order == "fixed")
+    for line, turn in zip(lines, turns, strict=True):
+        assert line.asked == line.answered == SITES and None not in {own.validation for own in line.sites.values()}
+        sent = {site for site, own in line.sites.items() if own.bytes_up > 10_000}
+        assert sent == {turn} and line.sites[turn].share == 1.0
+
+
+def test_every_cycle_has_each_hospital_once_in_an_order_of_its_own() -> None:
+    def cycles(method: Cyclic, seed: int) -> list[Sequence[str]]:
+        turns = [method.turn(number, SITES, seed) for number in range(1, 61)]
+        return [turns[first : first + 3] for first in range(0, 60, 3)]
+
+    drawn = cycles(Cyclic(order="drawn"), 0)
+    assert all(sorted(cycle) == SITES for cycle in drawn) and len({tuple(cycle) for cycle in drawn}) == 6
+    assert drawn == cycles(Cyclic(order="drawn"), 0) != cycles(Cyclic(order="drawn"), 1)
+
+
+def test_a_model_out_of_turn_is_refused_and_a_missed_turn_leaves_the_model_as_it_is(tmp_path: Path) -> None:
+    given: dict[tuple[str, int], Parcel] = {}
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        task, number = task_and_round(asked)
+        if task == "round":
+            given[site, number] = asked
+        if (site, task, number) == (B, "round", 2):
+            return LOST
+        reply = work()
+        if (site, task, number) == (C, "round", 1):
+            reply.groups = asked.groups  # it is hospital A's turn
+        return [(site, reply)]
+
+    study = Study(make_plan("cyclic", *SMALL, *GO_ON, "training.rounds=3"), tmp_path / "run", script)
+    assert study.run().status == "finished"
+    first, second, _ = study.rounds
+    assert first.answered == [A, B] and "model" in first.refused[C]
+    assert second.answered == [A, C] and B in second.lost and not any(own.share for own in second.sites.values())
+    assert_equal(given[A, 3].groups["model"], given[A, 2].groups["model"])
+    assert not torch.equal(given[A, 2].groups["model"]["6.weight"], given[A, 1].groups["model"]["6.weight"])
+
+
+@pytest.mark.slow
+def test_it_takes_harmofls_halves_where_all_measure_before(tmp_path: Path) -> None:
+    halves = ['algorithm.amplitude={"measured": "before"}', "algorithm.perturbation={}"]
+    assert_resumes(make_plan("cyclic", *SMALL, "training.rounds=4", *halves), 3, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ("transport.sealing=pairwise", "which no sum hides"),
+        ("mixing.robust.name=median", "a single hospital's model"),
+        ('privacy={"epsilon": 3, "delta": 1e-5}', "leave privacy out"),
+        ('algorithm.amplitude={"band": 0.1}', "algorithm.amplitude.measured=before"),
+    ],
+)
+def test_what_one_hospitals_model_cannot_have_is_refused(change: str, word: str) -> None:
+    with pytest.raises(PlanError, match=word):
+        make_plan("cyclic", "task.name=synthetic-histology" if "amplitude" in change else "seed=0", change)

@@ -1,0 +1,402 @@
+"""DICOM in and out: what a series is, what is refused, and that masks come back voxel for voxel."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import highdicom
+import numpy as np
+import pydicom
+import pytest
+import SimpleITK
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from medsilo.check.data import data_findings, data_tables
+from medsilo.cli import main
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.files import dump_yaml
+from medsilo.deploy.model_card import CARD, CARD_DATA, interval_of
+from medsilo.dicom.codes import code_of
+from medsilo.dicom.contours import mask_of_contours
+from medsilo.dicom.objects import MadeBy, class_report, report, segmentation, sources_of
+from medsilo.dicom.segments import mask_of_segmentation
+from medsilo.dicom.sending import address_of
+from medsilo.dicom.series import ImageSeries, read_again, values_of
+from medsilo.plan import Plan, parse_plan
+from medsilo.registry import TASKS
+from medsilo.tasks.dicom_scans import mask_as_scanned, scan_of_series
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survey import Survey
+from tests.dicoms import DAMAGE, NAME, change, write_contours, write_segmentation, write_series, write_study
+from tests.hospital import affine_of, ball
+
+STRUCTURES = {"kidney": code_of("kidney"), "tumour": code_of("tumour"), "thing": code_of("thing")}
+MAKER = MadeBy("medsilo tests", "1", "ab" * 32)
+BALL = {"name": "dicom-folder", "labels": ["ball"], "size": [16, 16, 8], "target_spacing": [2, 2, 3]}
+
+
+def labels_of(names: list[str]):
+    """Labels by the names of structures, as a reader has them."""
+    return lambda name: names.index(name) + 1
+
+
+def turned_affine(
+    angles: tuple[float, float, float], spacing: tuple[float, float, float], flips: list[int]
+) -> np.ndarray:
+    """[4, 4], LPS: turned about three axes, with axes reversed in pairs so that it stays right-handed."""
+    turn = np.eye(3)
+    for axis, angle in enumerate(angles):
+        one, other = (axis + 1) % 3, (axis + 2) % 3
+        about = np.eye(3)
+        about[[one, one, other, other], [one, other, one, other]] = (
+            *(np.cos(angle), -np.sin(angle)),
+            *(
+                np.sin(angle),
+                np.cos(angle),
+            ),
+        )
+        turn = turn @ about
+    affine = np.eye(4)
+    affine[:3, :3] = turn * np.array(flips) * np.array(spacing)
+    affine[:3, 3] = (-13.7, 41.2, -250.5)
+    return affine
+
+
+# ---------------------------------------------------------------------------------------------------- round trip
+@settings(max_examples=8, deadline=None)
+@given(
+    values=arrays(np.int16, (3, 5, 4), elements=st.integers(-1000, 3000)),
+    labels=arrays(np.uint8, (3, 5, 4), elements=st.integers(0, 3)),
+    angles=st.tuples(*[st.floats(-3, 3, allow_nan=False)] * 3),
+    spacing=st.tuples(*[st.floats(0.3, 6)] * 3),
+    flips=st.sampled_from([[1, 1, 1], [-1, -1, 1], [-1, 1, -1], [1, -1, -1]]),
+)
+def test_a_volume_and_its_masks_come_back_voxel_for_voxel(
+    tmp_path_factory: pytest.TempPathFactory, values, labels, angles, spacing, flips
+) -> None:
+    folder, affine = tmp_path_factory.mktemp("trip"), turned_affine(angles, spacing, flips)
+    files = write_series(folder, values, affine, shuffled=int(values[0, 0, 0]) + 1000)
+    series = read_again(sorted(files))
+    assert [header.path for header in series.slices] == files
+    assert (values_of(series) == values).all()
+    np.testing.assert_allclose(series.affine, affine, atol=1e-5)
+    scan = scan_of_series(series)
+    made = segmentation(sources_of(series), labels, STRUCTURES, MAKER)
+    made.save_as(folder / "mask")
+    assert (mask_of_segmentation(folder / "mask", series, labels_of(list(STRUCTURES))) == labels).all()
+    # What a network finds in the turned scan, and back on the series' own grid.
+    own = SimpleITK.GetArrayFromImage(scan.on_own_grid(mask_as_scanned(labels, series)))
+    assert (own == labels).all()
+    # highdicom's own reader agrees, whose frames lie where the slices do.
+    read = highdicom.seg.segread(folder / "mask")
+    instances = [header.instance for header in series.slices]
+    back = read.get_pixels_by_source_instance(instances, combine_segments=True, ignore_spatial_locations=True)
+    assert (back == labels).all()
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory) -> ImageSeries:
+    values, _ = ball((6, 32, 24), (1.0, 1.5, 2.0), 0)
+    folder = tmp_path_factory.mktemp("series")
+    return read_again(write_series(folder, np.rint(values * 100), affine_of((1.0, 1.5, 2.0), 20)))
+
+
+def text_of(elements: pydicom.Dataset) -> str:
+    """Every value at any depth."""
+    return "\n".join(str(element.value) for element in elements.iterall() if element.VR != "SQ")
+
+
+@pytest.mark.skipif(shutil.which("dciodvfy") is None, reason="needs Debian's dicom3tools")
+@pytest.mark.parametrize("kind", ["found", "nothing found", "a header with nothing but what has to be"])
+def test_results_conform_to_the_standard(kind: str, series: ImageSeries, tmp_path: Path) -> None:
+    labels = np.zeros(series.shape, np.uint8)
+    if kind != "nothing found":
+        labels[2:4, 3:9, 5:11], labels[4, 1, 1] = 1, 3
+    if kind.startswith("a header"):
+        files = [Path(shutil.copy(header.path, tmp_path)) for header in series.slices]
+        for path in files:
+            bare = ("AccessionNumber", "StudyID", "StudyTime", "PatientSex", "ReferringPhysicianName", "PatientName")
+            change(path, **dict.fromkeys(bare))
+        series = read_again(files)
+    sources = sources_of(series)
+    made = segmentation(sources, labels, STRUCTURES, MAKER)
+    millilitres = {name: float((labels == n).sum()) * 3e-3 for n, name in enumerate(STRUCTURES, 1)}
+    told = report(sources, made, STRUCTURES, millilitres, MAKER)
+    of_class = class_report(sources, "malignant", 0.75, MAKER)
+    for name, one in (("mask", made), ("report", told), ("class", of_class)):
+        one.save_as(tmp_path / name)
+        found = subprocess.run(["dciodvfy", "-new", tmp_path / name], capture_output=True, text=True, check=False)
+        lines = (found.stdout + found.stderr).splitlines()
+        assert not [line for line in lines if line.startswith("Error")]
+        warnings = [line for line in lines if line.startswith("Warning")]
+        known = ("99MEDSILO", "DICOMDIR")  # words that no vocabulary has, and what the study itself left empty
+        assert all(any(word in line for word in known) for line in warnings), warnings
+
+
+def test_a_report_has_volumes_and_the_model_and_is_no_diagnosis(series: ImageSeries) -> None:
+    labels = np.zeros(series.shape, np.uint8)
+    labels[2:4, 3:9, 5:11] = 1
+    sources = sources_of(series)
+    made = segmentation(sources, labels, STRUCTURES, MAKER)
+    told = report(sources, made, STRUCTURES, {"kidney": 0.216, "tumour": 0.0, "thing": 0.0}, MAKER)
+    assert (told.VerificationFlag, told.CompletionFlag, told.PreliminaryFlag) == (
+        "UNVERIFIED",
+        "PARTIAL",
+        "PRELIMINARY",
+    )
+    text = text_of(told)
+    for word in ("not a diagnosis", MAKER.name, MAKER.plan, made.SOPInstanceUID, "Kidney", "milliliter", "0.216"):
+        assert word in text
+    segments = made.SegmentSequence
+    assert [one.SegmentedPropertyTypeCodeSequence[0].CodeMeaning for one in segments] == ["Kidney", "Tumor", "Tissue"]
+    for one in segments:
+        algorithm = one.SegmentationAlgorithmIdentificationSequence[0]
+        assert (algorithm.AlgorithmName, algorithm.AlgorithmVersion) == (MAKER.name, MAKER.version)
+        assert MAKER.plan in algorithm.AlgorithmParameters
+    assert "not a diagnosis" in made.SeriesDescription
+    referred = made.ReferencedSeriesSequence[0]
+    assert referred.SeriesInstanceUID == series.uid
+
+
+# ---------------------------------------------------------------------------------------------------- contours
+def circle(series: ImageSeries, z: float, radius: float, points: int = 400) -> np.ndarray:
+    """A circle about the middle of a slice, in millimetres of the patient."""
+    spacing = np.linalg.norm(series.affine[:3, :3], axis=0)
+    angles = np.linspace(0, 2 * np.pi, points, endpoint=False)
+    voxels = np.stack([11.5 + radius * np.cos(angles) / spacing[0], 15.5 + radius * np.sin(angles) / spacing[1]])
+    return (series.affine @ np.vstack([voxels, np.full(points, z), np.ones(points)]))[:3].T
+
+
+def test_contours_become_masks_with_holes(series: ImageSeries, tmp_path: Path) -> None:
+    files = [header.path for header in series.slices]
+    rings = [circle(series, z, radius) for z in (1, 2) for radius in (10.0, 4.0)]
+    write_contours(tmp_path / "drawn", files, {"ring": rings, "core": [circle(series, 2, 3.0)]})
+    mask = mask_of_contours(tmp_path / "drawn", series, labels_of(["ring", "core"]))
+    y, x = np.mgrid[:32, :24]
+    distance = np.hypot((x - 11.5) * 1.0, (y - 15.5) * 1.5)
+    ring = (distance < 10) & (distance > 4)
+    assert ((mask[1] == 1) == ring).all() and ((mask[2] == 1) == ring).all()
+    assert ((mask[2] == 2) == (distance < 3)).all() and not mask[[0, 3, 4, 5]].any()
+    analytic = np.pi * (10**2 - 4**2) / (1.0 * 1.5)
+    assert abs((mask[1] == 1).sum() / analytic - 1) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("structures", "words"),
+    [
+        (lambda s: {"a": [circle(s, 1, 5.0)], "b": [circle(s, 1, 3.0)]}, "overlap"),
+        (lambda s: {"a": [circle(s, 1.4, 5.0)]}, "don't lie on the slices"),
+        (lambda s: {"a": [circle(s, 9, 5.0)]}, "don't lie on the slices"),
+    ],
+    ids=["overlap", "between slices", "beyond"],
+)
+def test_contours_that_do_not_fit_are_refused(structures, words: str, series: ImageSeries, tmp_path: Path) -> None:
+    write_contours(tmp_path / "drawn", [header.path for header in series.slices], structures(series))
+    with pytest.raises(DataError, match=words):
+        mask_of_contours(tmp_path / "drawn", series, labels_of(["a", "b"]))
+
+
+# ---------------------------------------------------------------------------------------------------- a tree
+def survey_of(folder: Path, **data) -> Survey:
+    task = TASKS["dicom-folder"].model_validate(BALL)
+    return task.survey("a", ["a"], 0, DataSource.model_validate({"folder": folder, **data}))
+
+
+DOZEN = ("missing", "end missing", "twice", "phases", "two in one", "tilt", "localiser", "multi-frame", "colour", "cut")
+
+
+@pytest.mark.parametrize("kinds", [(*DOZEN, "claims", "nobody"), pytest.param(tuple(DAMAGE), marks=pytest.mark.slow)])
+def test_no_damaged_study_trains_and_none_stops_the_others(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    for number in range(4):
+        write_study(tmp_path / f"good-{number}", f"p{number}", number)
+    for number, name in enumerate(kinds):
+        DAMAGE[name][0](write_study(tmp_path / f"bad {name}", f"q{number}", 10 + number))
+    survey = survey_of(tmp_path)
+    assert survey.usable and sum(part.cases for part in survey.parts.values()) == 4
+    left_out = [problem for problem in survey.problems if problem.severity == "left out"]
+    for name in kinds:
+        words = DAMAGE[name][1]
+        told = [one.what for one in left_out if any(f"bad {name}/" in private for private in one.private)]
+        assert any(re.search(words, what) for what in told), (name, told)
+    for problem in survey.problems:  # what others may read
+        assert not re.search(r"good-|bad |1\.2\.8|IM0|q\d|DOE", problem.what)
+
+
+@pytest.mark.long
+def test_of_500_damaged_studies_none_trains_and_none_stops_the_others(tmp_path: Path) -> None:
+    kinds = list(DAMAGE.items())
+    for number in range(6):
+        write_study(tmp_path / f"good-{number}", f"p{number}", number)
+    for number in range(500):
+        kinds[number % len(kinds)][1][0](write_study(tmp_path / f"bad-{number}", f"q{number}", 10 + number))
+    survey = survey_of(tmp_path)
+    assert survey.usable and sum(part.cases for part in survey.parts.values()) == 6
+    private = " ".join(name for one in survey.problems if one.severity == "left out" for name in one.private)
+    assert all(f"bad-{number}/" in private for number in range(500))
+
+
+def test_where_nothing_matches_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "note").write_text("no DICOM")
+    assert "no DICOM series" in survey_of(tmp_path).problems[0].what
+    values, _ = ball((4, 8, 8), (1.5, 1.5, 2.5), 0)
+    write_series(tmp_path / "a", np.rint(values), affine_of((1.5, 1.5, 2.5)))
+    told = survey_of(tmp_path)
+    assert not told.usable and told.unlabelled == 1
+    other = survey_of(tmp_path, images="b/**/*")
+    assert "fits data.images" in other.problems[0].what and not other.usable
+
+
+def test_structures_have_the_plans_names_or_the_hospitals(tmp_path: Path) -> None:
+    files = write_study(tmp_path / "s0", "p0", 0, label="BALL ")  # as the plan, in other letters
+    for number in (1, 2, 3):
+        write_study(tmp_path / f"s{number}", f"p{number}", number, label="Kugel")
+    assert sum(part.cases for part in survey_of(tmp_path).parts.values()) == 1
+    (unknown,) = [one for one in survey_of(tmp_path).problems if "not in the plan" in one.what]
+    assert unknown.count == 3 and "Kugel" not in unknown.what
+    assert sum(part.cases for part in survey_of(tmp_path, label_map={"kugel": "ball"}).parts.values()) == 4
+    rest = survey_of(tmp_path, label_map={"*": "background"})
+    assert [one.count for one in rest.problems if one.what.startswith("masks are empty")] == [3]
+    write_segmentation(tmp_path / "again", files, np.ones((7, 12, 12), np.uint8), {1: "ball"})
+    assert any("several segmentations" in one.what for one in survey_of(tmp_path).problems)
+    assert not any("several segm" in one.what for one in survey_of(tmp_path, labels="*/B/*").problems)
+
+
+def test_volumes_are_classified_by_their_first_folder(tmp_path: Path) -> None:
+    for number in range(6):
+        values, _ = ball((4, 12, 12), (1.5, 1.5, 2.5), number)
+        place = tmp_path / ("benign" if number % 2 else "malignant") / f"s{number}" / "series"
+        write_series(place, np.rint(values), affine_of((1.5, 1.5, 2.5)), f"p{number}")
+    kind = {"kind": "classification", "labels": ["benign", "malignant"]}
+    task = TASKS["dicom-folder"].model_validate({**BALL, **kind})
+    survey = task.survey("a", ["a"], 0, DataSource(folder=tmp_path))
+    assert sum(part.classes["benign"] for part in survey.parts.values()) == 3
+    assert sum(part.cases for part in survey.parts.values()) == 6
+
+
+def test_identifiers_are_told_by_their_elements_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(4):
+        write_study(tmp_path / f"s{number}", f"p{number}", number)
+    change(tmp_path / "s0/A/series/IM0000", PatientBirthDate="born to Jane Doe")  # which is no date
+    survey = survey_of(tmp_path)
+    assert "Jane" not in caplog.text + "".join(capfd.readouterr())
+    assert survey.identifiers["PatientName"] == 4 and "InstitutionName" not in survey.identifiers
+    plan = plan_of()
+    (table,) = [one for one in data_tables(survey, plan, 1) if one.title.startswith("Identifiers")]
+    assert ["PatientName", 4] in [list(row) for row in table.rows]
+    (hidden,) = [one for one in data_tables(survey, plan, 5) if one.title.startswith("Identifiers")]
+    assert ["PatientName", "fewer than 5"] in [list(row) for row in hidden.rows]
+    assert any("none leaves" in finding.remedy for finding in data_findings(survey, plan, 5))
+    assert NAME not in str([finding.as_json() for finding in data_findings(survey, plan, 5)])
+
+
+@pytest.mark.parametrize("compressor", ["JPEG", "JPEG2000", "RLE"])
+def test_compressed_slices_are_read_as_they_were(compressor: str, tmp_path: Path) -> None:
+    values = np.rint(ball((4, 16, 12), (1.0, 1.5, 2.0), 0)[0] * 100)
+    twelve = {"BitsStored": 12, "HighBit": 11, "PixelRepresentation": 0}
+    for path in write_series(tmp_path / "plain", values, affine_of((1.0, 1.5, 2.0), 20), **twelve):
+        if compressor == "RLE":
+            elements = pydicom.dcmread(path)
+            elements.compress(pydicom.uid.RLELossless)
+            elements.save_as(tmp_path / f"{path.name}.dcm")
+            continue
+        writer = SimpleITK.ImageFileWriter()
+        writer.SetImageIO("GDCMImageIO")
+        writer.SetFileName(str(tmp_path / f"{path.name}.dcm"))
+        writer.UseCompressionOn()
+        writer.SetCompressor(compressor)
+        writer.KeepOriginalImageUIDOn()
+        writer.Execute(SimpleITK.ReadImage(path))
+    files = sorted(tmp_path.glob("*.dcm"))
+    assert pydicom.dcmread(files[0], stop_before_pixels=True).file_meta.TransferSyntaxUID.is_compressed
+    assert (values_of(read_again(files)) == values).all()
+
+
+# ---------------------------------------------------------------------------------------------------- end to end
+def plan_of() -> Plan:
+    return parse_plan({"algorithm": {"name": "fedavg"}, "task": BALL, "participation": {"sites": ["a"]}})
+
+
+@pytest.mark.slow
+def test_from_studies_to_a_model_to_segmentations(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    data = tmp_path / "data"
+    for number in range(4):
+        write_study(data / f"s{number}", f"PAT-{number}-X", number)
+    settings_ = {"data": {"folder": str(data), "cache": "disk", "cache_folder": str(tmp_path / "cache")}}
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "medsilo.yaml").write_text(dump_yaml({**settings_, "device": "cpu", "smallest_metric": 1}), "utf-8")
+    plan = {
+        "algorithm": {"name": "fedavg"},
+        "task": BALL,
+        "network": {"name": "unet", "dimensions": 3, "features": [4, 8]},
+        "training": {"rounds": 1, "batch_size": 2},
+        "participation": {"sites": ["a"]},
+    }
+    (tmp_path / "plan.yaml").write_text(dump_yaml(plan), "utf-8")
+    common = ["--plan", str(tmp_path / "plan.yaml"), "--site-config", str(site)]
+    assert main(["check", "--job", "jobs/fedavg", *common, "--site", "a"]) == 0
+    told = capsys.readouterr().out
+    assert "Identifiers in DICOM headers" in told and NAME not in told
+    (tmp_path / "empty").mkdir()
+    assert main(["run", "jobs/fedavg", *common, "--engine", "inprocess", "--data", str(tmp_path / "empty")]) == 1
+    assert "no DICOM series of images" in capsys.readouterr().err
+    run = tmp_path / "run"
+    assert main(["run", "jobs/fedavg", *common, "--engine", "inprocess", "-o", str(run)]) == 0
+    (made,) = run.iterdir()
+    out = tmp_path / "out"
+    assert main(["predict", str(made), str(data / "s0"), "-o", str(out), "--device", "cpu"]) == 0
+    _check_segmentation(out, data / "s0")
+    assert main(["export", str(made), "-o", str(tmp_path / "bundle")]) == 0
+    _check_card(tmp_path / "bundle", made)
+    # No name, identifier or UID of a patient is in what training kept, or in the run.
+    uid = pydicom.dcmread(data / "s0/B/mask", stop_before_pixels=True).StudyInstanceUID
+    for folder in (tmp_path / "cache", run, tmp_path / "bundle"):
+        for path in (path for path in folder.rglob("*") if path.is_file()):
+            content = path.read_bytes()
+            assert not [word for word in (NAME, "PAT-", uid) if word.encode() in content], path
+
+
+def _check_segmentation(out: Path, study: Path) -> None:
+    """What highdicom reads from the result is the mask whose volume the table tells."""
+    (case,) = json.loads((out / "predictions.json").read_text("utf-8"))["cases"]
+    made = highdicom.seg.segread(out / case["mask"])
+    files = sorted((study / "A").rglob("IM*"))
+    back = made.get_pixels_by_source_instance(
+        [pydicom.dcmread(path).SOPInstanceUID for path in files], combine_segments=True, ignore_spatial_locations=True
+    )
+    assert back.sum() * 1.5 * 1.5 * 2.5 / 1000 == pytest.approx(case["volume_ml_ball"], abs=1e-5)
+    told = text_of(pydicom.dcmread(out / case["report"]))
+    assert "not a diagnosis" in told and made.SOPInstanceUID in told
+
+
+def _check_card(bundle: Path, run: Path) -> None:
+    """The card says what the run's summary released, and no more."""
+    card, summary = (json.loads(path.read_text("utf-8")) for path in (bundle / CARD_DATA, run / "summary.json"))
+    released = summary["sites"]["a"]
+    assert card["plan_hash"] == summary["plan_hash"] and card["data"] == {"a": released["cases"]}
+    score, (low, high) = released["test"]["dice"], card["scores"]["a"]["interval"]
+    assert card["scores"]["a"]["score"] == score and low <= score <= high and card["privacy"] is None
+    page = (bundle / CARD).read_text("utf-8")
+    for word in (summary["plan_hash"], "not a medical device", f"| {score:.4f} |", "no differential privacy", "FedAvg"):
+        assert word in page
+
+
+def test_intervals_follow_from_score_and_cases() -> None:
+    assert interval_of("accuracy", 0.5, 10) == (0.2366, 0.7634)  # Wilson 1927, worked out by hand
+    assert interval_of("dice", 0.8, 50) == (0.6079, 0.9921)  # ± sqrt(ln(40) / 100)
+    assert interval_of("dice", 0.9, 2) == (0.0, 1.0)
+    assert interval_of("concordance", 0.7, 100) is None and interval_of("dice", 0.5, 0) is None
+
+
+def test_a_node_is_written_as_title_host_and_port() -> None:
+    assert address_of("PACS@10.0.0.5:104") == ("PACS", "10.0.0.5", 104)
+    assert address_of("A B@[::1]:11112") == ("A B", "::1", 11112)
+    for wrong in ("10.0.0.5:104", "PACS@host", "PACS@host:0", "PACS@host:70000", "A" * 17 + "@host:104"):
+        with pytest.raises(MedsiloError, match="TITLE@HOST:PORT"):
+            address_of(wrong)

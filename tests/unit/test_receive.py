@@ -1,0 +1,194 @@
+"""Objects that come over the network: over real associations and a real HTTP server, and none that should not."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from pathlib import Path
+
+import pydicom
+import pytest
+from pydicom.uid import generate_uid
+from pynetdicom import AE
+
+from medsilo.cli import main
+from medsilo.core.errors import DataError, Full, MedsiloError
+from medsilo.dicom.header import CT
+from medsilo.dicom.inbox import Inbox, is_uid
+from medsilo.dicom.node import FULL, TAKEN, WRONG, Node
+from medsilo.dicom.sending import send
+from medsilo.dicom.series import make_series
+from medsilo.dicom.tree import read_tree
+from tests.dicoms import write_study
+
+CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The files of a study: slices, and their segmentation."""
+    folder = tmp_path_factory.mktemp("study")
+    return [*write_study(folder, "p0", 0), folder / "B/mask"]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with Node(Inbox(tmp_path / "in", 1 << 30, 1 << 20), ["MEDSILO"], port=0, title="HERE") as node:
+        yield node
+
+
+def files_in(node: Node) -> list[Path]:
+    return sorted(path for path in node.inbox.folder.rglob("*") if path.is_file())
+
+
+def associated(node: Node, own: str = "MEDSILO", called: str = "HERE"):
+    sender = AE(ae_title=own)
+    sender.acse_timeout = sender.dimse_timeout = sender.network_timeout = 60
+    for kind in ("1.2.840.10008.1.1", CT):
+        sender.add_requested_context(kind)
+    return sender.associate("127.0.0.1", node.port, ae_title=called)
+
+
+def test_a_study_that_was_sent_is_a_case(study: list[Path], node: Node) -> None:
+    assert send(study, f"HERE@127.0.0.1:{node.port}") == 0
+    assert send(study[:1], f"HERE@127.0.0.1:{node.port}") == 0  # again: it is there already
+    kept = files_in(node)
+    assert len(kept) == len(study) and all(path.stat().st_mode & 0o77 == 0 for path in kept)
+    uid = pydicom.dcmread(study[0]).StudyInstanceUID
+    assert not any(uid in str(path) for path in kept)
+    tree = read_tree(kept)
+    ((series, headers),) = tree.images.items()
+    assert len(make_series(headers).slices) == len(study) - 1 and len(tree.annotations[series]) == 1
+
+
+def test_only_those_who_are_allowed_may_send(node: Node) -> None:
+    for own, called in (("OTHER", "HERE"), ("MEDSILO", "THERE")):
+        assert not associated(node, own, called).is_established
+    association = associated(node)
+    assert association.send_c_echo().Status == TAKEN
+    association.release()
+    with pytest.raises(MedsiloError, match="--allow"):
+        Node(node.inbox, []).__enter__()
+    assert node.address == "127.0.0.1"
+
+
+def test_an_object_that_can_not_be_kept_is_refused_and_ends_nothing(study: list[Path], node: Node) -> None:
+    association = associated(node)
+    bad = pydicom.dcmread(study[0])
+    bad.StudyInstanceUID = "../../etc"
+    assert association.send_c_store(bad).Status == WRONG
+    changed = pydicom.dcmread(study[0])
+    assert association.send_c_store(changed).Status == TAKEN
+    changed.PatientID = "another"
+    assert association.send_c_store(changed).Status == WRONG  # the first one stays
+    node.inbox.quota = 0
+    assert association.send_c_store(pydicom.dcmread(study[1])).Status == FULL
+    node.inbox.quota = 1 << 30
+    assert association.send_c_store(pydicom.dcmread(study[2])).Status == TAKEN
+    association.release()
+    assert len(files_in(node)) == 2 and node.inbox.refused == 3
+
+
+def test_a_sender_without_end_is_cut_off(study: list[Path], node: Node) -> None:
+    large = pydicom.dcmread(study[0])
+    large.PixelData = bytes(8 << 20)
+    association = associated(node)
+    answer = association.send_c_store(large)
+    assert "Status" not in answer or answer.Status != TAKEN
+    assert node.inbox.refused == 1 and not files_in(node)
+    association.abort()
+    assert send(study[:1], f"HERE@127.0.0.1:{node.port}") == 0  # others are not hindered
+
+
+def test_names_are_made_of_hashes_of_uids(study: list[Path], tmp_path: Path) -> None:
+    for good in ("1.2.840.10008.1.1", "2.25.0", "0.1"):
+        assert is_uid(good)
+    for bad in ("", "1", "1..2", "1.02", "3.1", "1.2/3", "1.2\n", "1." + "1" * 64, "../1.2"):
+        assert not is_uid(bad)
+    inbox = Inbox(tmp_path, 1 << 20, 1 << 16)
+    content = study[0].read_bytes()
+    assert inbox.keep(content) == inbox.keep(content)
+    for wrong in (b"", b"no DICOM", content[:-50], content[:300]):
+        with pytest.raises(DataError):
+            inbox.keep(wrong)
+    with pytest.raises(Full, match="--largest"):
+        inbox.keep(content + bytes(1 << 16))
+    other = pydicom.dcmread(study[0])
+    other.SOPClassUID = CAPTURE
+    with pytest.raises(DataError, match="neither"):
+        inbox.keep(in_bytes(other))
+    other.SOPClassUID, other.SOPInstanceUID = CT, generate_uid()
+    again = Inbox(tmp_path, len(content) + 100, 1 << 16)  # knows what is there
+    with pytest.raises(Full, match="--quota"):
+        again.keep(in_bytes(other))
+
+
+def in_bytes(elements: pydicom.Dataset) -> bytes:
+    content = BytesIO()
+    elements.save_as(content)
+    return content.getvalue()
+
+
+# ---------------------------------------------------------------------------------------------------- DICOMweb
+@pytest.fixture
+def server(study: list[Path]) -> Iterator[str]:
+    """A DICOMweb server with one study on this machine."""
+    objects = [pydicom.dcmread(path) for path in study]
+
+    class Web(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            parts = self.path.partition("?")[0].strip("/").split("/")
+            if parts[-1] == "series":
+                told = {(str(one.Modality), str(one.SeriesInstanceUID)) for one in objects}
+                found = [
+                    {"00080060": {"vr": "CS", "Value": [kind]}, "0020000E": {"vr": "UI", "Value": [uid]}}
+                    for kind, uid in [*sorted(told), ("CT", "../evil"), ("PR", "1.2.3")]
+                ]
+                return self._answer("application/dicom+json", json.dumps(found).encode())
+            own = [path for path, one in zip(study, objects, strict=True) if one.SeriesInstanceUID == parts[-1]]
+            head = b"--b\r\nContent-Type: application/dicom\r\n\r\n"
+            body = b"".join(head + path.read_bytes() + b"\r\n" for path in own) + b"--b--\r\n"
+            return self._answer('multipart/related; type="application/dicom"; boundary=b', body)
+
+        def _answer(self, kind: str, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Web) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{web.server_port}"
+        web.shutdown()
+        thread.join()
+
+
+def test_a_study_is_fetched_from_dicomweb(server: str, study: list[Path], tmp_path: Path, capsys) -> None:
+    uid = str(pydicom.dcmread(study[0]).StudyInstanceUID)
+    assert main(["receive", str(tmp_path / "in"), "--from", server, "--study", uid]) == 0
+    kept = list((tmp_path / "in").rglob("*.dcm"))
+    instances = {pydicom.dcmread(path).SOPInstanceUID for path in (*kept, *study)}
+    assert len(kept) == len(study) == len(instances)
+    assert uid not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--from", "ftp://host", "--study", "1.2.3"], "no address of a DICOMweb server"),
+        (["--from", "http://127.0.0.1:9", "--study", "../x"], "no StudyInstanceUID"),
+        (["--from", "http://127.0.0.1:9", "--study", "1.2.3"], "does not answer"),
+        (["--from", "http://127.0.0.1:9"], "--study"),
+        (["--study", "1.2.3"], "--study needs --from"),
+        ([], "--allow"),
+    ],
+)
+def test_what_makes_no_sense_is_said(options: list[str], words: str, tmp_path: Path, capsys) -> None:
+    assert main(["receive", str(tmp_path / "in"), *options]) == 1
+    assert words in capsys.readouterr().err

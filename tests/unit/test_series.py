@@ -1,0 +1,591 @@
+"""A hospital's own time series: how windows are cut, what is refused, what is learned, and what a model says."""
+
+import csv
+import json
+import re
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from benchmarks.results.har import in_order
+from medsilo.cli import main
+from medsilo.core.errors import DataError, PlanError
+from medsilo.core.files import load_yaml
+from medsilo.federation import inprocess
+from medsilo.learning.seeds import generator_for
+from medsilo.plan import Plan, parse_plan
+from medsilo.site.settings import make_settings
+from medsilo.start.fitting import Machine
+from medsilo.start.sight import first_sight
+from medsilo.tasks.own import recordings
+from medsilo.tasks.own.recordings import Coded, Recording
+from medsilo.tasks.own.series_folder import SeriesFolder
+from medsilo.tasks.own.windows import Cutting, cut
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.task import SiteData
+
+SITES = ("a", "b")
+SIGNALS = ("x", "y")
+HEAD = ("t", "x", "y", "doing")
+STEPS, RATE = 16, 20
+
+
+def rows(patient: int, seconds: float = 20.0) -> list[list[Any]]:
+    """A person who rests and walks in turn, four seconds each."""
+    drawn = np.random.default_rng(patient)
+    time = np.arange(int(seconds * RATE)) / RATE
+    walks = (time // 4) % 2 == 1
+    x = np.where(walks, np.sin(2 * np.pi * 2 * time), 0) + drawn.normal(0, 0.1, len(time))
+    y = np.where(walks, np.cos(2 * np.pi * 2 * time), 1) + drawn.normal(0, 0.1, len(time))
+    doing = np.where(walks, "WALK", "REST")
+    return [list(row) for row in zip(time.round(3), x.round(4), y.round(4), doing, strict=True)]
+
+
+def write(path: Path, lines: Sequence[Sequence[Any]], head: Sequence[str] = HEAD, **how: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding=how.pop("encoding", "utf-8")) as file:
+        csv.writer(file, **how).writerows([head, *lines])
+    return path
+
+
+def described(folder: Path, **more: Any) -> dict[str, Any]:
+    inside = {"time": "t", "label": "doing"}
+    return {
+        "folder": str(folder), "recordings": "*.csv", "inside": inside, "patient": "^[^_]+", "split": 0,
+        "label_map": {"REST": "rest", "WALK": "walk"}, **more,
+    }  # fmt: skip
+
+
+def source_of(folder: Path, **more: Any) -> DataSource:
+    source = make_settings({"data": described(folder, **more)}, "a test").data
+    assert source
+    return source
+
+
+def plan_of(method: str = "fedavg", **task: Any) -> Plan:
+    own = {"signals": list(SIGNALS), "labels": ["rest", "walk"], "rate": RATE, "window": STEPS, "step": 8}
+    return parse_plan(
+        {
+            "algorithm": {"name": method},
+            "task": {"name": "series-folder", **own, **task},
+            "network": {"name": "activity-cnn", "norm": "group"},
+            "training": {"rounds": 2, "batch_size": 16, "learning_rate": 0.01, "optimizer": "adam"},
+            "participation": {"sites": list(SITES)},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two hospitals with ten people each, of whom each has one recording."""
+    folder = tmp_path_factory.mktemp("series")
+    for number, site in enumerate(SITES):
+        for person in range(10):
+            write(folder / site / f"SECRET{person}_1.csv", rows(100 * number + person))
+    return folder
+
+
+# ---------------------------------------------------------------------------------------------------- windows
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 12), st.sampled_from("ab"), st.booleans(), st.booleans()), min_size=1, max_size=6
+    ),
+    st.integers(2, 6),
+    st.integers(1, 7),
+)
+def test_windows_hold_no_gap_no_change_and_nothing_twice(
+    pieces: list[tuple[int, str, bool, bool]], window: int, step: int
+) -> None:
+    """Each piece: its rows, their label, whether a gap lies before it, whether its last row is not known."""
+    values, begins, labels = [], [], []
+    for length, label, gap, broken in pieces:
+        begins += [gap or not begins, *[False] * (length - 1)]
+        labels += [label] * length
+        values += [*range(len(values), len(values) + length)][: length - broken] + [np.nan] * broken
+    numbers = np.array(values, np.float32)[:, None]
+    coded = Coded(("a", "b"), np.array(["ab".index(label) for label in labels], np.int32))
+    recording = Recording(numbers, np.array(begins), labels=coded)
+    found = cut(recording, Cutting(window, step, "split"), np.ones(len(values), bool), [True, True])
+    # by hand: the longest stretches of whole rows of one label without a gap inside
+    expected, first = [], 0
+    for row in range(1, len(values) + 1):
+        ends = row == len(values) or begins[row] or labels[row] != labels[first] or np.isnan(values[row])
+        if np.isnan(values[first]):
+            first = row
+        elif ends:
+            expected += [(start, "ab".index(labels[first])) for start in range(first, row - window + 1, step)]
+            first = row
+    assert found.rows.tolist() == [start for start, _ in expected]
+    assert found.labels.tolist() == [label for _, label in expected]
+    for inputs, (start, _) in zip(found.inputs, expected, strict=True):
+        assert inputs.tolist() == [list(range(start, start + window))]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, 4))
+def test_values_are_filled_from_before_and_not_for_long(known: list[bool], longest: int) -> None:
+    values = np.where(known, np.arange(len(known)), np.nan).astype(np.float32)[:, None]
+    recording = Recording(values, np.arange(len(known)) == 0)
+    found = cut(recording, Cutting(1, 1, "fill", longest), np.ones(len(known), bool))
+    expected = []
+    for row in range(len(known)):
+        before = next((back for back in range(min(longest, row) + 1) if known[row - back]), None)
+        expected += [] if before is None else [float(row - before)]
+    assert found.inputs.ravel().tolist() == expected
+
+
+@settings(max_examples=4, deadline=None)
+@given(files=st.lists(st.integers(1, 3), min_size=3, max_size=7), split=st.integers(0, 1000))
+def test_no_patients_windows_are_in_two_parts(
+    files: list[int], split: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("parts")
+    for patient, count in enumerate(files):
+        for number in range(count):
+            write(folder / f"p{patient}_{number}.csv", rows(10 * patient + number, 2))
+    data = plan_of().task.site_data("a", SITES, 0, source_of(folder, split=split))
+    parts = [set(part.patients) for part in (data.train, data.validation, data.test)]
+    assert sum(map(len, parts)) == len(set().union(*parts)) == len(files)
+    windows = (2 * RATE - STEPS) // 8 + 1
+    assert sum(len(part) for part in (data.train, data.validation, data.test)) == windows * sum(files)
+
+
+def test_recordings_become_windows_of_their_patients(hospitals: Path) -> None:
+    task = plan_of(standardise="none").task
+    data = task.site_data("a", SITES, 0, source_of(hospitals))
+    parts = [set(part.patients) for part in (data.train, data.validation, data.test)]
+    assert [len(part) for part in parts] == [6, 2, 2] and not parts[0] & parts[1] | parts[2] & (parts[0] | parts[1])
+    each = (80 - STEPS) // 8 + 1  # windows of four seconds
+    assert len(data.train) == 6 * 5 * each
+    known = np.array([row[1:3] for row in rows(0)], np.float32)
+    own = [data.train[n] for n, patient in enumerate(data.train.patients) if patient == "SECRET0"] or [
+        part[n] for part in (data.validation, data.test) for n, who in enumerate(part.patients) if who == "SECRET0"
+    ]
+    starts = [stretch + 8 * n for stretch in range(0, 400, 80) for n in range(each)]
+    assert [int(target) for _, target in own] == [(start // 80) % 2 for start in starts]
+    for (inputs, _), start in zip(own, starts, strict=True):
+        assert np.array_equal(inputs, known[start : start + STEPS].T)
+
+
+def test_signals_are_standardised_by_the_training_part_also_of_a_fold(hospitals: Path) -> None:
+    for fold in (None, {"number": 2, "of": 3}):
+        raw = plan_of(standardise="none", fold=fold).task.site_data("a", SITES, 0, source_of(hospitals))
+        data = plan_of(fold=fold).task.site_data("a", SITES, 0, source_of(hospitals))
+        values = torch.cat([raw.train[n][0] for n in range(len(raw.train))], 1).double()
+        means, deviations = values.mean(1), values.std(1)
+        assert data.survey.scales["y"] == pytest.approx((float(means[1]), float(deviations[1])))
+        expected = (raw.test[3][0].double() - means[:, None]) / deviations[:, None]
+        assert torch.allclose(data.test[3][0].double(), expected, atol=1e-6)
+        assert data.test.patients == raw.test.patients
+
+
+def test_kept_on_the_disk_or_read_again_windows_are_the_same(hospitals: Path, tmp_path: Path) -> None:
+    inside = {"label": "doing", "patient": "who", "time": "t"}
+    lines = [[*row, f"p{person}"] for person in range(6) for row in rows(person)]
+    write(tmp_path / "data/all.csv", lines, (*HEAD, "who"))
+    task = plan_of().task
+    more: list[dict[str, Any]] = [
+        {},
+        {"cache": "none"},
+        *[{"cache": "disk", "cache_folder": str(tmp_path / "kept")}] * 2,
+    ]
+    found = [
+        task.site_data("a", SITES, 0, source_of(tmp_path / "data", inside=inside, patient=None, **own)) for own in more
+    ]
+    assert len(set(found[0].train.patients)) == 4
+    for other in found[1:]:
+        assert other.train.patients == found[0].train.patients
+        for place in (0, 70, len(other.train) - 1):
+            assert torch.equal(other.train[place][0], found[0].train[place][0])
+
+
+# ---------------------------------------------------------------------------------------------------- odd files
+def cell(row: int, column: int, value: Any) -> Callable[[Path], Any]:
+    """Write a recording with one other cell."""
+
+    def spoil(folder: Path) -> None:
+        lines = rows(50)
+        lines[row][column] = value
+        write(folder / "SECRETbad_1.csv", lines)
+
+    return spoil
+
+
+def text(content: bytes, name: str = "SECRETbad_1.csv") -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def arrays(**own: Any) -> Callable[[Path], Any]:
+    return lambda folder: np.savez(folder / "SECRETbad_1.npz", **own)
+
+
+def windows_of(count: int = 6) -> np.ndarray:
+    """Smooth windows, [windows, signals, steps]."""
+    drawn = np.random.default_rng(0).normal(size=(count, 2, 1)) * 3
+    return (drawn + np.sin(np.arange(STEPS) / 5)).astype(np.float32)
+
+
+def lying(folder: Path) -> None:
+    """Write an array whose header claims a terabyte."""
+    with zipfile.ZipFile(folder / "SECRETbad_1.npz", "w") as file:
+        for name, shape in (("x", (2**34, 2, 16)), ("doing", (2**34,))):
+            with file.open(f"{name}.npy", "w") as stream:
+                np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
+                stream.write(b"12345678")
+
+
+LABELS = np.array(["REST", "WALK"] * 3)
+ODD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a text among numbers": (cell(5, 1, "broken"), "cells that are not numbers"),
+    "Python's own number": (cell(5, 1, "1_0"), "cells that are not numbers"),
+    "a missing value": (cell(5, 2, ""), "missing or impossible values"),
+    "an infinite value": (cell(5, 2, "-inf"), "missing or impossible values"),
+    "a number beyond all": (cell(5, 2, "1e300"), "missing or impossible values"),
+    "a time that goes back": (cell(5, 0, 0.01), "times that stand still or go back"),
+    "a time that is there twice": (cell(5, 0, 0.2), "times that stand still or go back"),
+    "a row without time": (cell(5, 0, ""), "rows without a time"),
+    "a surplus cell": (lambda folder: cell(5, 1, "1,1")(folder) or ragged(folder), "more or fewer cells"),
+    "a gap in time": (lambda folder: write(folder / "SECRETbad_1.csv", rows(50)[:60] + rows(50)[80:]), "gaps in time"),
+    "another rate": (lambda folder: write(folder / "SECRETbad_1.csv", rows(50)[::2]), "say about 10 Hz"),
+    "too short": (lambda folder: write(folder / "SECRETbad_1.csv", rows(50)[:9]), "no window of 16 steps"),
+    "Latin-1": (text("t,x,y,doing\n0,1,2,M\xfcde\n".encode("latin-1")), "not in UTF-8"),
+    "a decimal comma": (
+        text("\n".join([";".join(HEAD), *(f"0,{n:02};1,5;2,0;REST" for n in range(40))]).encode()),
+        "cells that are not numbers; name them under data.missing, or say data.decimal",
+    ),
+    "no header": (text(b"0,1,2,REST\n1,1,2,REST\n"), "a recording lacks"),
+    "a column twice": (text(b"t,x,y,doing,x\n0,1,2,REST,1\n"), "a column twice"),
+    "no rows": (lambda folder: write(folder / "SECRETbad_1.csv", []), "no rows"),
+    "nothing": (text(b""), "a recording lacks"),
+    "no text at all": (text(bytes(range(256)) * 9), "not in UTF-8"),
+    "a line without end": (text(b"t,x,y,doing" + b",1" * 2**22), "a line of more than"),
+    "objects": (arrays(x=np.array([{}, 1], object), doing=LABELS), "Python objects, which are never read"),
+    "axes in another order": (arrays(x=windows_of().transpose(0, 2, 1), doing=LABELS), "correct data.order"),
+    "an array that is not there": (arrays(doing=LABELS), "lacks an array"),
+    "labels of other windows": (arrays(x=windows_of(4), doing=LABELS), "one entry for each window"),
+    "a header that lies": (lying, "shorter or longer than its header says"),
+    "no archive": (text(b"PK\x03\x04" * 9, "SECRETbad_1.npz"), "can't be read"),
+    "an array with NaN": (arrays(x=windows_of() * np.nan, doing=LABELS), "missing or impossible"),
+    "another ending": (text(b"0,1", "SECRETbad_1.xls"), "an ending that is none of"),
+}  # fmt: skip
+
+
+def ragged(folder: Path) -> None:
+    lines = rows(50)
+    lines[7] = [*lines[7], 3]
+    write(folder / "SECRETbad_1.csv", lines)
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_recording_is_left_out_and_named_at_the_site_only(kind: str, tmp_path: Path) -> None:
+    spoil, words = ODD[kind]
+    for person in range(4):
+        write(tmp_path / f"SECRET{person}_1.csv", rows(person, 4))
+    spoil(tmp_path)
+    source = source_of(tmp_path, recordings="*", order="signals-steps")
+    survey = plan_of().task.survey("a", SITES, 0, source)
+    left = [problem for problem in survey.problems if problem.severity == "left out"]
+    assert [problem.count for problem in left] == [1] and words in left[0].what and "\n" not in left[0].what
+    assert left[0].private[0].startswith("SECRETbad") and "SECRET" not in json.dumps([p.what for p in survey.problems])
+    assert survey.usable and sum(part.cases for part in survey.parts.values()) == 4 * 9 and survey.unreadable == 1
+
+
+def test_what_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for person in range(4):
+        write(tmp_path / f"SECRET{person}_1.csv", rows(person, 4))
+    task = plan_of().task
+
+    def words(**more: Any) -> str:
+        with pytest.raises(DataError) as told:
+            task.site_data("a", SITES, 0, source_of(tmp_path, **more))
+        assert "SECRET" not in str(told.value) and str(tmp_path) not in str(told.value)
+        return str(told.value)
+
+    assert "a label that is not among the plan's (rest, walk); add it to data.label_map (4)" in words(label_map={})
+    assert "not among the plan's labels" in words(label_map={"REST": "sleep"})
+    assert "no recording in the data folder fits data.recordings" in words(recordings="*.npz")
+    assert "names patients, parts or sites" in words(names={"x": "doing"})
+    assert "have the same name here" in words(names={"x": "y"})
+    assert "a column that the plan does not read" in words(names={"z": "y"})
+    assert "data: recordings have no images" in words(images="*.png")
+    assert "times say about 20 Hz where data.rate says 40" in words(rate=40)
+    assert "can't be resampled to 20 by whole numbers" in words(rate=19.99999, inside={"label": "doing"})
+    monkeypatch.setattr(recordings, "MOST_CELLS", 3)
+    assert "more than 3 numbers; divide it" in words()
+    monkeypatch.setattr(recordings, "MOST_NAMES", 0)
+    assert "more than 0 different ones; correct it" in words()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"signals": ["x", "x"]}, "name each once"),
+        ({"signals": [{"name": "x", "levels": ["a", "b"]}]}, "signals are numbers"),
+        ({"labels": ["1", "1.0"]}, "name each once"),
+        ({"standardise": "plan"}, "needs mean and deviation"),
+        ({"window": 2}, "too small"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(numbers: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        plan_of(**numbers)
+
+
+# ---------------------------------------------------------------------------------------------------- a study
+@pytest.fixture(scope="module")
+def studied(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The run of a study and the folder with a hospital's settings."""
+    run, local = tmp_path_factory.mktemp("run") / "fedavg-series", tmp_path_factory.mktemp("local")
+    settings = make_settings({"data": described(hospitals), "smallest_metric": 1, "score_cases": 0}, "a test")
+    study = inprocess.run(plan_of(), folder=run, settings=settings)
+    assert study.summary.pooled["accuracy"] > 0.9
+    (local / "medsilo.yaml").write_text(json.dumps({"data": described(hospitals / "a")}))
+    return run, local
+
+
+def test_a_study_learns_and_names_nobody(studied: tuple[Path, Path]) -> None:
+    run, _ = studied
+    assert "SECRET" not in (run / "summary.json").read_text() + (run / "rounds.jsonl").read_text()
+    summary = json.loads((run / "summary.json").read_text())
+    assert {"balanced_accuracy", "auroc", "sensitivity"} <= summary["pooled"].keys()
+
+
+def test_a_model_says_what_each_window_and_each_recording_shows(
+    studied: tuple[Path, Path], hospitals: Path, tmp_path: Path
+) -> None:
+    run, local = studied
+    write(tmp_path / "new/one.csv", rows(77, 8))
+    write(tmp_path / "new/other.csv", [[0, "x", 1, "REST"]])
+    out = tmp_path / "out"
+    command = ["predict", str(run), str(tmp_path / "new"), "-o", str(out), "--site-config", str(local)]
+    assert main([*command, "--site", "a"]) == 1
+    found = list(csv.DictReader((out / "predictions.csv").open()))
+    assert "not numbers" in found[-1]["error"] and found[-1]["recording"] == "other.csv"
+    assert [(row["window"], row["row"], row["seconds"]) for row in found[:2]] == [("1", "1", "0.0"), ("2", "9", "0.4")]
+    assert len(found) - 1 == (160 - STEPS) // 8 + 1 and (found[0]["class"], found[-2]["class"]) == ("rest", "walk")
+    plan = plan_of()
+    network = plan.algorithm.whole(plan.build_networks())
+    network.load_state_dict(load_file(run / "sites/a/best.safetensors"))
+    scales = json.loads((run / "sites/a/data.json").read_text())["scales"]
+    values = np.array([row[1:3] for row in rows(77, 8)[8 : 8 + STEPS]], np.float32).T
+    means, deviations = np.array([scales[name] for name in SIGNALS]).T[:, :, None]
+    inputs = torch.from_numpy((values - means) / deviations).float()
+    expected = network.eval()(inputs[None])[0].softmax(0).detach()
+    assert float(found[1]["probability_walk"]) == pytest.approx(float(expected[1]), abs=1e-5)
+    (whole,) = csv.DictReader((out / "recordings.csv").open())
+    mean = np.mean([float(row["probability_walk"]) for row in found[:-1]])
+    assert whole["recording"] == "one.csv" and float(whole["probability_walk"]) == pytest.approx(mean, abs=1e-6)
+    assert main([*command[:2], str(tmp_path / "new/one.csv"), "-o", str(tmp_path / "again"), *command[5:]]) == 0
+
+
+@pytest.mark.slow
+def test_check_leak_report_and_export(
+    studied: tuple[Path, Path], tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, local = studied
+    (tmp_path / "plan.yaml").write_text(plan_of().to_yaml())
+    plan = ["--plan", str(tmp_path / "plan.yaml")]
+    assert main(["check", "--job", str(root / "jobs/fedavg"), *plan, "--site-config", str(local), "--site", "a"]) == 0
+    assert main(["leak-report", str(root / "jobs/fedavg"), *plan, "--local", str(local)]) == 0
+    told = capsys.readouterr().out
+    assert "270 train" in told and "recordings, s" in told and "SECRET" not in told and str(local) not in told
+    assert main(["export", str(run), "-o", str(tmp_path / "bundle")]) == 0
+    assert (tmp_path / "bundle/models/model.onnx").is_file()
+    inputs = json.loads((tmp_path / "bundle/configs/inputs.json").read_text())
+    assert inputs == {"inputs": ["x", "y"], "standardise": "site", "steps": STEPS, "steps_a_second": RATE}
+
+
+def test_an_empty_folder_ends_a_run(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "plan.yaml").write_text(plan_of("local").to_yaml())
+    (tmp_path / "data").mkdir()
+    command = ["run", str(root / "jobs/local"), "--plan", str(tmp_path / "plan.yaml"), "--data", str(tmp_path / "data")]
+    assert main([*command, "--engine", "inprocess", "-o", str(tmp_path / "run")]) == 1
+    assert "no recording in the data folder fits data.recordings" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------- public data
+MOTIONS = ("walking", "upstairs", "downstairs", "sitting", "standing", "lying")
+WINDOWS = 100  # of each person
+SENSORS = [f"s{number}" for number in range(9)]
+
+
+def write_activity(source: Path, folder: Path) -> None:
+    """Write a person's windows of UCI HAR as one recording, with a gap in time between them."""
+    with np.load(source, allow_pickle=False) as stored:
+        windows = in_order(np.concatenate([stored["x_train"], stored["x_test"]]))[:WINDOWS]
+        labels = np.concatenate([stored["y_train"], stored["y_test"]])[:WINDOWS]
+    steps = windows.shape[2]
+    times = (np.arange(len(windows))[:, None] * 10 + np.arange(steps) / 50).ravel()
+    lines = windows.transpose(0, 2, 1).reshape(-1, len(SENSORS)).astype(str)
+    doing = np.array(MOTIONS)[labels.repeat(steps)]
+    table = [[f"{time:.2f}", *line, motion] for time, line, motion in zip(times, lines.tolist(), doing, strict=True)]
+    write(folder / f"{source.stem}.csv", table, ("t", *SENSORS, "doing"))
+    folder.with_name(f"{folder.name}-arrays").mkdir(exist_ok=True)
+    where = folder.with_name(f"{folder.name}-arrays") / f"{source.stem}.npz"
+    np.savez(where, x=windows.transpose(0, 2, 1), y=np.array(MOTIONS)[labels])
+
+
+def write_published(folder: Path, site: str, data: SiteData) -> None:
+    """Write a site's parts so that the published task draws the same validation part."""
+    (x, y), (kept_x, kept_y), (test_x, test_y) = (_tensors(part) for part in (data.train, data.validation, data.test))
+    order = torch.randperm(len(x) + len(kept_x), generator=generator_for(0, site, "validation")).numpy()
+    inputs, targets = np.zeros((len(order), *x.shape[1:]), np.float32), np.zeros(len(order), np.int64)
+    places = np.sort(order[: len(kept_x)]), np.sort(order[len(kept_x) :])
+    inputs[places[0]], inputs[places[1]], targets[places[0]], targets[places[1]] = kept_x, x, kept_y, y
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / f"{site}.npz", x_train=inputs, y_train=targets, x_test=test_x, y_test=test_y)
+
+
+def _tensors(part: Any) -> tuple[np.ndarray, np.ndarray]:
+    inputs, targets = zip(*(part[place] for place in range(len(part))), strict=True)
+    return torch.stack(inputs).numpy(), torch.stack(targets).numpy()
+
+
+@pytest.mark.slow
+def test_recorded_activity_gives_what_the_published_task_gives(shared_data: Path, tmp_path: Path) -> None:
+    """The same windows in the same parts, as CSV and as arrays: the same tensors, and the same study."""
+    people = sorted((shared_data / "har_uci").glob("subject_*.npz"))[:10]
+    for place, source in enumerate(people):
+        write_activity(source, tmp_path / "own" / SITES[place % 2])
+    numbers = {"signals": SENSORS, "labels": list(MOTIONS), "rate": 50, "window": 128, "step": 128, "missing": "split"}
+    plan = plan_of(**numbers, standardise="none")
+    described = {"recordings": "*.csv", "inside": {"time": "t", "label": "doing"}}
+    own = make_settings({"data": {"folder": str(tmp_path / "own"), **described}, "public_data": True}, "a test")
+    as_arrays = {"recordings": "*.npz", "inside": {"label": "y"}, "order": "steps-signals"}
+    for site in SITES:
+        data = plan.task.site_data(site, SITES, 0, own.data)
+        assert [len(part) for part in (data.train, data.validation, data.test)] == [3 * WINDOWS, WINDOWS, WINDOWS]
+        other = DataSource.model_validate({"folder": tmp_path / f"own/{site}-arrays", **as_arrays})
+        same = plan.task.site_data(site, SITES, 0, other)
+        for one, two in zip(_tensors(data.train), _tensors(same.train), strict=True):
+            assert np.array_equal(one, two)
+        write_published(tmp_path / "published", site, data)
+    published = parse_plan({**plan.resolved(), "task": {"name": "activity-windows", "validation": 0.25}})
+    settings = make_settings({"data": str(tmp_path / "published"), "public_data": True}, "a test")
+    one, two = inprocess.run(plan, settings=own), inprocess.run(published, settings=settings)
+    for site in SITES:
+        for name, tensor in one.models[site].state_dict().items():
+            assert torch.equal(tensor, two.models[site].state_dict()[name])
+    assert one.summary.pooled["accuracy"] == two.summary.pooled["accuracy"]
+
+
+def test_axes_that_lie_the_other_way_round_are_noticed(shared_data: Path, tmp_path: Path) -> None:
+    """The copy of UCI HAR at hand has its numbers under the wrong shape, which trains without a word."""
+    people = sorted((shared_data / "har_uci").glob("subject_*.npz"))[:3]
+    for right in (False, True):
+        for source in people:
+            with np.load(source, allow_pickle=False) as stored:
+                windows = stored["x_test"]
+                label = stored["y_test"]
+            np.savez(tmp_path / source.name, x=in_order(windows) if right else windows, label=label)
+        task = plan_of(signals=SENSORS, labels=list(MOTIONS), window=128, step=128).task
+        source_of_arrays = {"folder": tmp_path, "inside": {"label": "label"}, "order": "signals-steps"}
+        survey = task.survey("a", SITES, 0, DataSource.model_validate(source_of_arrays))
+        noticed = [problem.count for problem in survey.problems if "the other way round" in problem.what]
+        assert noticed == ([] if right else [3]) and survey.usable
+
+
+# ---------------------------------------------------------------------------------------------------- as it is written
+def test_the_example_of_the_documentation_is_read_as_it_stands(root: Path, tmp_path: Path) -> None:
+    text = (root / "docs" / "your-data.md").read_text(encoding="utf-8").partition("## Time series")[2]
+    task, own = (load_yaml(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[:2])
+    own["data"]["folder"] = str(tmp_path)
+    motions = ("resting", "walking", "transition", "climbing")
+    for person in range(5):
+        lines = [f"{20 * n};0,5;1,25;-{n + person};{motions[n // 150]}" for n in range(600)]
+        (tmp_path / f"P{person}_monday.csv").write_text("\n".join(["ms;AccX;AccY;AccZ;activity", *lines]))
+    plan = parse_plan({"algorithm": {"name": "local"}, "participation": {"sites": ["a"]}, **task})
+    data = plan.task.site_data("a", ["a"], 0, make_settings(own, "a test").data)
+    assert data.survey.parts["train"].classes == {"rest": 3, "walk": 3, "stairs": 3} and not data.survey.problems
+    inputs, target = (
+        plan.with_changes(["task.standardise=none"])
+        .task.site_data("a", ["a"], 0, make_settings(own, "a test").data)
+        .train[1]
+    )
+    assert target == 1 and inputs[:2, 0].tolist() == [0.5, 1.25] and inputs[2, 0] - inputs[2, -1] == 127
+
+
+def test_recordings_are_resampled_to_the_plans_rate(tmp_path: Path) -> None:
+    for person in range(3):
+        lines = [[n / 40, np.sin(n / 40), 1, "REST"] for n in range(120)]
+        write(tmp_path / f"p{person}.csv", lines)
+    task = plan_of(standardise="none", signals=["x"]).task
+    inputs, _ = task.site_data("a", SITES, 0, source_of(tmp_path, rate=40)).train[1]
+    assert np.allclose(inputs[0], np.sin((8 + np.arange(STEPS)) / RATE), atol=0.01)
+    left = task.survey("a", SITES, 0, source_of(tmp_path)).problems
+    assert "say about 40 Hz where the plan reads 20; say data.rate" in left[0].what
+
+
+def test_every_key_is_explained(root: Path) -> None:
+    text = (root / "docs" / "your-data.md").read_text(encoding="utf-8").partition("## Time series")[2]
+    shared = {"name", "kind", "fold"}
+    assert [key for key in SeriesFolder.model_fields if key not in shared and f"`{key}`" not in text] == []
+
+
+# ---------------------------------------------------------------------------------------------------- init
+def test_a_first_look_tells_how_recordings_are_laid_out(tmp_path: Path) -> None:
+    for person in range(8):
+        for kind in ("sinus", "afib"):
+            beats = [f"2026-01-01T00:00:{n / 50:09.6f};0,{n % 9};1,5" for n in range(200)]
+            path = tmp_path / "ecg" / kind / f"p{person}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(["Timestamp;I;II", *beats]))
+        (tmp_path / "arrays").mkdir(exist_ok=True)
+        subject = np.repeat([person, person + 50], 3)
+        np.savez(tmp_path / f"arrays/{person}.npz", x=windows_of(), y=LABELS, subject=subject)
+        write(tmp_path / f"several/hospital-a/{person}.csv", rows(person), ("time_ms", "x", "y", "Activity"))
+        write(tmp_path / f"several/hospital-b/{person}.csv", rows(person), ("time_ms", "x", "y", "Activity"))
+
+    def drafted(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        seen = first_sight(tmp_path / name, "a", lambda: Machine(1 << 30, False), None)
+        parse_plan(seen.choices.plan_values)
+        make_settings(seen.choices.settings_values, "a test")
+        return seen.choices.plan_values["task"], seen.choices.settings_values["data"]
+
+    task, data = drafted("ecg")
+    assert (task["signals"], task["labels"], task["rate"], task["window"]) == (
+        ["I", "II"],
+        ["afib", "sinus"],
+        50.0,
+        128,
+    )
+    assert (data["inside"], data["time_unit"], data["decimal"]) == ({"time": "Timestamp"}, "datetime", ",")
+    task, data = drafted("arrays")
+    assert (data["inside"], data["order"]) == ({"label": "y", "patient": "subject"}, "signals-steps")
+    assert (task["window"], task["step"], task["labels"]) == (STEPS, STEPS, ["REST", "WALK"])
+    task, data = drafted("several")
+    assert data["inside"] == {"time": "time_ms", "label": "Activity"} and data["time_unit"] == "ms"
+    (tmp_path / "odd").mkdir()
+    write(tmp_path / "odd/a.csv", [["?", "?"]], ("t", "label"))
+    with pytest.raises(DataError, match="no column of numbers"):
+        drafted("odd")
+
+
+@pytest.mark.slow
+def test_from_a_folder_to_predictions(hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The steps of docs/start.md, for recordings."""
+    study, run, out = (str(tmp_path / name) for name in ("study", "run", "out"))
+    for site in SITES:
+        for person in range(10):
+            lines = rows(person)
+            write(tmp_path / f"data/{site}/ward/p{person}.csv", lines, ("t", "x", "y", "activity"))
+    assert main(["init", str(tmp_path / "data"), "-o", study]) == 0
+    told = capsys.readouterr().out
+    assert "2 hospitals, each a folder" in told and "task.rate: 20.0" in told and "test accuracy" in told
+    assert Path(study, "start.html").read_text("utf-8").count('alt="test case') == 12
+    job = f"{study}/job"
+    short = ["--set", "training.rounds=2", "--engine", "inprocess"]
+    assert main(["run", job, "--site-config", study, *short, "-o", run]) == 0
+    new = str(tmp_path / "data/a/ward/p1.csv")
+    (run,) = map(str, (tmp_path / "run").iterdir())
+    assert main(["predict", run, new, "-o", out, "--site-config", study, "--site", "a"]) == 0
+    found = list(csv.DictReader((tmp_path / "out/predictions.csv").open()))
+    assert sum(row["class"] == ("REST", "WALK")[int(float(row["seconds"])) // 4 % 2] for row in found) > len(found) / 2

@@ -1,0 +1,94 @@
+"""SiloBN: whose statistics a hospital has, above all one that did not train. Rounds by hand: test_algorithms.py."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Subset
+
+from medsilo.core.errors import PlanError
+from medsilo.core.files import load_tensors
+from medsilo.federation import inprocess
+from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.participant import Participant
+from medsilo.learning.statistics import adapt_batch_norm
+from medsilo.runs.record import Record
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.task import SiteData
+from tests.conftest import make_plan
+
+SITES, NEW = ["a", "b"], "z"
+CPU = SiteSettings(device="cpu")
+SMALL = ["task.persons=6", "task.windows=6", "task.steps=32", "training.batch_size=8"]
+PLAN = make_plan("silobn", *SMALL, f"participation.unseen=[{NEW}]", sites=SITES)
+
+
+def normalised(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a batch norm makes of a batch [cases, channels, steps] in training, and what it took off."""
+    mean, variance = values.mean((0, 2)), values.var((0, 2), unbiased=False)
+    out = (values - mean[:, None]) / (variance[:, None] + 1e-5).sqrt()
+    return out, mean, variance * values.numel() / values.shape[1] / (values.numel() / values.shape[1] - 1)
+
+
+def test_statistics_are_the_mean_of_the_batches_own_by_hand() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 3, 1), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Conv1d(3, 2, 1), nn.BatchNorm1d(2))
+    model = model.double()
+    batches = [torch.randn(cases, 2, 5, dtype=torch.float64) * 3 + 1 for cases in (4, 4, 3, 1)]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    adapt_batch_norm(model, batches)
+    found: list[list[Tensor]] = [[], [], [], []]
+    for batch in batches[:3]:  # one case alone has no statistics
+        out, *first = normalised(model[0](batch).detach())
+        second = normalised(model[3](out).detach())[1:]
+        for kept, own in zip(found, [*first, *second], strict=True):
+            kept.append(own)
+    ours = [model[1].running_mean, model[1].running_var, model[4].running_mean, model[4].running_var]
+    for own, kept in zip(ours, found, strict=True):
+        torch.testing.assert_close(own, torch.stack(kept).mean(0), rtol=1e-9, atol=1e-12)
+    assert all(torch.equal(before[name], own.data) for name, own in model.named_parameters())
+    assert (model[1].momentum, model.training) == (0.1, False)
+
+
+def test_a_hospital_that_did_not_train_has_statistics_of_its_own_images(tmp_path: Path) -> None:
+    run = inprocess.run(PLAN, folder=tmp_path / "run")
+    assert run.summary.unseen[NEW].test["cases"] > 0
+    (new, old) = (run.models[site].state_dict() for site in (NEW, SITES[0]))
+    statistics = {name for name in new if "running" in name or "tracked" in name}
+    selected = run.summary.selected.rounds
+    if selected[NEW] == selected[SITES[0]]:
+        assert all(torch.equal(new[name], old[name]) for name in new.keys() - statistics)
+    expected = PLAN.build_networks()["model"]
+    expected.load_state_dict(new)
+    inputs = PLAN.task.load(NEW, [*SITES, NEW], PLAN.seed, None).train.inputs
+    adapt_batch_norm(expected, inputs.split(PLAN.task.evaluation_batch))
+    for name in statistics:
+        torch.testing.assert_close(new[name], expected.state_dict()[name], rtol=1e-5, atol=1e-6)
+        assert "tracked" in name or not torch.equal(new[name], old[name])
+
+
+@pytest.mark.parametrize("cases", [5, 1])
+def test_a_hospital_that_has_test_images_alone_is_measured_on_these(cases: int, tmp_path: Path) -> None:
+    plan, folder = PLAN.with_changes(["participation.minimum=1", "participation.when_missing=continue"]), tmp_path / "r"
+    everyone = [*SITES, NEW]
+    sites = {site: Participant(plan, site, everyone, CPU, folder / "sites" / site) for site in SITES}
+    data = plan.task.load(NEW, everyone, plan.seed, None)
+    nothing, tested = Subset(data.train, []), Subset(data.test, range(cases))
+    sites[NEW] = Participant(plan, NEW, everyone, CPU, folder / "sites" / NEW, SiteData(nothing, nothing, tested))
+    Coordinator(plan, SITES, inprocess.Loop(sites), Record(folder), "in-process").run()
+    summary = Record(folder).summary()
+    assert summary.sites["a"].test
+    if cases == 1:
+        assert "need two cases at least" in summary.unseen[NEW].missed_ends["deliver"]
+        return
+    expected = plan.build_networks()["model"]
+    expected.load_state_dict(load_tensors(folder / "sites" / NEW / "best.safetensors")[0])
+    kept = {name: tensor.clone() for name, tensor in expected.named_buffers()}
+    adapt_batch_norm(expected, [torch.stack([tested[case][0] for case in range(cases)])])
+    assert all(torch.allclose(kept[name], tensor, atol=1e-6) for name, tensor in expected.named_buffers())
+
+
+def test_a_network_without_batch_norm_is_refused() -> None:
+    with pytest.raises(PlanError, match="silobn keeps batch norm's statistics at the sites, but this network has none"):
+        make_plan("silobn", *SMALL, "network.norm=group")

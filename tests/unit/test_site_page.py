@@ -1,0 +1,319 @@
+"""The hospital's own page: who gets in, what it shows, and that a decision on it is one that the site obeys."""
+
+import csv
+import html
+import http.client
+import io
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+
+from medsilo.core.errors import Died, Refused
+from medsilo.federation.diary import Diary
+from medsilo.federation.doing import NowFile
+from medsilo.federation.site_state import COLUMNS
+from medsilo.runs import paths
+from medsilo.runs.messages import Parcel
+from medsilo.site_page import page_server, pages
+from medsilo.site_page.page_server import COOKIE, MOST_BODY, PageServer
+from medsilo.site_page.pages import SitePages
+from tests.secure.consortium import wait_until
+from tests.unit.test_approvals import Home, refused
+
+STRANGE = ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", ""]
+
+
+@dataclass
+class Visitor:
+    """Somebody with a browser, who follows nothing by itself."""
+
+    server: PageServer
+    cookie: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def get(self, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
+        return self.ask("GET", path, None, headers)
+
+    def post(self, path: str, fields: dict[str, str], **headers: str) -> tuple[int, str, dict[str, str]]:
+        given = {"Origin": self.origin, "Content-Type": "application/x-www-form-urlencoded", **headers}
+        return self.ask("POST", path, urlencode(fields), {name: text for name, text in given.items() if text})
+
+    def ask(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> tuple[int, str, dict[str, str]]:
+        line = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=60)
+        own = {"Cookie": self.cookie} if self.cookie else {}
+        try:
+            line.request(method, path, body, {**own, **headers})
+            reply = line.getresponse()
+            return reply.status, reply.read().decode(), dict(reply.getheaders())
+        finally:
+            line.close()
+
+    def begin(self) -> None:
+        """Exchange the token for the cookie."""
+        split = urlsplit(self.server.start)
+        status, _, headers = self.get(f"{split.path}?{split.query}")
+        assert status == 200
+        assert "HttpOnly" in headers["Set-Cookie"] and "SameSite=Strict" in headers["Set-Cookie"]
+        self.cookie = headers["Set-Cookie"].partition(";")[0]
+
+    def page(self, path: str = "/", status: int = 200) -> str:
+        """A page's text below the session's path, as a reader sees it."""
+        got, text, headers = self.get(self.server.base + path)
+        assert got == status, text
+        assert headers["Cache-Control"] == "no-store" and "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+        return html.unescape(text)
+
+    def send(self, path: str, **fields: str) -> tuple[int, str, dict[str, str]]:
+        """A form as the page sends it."""
+        [word] = set(re.findall(r'name="word" value="([^"]+)"', self.page(path.rpartition("/")[0])))
+        return self.post(self.server.base + path, {"word": word, **fields})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A hospital with a plan that asked, and a study in its second round."""
+    home = Home(tmp_path_factory.mktemp("page") / "kit")
+    home.permission()._keep()
+    diary = Diary(home.place)
+    diary.began(home.plan, "lead@clinic.example")
+    diary.answered({"task": "join", "round": 0}, Parcel())
+    diary.answered({"task": "round", "round": 1}, Parcel(facts={"seconds": 2.0, "memory": 5e8}))
+    write_rows(home, [1])
+    return home
+
+
+def write_rows(home: Home, rounds: Any, text: str = "0.5") -> None:
+    written = io.StringIO()
+    writer = csv.writer(written)
+    writer.writerow(COLUMNS)
+    writer.writerows((number, "train", 6, "0.25", number - 1, text, "0.7", "2.0") for number in rounds)
+    (home.place / paths.METRICS).write_text(written.getvalue())
+
+
+@pytest.fixture
+def served(home: Home) -> Iterator[PageServer]:
+    with PageServer(SitePages(home.folder)) as served:
+        thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield served
+        served.shutdown()
+
+
+@pytest.fixture
+def visitor(served: PageServer) -> Visitor:
+    visitor = Visitor(served)
+    visitor.begin()
+    return visitor
+
+
+# ---------------------------------------------------------------------------------------------------- who gets in
+def test_nobody_without_the_token_sees_or_changes_anything(served: PageServer, home: Home) -> None:
+    """No cookie, another one, the token twice, a guessed path; on each page and each form."""
+    stranger, path = Visitor(served), f"/plan/{home.plan.hash}"
+    for cookie in ("", f"{COOKIE}=x", f"{COOKIE}={served.session[:-1]}", f"other={served.session}", 'a="\\'):
+        stranger.cookie = cookie
+        for place in ("/", f"{served.base}/", f"{served.base}{path}", f"{served.base}/study/study/events", "/start"):
+            status, text, _ = stranger.get(place)
+            assert status == 403 and home.plan.hash not in text
+        for verb in ("approve", "decline", "withdraw", "check"):
+            assert stranger.post(f"{served.base}{path}/{verb}", {"word": served.word})[0] == 403
+    stranger.cookie = f"{COOKIE}={served.session}"  # and the path is guessed wrongly
+    assert stranger.get("/guess/")[0] == 403
+    stranger.cookie = ""
+    stranger.begin()
+    split = urlsplit(served.start)
+    assert Visitor(served).get(f"{split.path}?{split.query}")[0] == 403  # the token was used
+    assert not home.approvals.decisions()
+    assert served.server_address[0] == "127.0.0.1"
+
+
+def test_another_host_name_is_refused(visitor: Visitor, home: Home) -> None:
+    """DNS rebinding: a name of somebody else that points to this machine, with the right cookie."""
+    port, path = visitor.server.server_port, f"{visitor.server.base}/"
+    for host in STRANGE:
+        status, text, _ = visitor.get(path, Host=host.format(port=port))
+        assert status == 421 and home.plan.hash not in text
+    assert visitor.get(path, Host=f"localhost:{port}")[0] == 200
+
+
+def test_what_another_page_sends_is_refused(visitor: Visitor, home: Home) -> None:
+    """Another site's page, a page of another port, a sandboxed one, a form without this session's word."""
+    path, word = f"{visitor.server.base}/plan/{home.plan.hash}/approve", {"word": visitor.server.word}
+    for origin in (
+        "https://evil.example",
+        "null",
+        "http://127.0.0.1:1",
+        f"https://127.0.0.1:{visitor.server.server_port}",
+    ):
+        assert visitor.post(path, word, Origin=origin)[0] == 403
+    assert visitor.post(path, word, Origin="", Referer="https://evil.example/")[0] == 403
+    assert visitor.post(path, word, Origin="")[0] == 403
+    assert visitor.post(path, word, **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+    for wrong in ({}, {"word": ""}, {"word": "x"}, {"word": visitor.server.word[:-1]}):
+        assert visitor.post(path, wrong)[0] == 403
+    assert visitor.get(f"{path}?{urlencode(word)}")[0] == 404  # looking changes nothing
+    assert not home.approvals.decisions()
+
+
+def test_large_slow_and_odd_requests(visitor: Visitor, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = visitor.server
+    path = f"{served.base}/plan/{home.plan.hash}/approve"
+    assert visitor.post(path, {"word": served.word, "by": "x" * MOST_BODY})[0] == 413
+    assert visitor.post(path, {"word": served.word}, **{"Content-Length": "9" * 30})[0] == 413
+    assert visitor.post(path, {"word": served.word}, **{"Content-Length": "-1"})[0] == 411
+    assert visitor.post(path, {"word": served.word}, **{"Content-Type": "text/plain"})[0] == 415
+    assert visitor.post(path, {f"field-{n}": "" for n in range(200)})[0] == 400
+    assert visitor.ask("DELETE", path, None, {})[0] == 501
+    for odd in ("/plan/x", "/plan/../..", "/study/..%2f..", "/study/_hospital", "/study/none", "/plan", "/x"):
+        assert visitor.get(served.base + odd)[0] == 404
+    monkeypatch.setattr(page_server, "PATIENCE", 0.3)
+    with socket.create_connection(("127.0.0.1", served.server_port), timeout=60) as slow:
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{served.server_port}\r\nCookie: {visitor.cookie}\r\n"
+        slow.sendall(f"{head}Origin: {visitor.origin}\r\nContent-Length: 100\r\n".encode())
+        slow.settimeout(60)
+        assert slow.recv(100) == b""  # cut off, though it never ended its request
+    assert visitor.page("/")
+    assert not home.approvals.decisions()
+
+
+# ---------------------------------------------------------------------------------------------------- what it shows
+def test_reading_a_plan_and_deciding(visitor: Visitor, home: Home) -> None:
+    """The plan in words, what would leave, approve with limits, withdraw, decline; the site obeys each."""
+    shown = visitor.page("/")
+    assert f"Plan <code>{home.plan.hash[:12]}</code>" in shown and "submitted by lead@clinic.example" in shown
+    plan = f"/plan/{home.plan.hash}"
+    shown = visitor.page(plan)
+    for words in (
+        "4; passes over",
+        "What leaves a site under FedAvg",
+        "bytes in all",
+        "Nobody has decided",
+        home.plan.hash,
+    ):
+        assert words in shown
+    assert "<script" not in shown and "Run the check" in shown
+    status, _, headers = visitor.send(f"{plan}/approve", by="Dr. A <b>", rounds="2", hours="5", sites="")
+    assert (status, headers["Location"]) == (303, visitor.server.base + plan)
+    permission = home.permission()
+    permission.check(number=2)
+    with pytest.raises(Refused, match="at most 2 rounds"):
+        permission.check(number=3)
+    _, raw, _ = visitor.get(visitor.server.base + plan)
+    assert "Dr. A &lt;b&gt;" in raw and "at most 2 rounds" in raw  # and nothing of it is HTML
+    assert visitor.send(f"{plan}/withdraw")[0] == 303
+    refused(home, "has withdrawn")
+    assert visitor.send(f"{plan}/decline")[0] == 303
+    refused(home, "has declined")
+    status, text, _ = visitor.send(f"{plan}/withdraw")
+    assert status == 400 and "nothing to withdraw" in text
+    assert visitor.send(f"{plan}/approve", rounds="many")[0] == 400
+    assert visitor.send(f"{plan}/steal")[0] == 404
+    assert [one.verdict for one in home.approvals.decisions()] == ["approved", "withdrawn", "declined"]
+    other = "0" * 64
+    assert visitor.post(f"{visitor.server.base}/plan/{other}/approve", {"word": visitor.server.word})[0] == 404
+
+
+@pytest.mark.slow
+def test_the_check_on_a_click(visitor: Visitor, home: Home) -> None:
+    plan = f"/plan/{home.plan.hash}"
+    assert visitor.send(f"{plan}/check")[0] == 303
+    wait_until(lambda: "NO-GO: " in visitor.page(plan), 120, "the check")  # there is no server
+    shown = visitor.page(plan)
+    assert "stops, network" in shown and "stops, rehearsal" not in shown
+
+
+def test_a_study_as_it_goes_on(visitor: Visitor, home: Home) -> None:
+    shown = visitor.page("/study/study")
+    assert "Waiting for the server; answers to 1 of 4 rounds have left." in shown and "FedAvg" in shown
+    now = NowFile(home.place, device="cpu")
+    with now.answering("round", 2):
+        now.begin("training", 8)
+        now._tell()
+        shown = visitor.page("/study/study")
+        assert "Training 0% for round 2; answers to 1 of 4 rounds have left." in shown
+        assert "<dd>cpu</dd>" in shown and 'class="chart"' in shown
+    reason = "the training process died (SIGKILL): memory ran out"
+    Diary(home.place).failed({"task": "round", "round": 2}, Died(reason), reason)
+    assert f"The training process died: {reason}" in visitor.page("/study/study")
+    assert f"The training process died: {reason}" in visitor.page("/")
+
+
+class Stream:
+    """Reads a study's events as a browser does."""
+
+    def __init__(self, visitor: Visitor, seen: str = "", study: str = "study") -> None:
+        self.line = http.client.HTTPConnection("127.0.0.1", visitor.server.server_port, timeout=120)
+        headers = {"Cookie": visitor.cookie, **({"Last-Event-ID": seen} if seen else {})}
+        self.line.request("GET", f"{visitor.server.base}/study/{study}/events", headers=headers)
+        self.reply = self.line.getresponse()
+        assert self.reply.getheader("Content-Type", "").startswith("text/event-stream")
+        self.rows: list[list[str]] = []
+        self.seen, self.now = seen, ""
+
+    def step(self) -> None:
+        """Take one event in."""
+        facts: dict[str, str] = {}
+        while (line := self.reply.readline().decode().rstrip("\n")) != "":
+            name, _, value = line.partition(": ")
+            facts[name] = value
+        self.seen = facts.get("id", self.seen)
+        if facts.get("event") == "rows":
+            self.rows += json.loads(facts["data"])
+        elif facts.get("event") == "anew":
+            self.rows.clear()
+        elif facts.get("event") == "now":
+            self.now = json.loads(facts["data"])
+
+    def read(self, rows: int) -> None:
+        while len(self.rows) < rows:
+            self.step()
+
+    def close(self) -> None:
+        self.reply.close()
+        self.line.close()
+
+
+def bursts(visitor: Visitor, home: Home, ends: list[int]) -> None:
+    """Rows come in bursts, while one reader stays, one comes back, and one comes late: each has every row once."""
+    stays, lost = Stream(visitor), Stream(visitor)
+    lost.read(1)
+    lost.close()
+    for end in ends:
+        write_rows(home, range(1, end + 1))
+        stays.read(end)
+    back, late = Stream(visitor, lost.seen), Stream(visitor)
+    back.read(ends[-1] - len(lost.rows))
+    late.read(ends[-1])
+    wanted = [str(number) for number in range(1, ends[-1] + 1)]
+    assert [row[0] for row in stays.rows] == [row[0] for row in late.rows] == wanted
+    assert [row[0] for row in lost.rows + back.rows] == wanted
+    write_rows(home, range(1, 3), "0.75")  # the study went back to round 2
+    stays.read(0)
+    while len(stays.rows) != 2 or stays.rows[1][1] != "0.75":
+        stays.step()
+    for one in (stays, back, late):
+        one.close()
+
+
+def test_no_row_is_lost(visitor: Visitor, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "LOOK", 0.02)
+    monkeypatch.setattr(pages, "BURST", 7)
+    write_rows(home, [1])
+    bursts(visitor, home, [2, 40, 41, 100])
+
+
+@pytest.mark.long
+def test_no_row_of_a_hundred_thousand_is_lost(visitor: Visitor, home: Home) -> None:
+    write_rows(home, [1])
+    bursts(visitor, home, [10, 20_000, 20_001, 60_000, 100_000])
