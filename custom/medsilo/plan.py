@@ -499,11 +499,8 @@ class Plan(Section):
 
     def _keeps_its_promise(self, networks: Mapping[str, nn.Module]) -> None:
         """All that leaves a hospital follows from noisy gradients of single cases."""
-        if not self.task.by_case:
-            raise PlanError(
-                "privacy: Cox's loss compares the cases of a batch, so no bound holds for one; learn whether the event "
-                "comes by a fixed time (task.kind=classification), or leave privacy out"
-            )
+        if self.task.unbounded:
+            raise PlanError(f"privacy: {self.task.unbounded}, or leave privacy out")
         if self.training.truncate:
             raise PlanError(
                 "training.truncate: which cases a hospital trains on would depend on the others' numbers of cases; set "

@@ -32,7 +32,7 @@ def nnunet_measure(
     ],
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="this hospital's data in nnU-Net's layout (default: as its settings say)"),
+        typer.Option(metavar="FOLDER", help="this hospital's data (default: as its settings say)"),
     ] = None,
     local: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="a hospital's local/, with its medsilo.yaml")
@@ -49,19 +49,25 @@ def nnunet_measure(
     from medsilo.core.files import write_json
     from medsilo.nnunet.measuring_cases import measured
     from medsilo.site.settings import SiteSettings, read_settings
+    from medsilo.tasks.own.nnunet_files import RawData
     from medsilo.tasks.own.question import read_question
+    from medsilo.tasks.sources import DataSource
 
     folder = folder_of_settings(local)
     settings = read_settings(folder) if folder else SiteSettings()
-    place = data or (settings.data.folder if settings.data else None)
-    if place is None:
+    source = DataSource(folder=data) if data else settings.data
+    if source is None:
         raise MedsiloError("where are the data? Give --data, or set 'data' in medsilo.yaml and give --local")
     least = settings.count_unit(synthetic=False)
+    asked = read_question(question)
+    found = RawData.of(source.folder, asked, source)
     with screen.busy("measuring"):
-        own = measured(place, read_question(question), cases, least, _memory_of(settings))
+        own = measured(found, asked, cases, least, _memory_of(settings))
     write_json(out, own.model_dump(mode="json"))
     bins = sum(len(channel.values) for channel in own.told.channels)
     screen.say(f"cases: {own.holding.cases}, each number of {least} or more; bins of intensities: {bins}")
+    for problem in found.listing.problems:
+        screen.note(f"{problem.what} ({problem.count})")
     screen.say(f"for the lead: {out}")
     screen.answer(file=out, cases=own.holding.cases, least=least, bins=bins)
     return 0

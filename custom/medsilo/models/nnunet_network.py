@@ -6,7 +6,7 @@ hospital import anything else.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor, nn
@@ -108,15 +108,40 @@ class Architecture(Section):
 
 
 class DeeplySupervised(nn.Module):
-    """nnU-Net's network: in training it gives the output of every resolution, finest first, else the finest alone."""
+    """nnU-Net's network: in training it gives the output of every resolution, finest first, else the finest alone.
+
+    nnU-Net's modules know most of their tensors by several names. This one's state has each tensor once, so that it
+    travels and is kept once.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
+        self.other_names = _other_names(self)
+        self.register_state_dict_post_hook(_name_once)
+        self.register_load_state_dict_pre_hook(_name_all)
 
     def forward(self, inputs: Tensor) -> Tensor | list[Tensor]:
         self.network.decoder.deep_supervision = self.training  # type: ignore[union-attr]
         return self.network(inputs)
+
+
+def _other_names(module: nn.Module) -> dict[str, str]:
+    """Return the first name of each tensor by its others."""
+    first: dict[int, str] = {}
+    named = ((name, first.setdefault(id(own), name)) for name, own in module.named_parameters(remove_duplicate=False))
+    return {name: known for name, known in named if name != known}
+
+
+def _name_once(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    for name in cast(DeeplySupervised, module).other_names:
+        state.pop(prefix + name, None)
+
+
+def _name_all(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    for name, known in cast(DeeplySupervised, module).other_names.items():
+        if prefix + known in state:
+            state.setdefault(prefix + name, state[prefix + known])
 
 
 class NnUNet(Network):

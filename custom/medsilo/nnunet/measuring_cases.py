@@ -1,7 +1,6 @@
 """A hospital's side of the plans: what nnU-Net's extractor finds in its cases, and what of it leaves."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -18,28 +17,32 @@ def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
     from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
 
     reader = recursive_find_reader_writer_by_name(data.reader)
-    for name, case in data.cases.items():
+    for case in data.cases:
         files = list(map(str, case.images))
         try:
             size, spacing, intensities, _, share = DatasetFingerprintExtractor.analyze_case(
                 files, str(case.label), reader, samples
             )
         except Exception as error:  # of any of the libraries that read images
-            raise DataError("nnU-Net can't read a case; check its images and labels", f"{name}: {error}") from error
+            raise DataError(
+                "nnU-Net can't read a case; check its images and labels", f"{case.name}: {error}"
+            ) from error
         if not all(np.isfinite(channel).all() for channel in intensities):
-            raise DataError("an image has intensities that are not finite; correct it", name)
+            raise DataError("an image has intensities that are not finite; correct it", case.name)
         yield CaseFacts(spacing, size, float(share), intensities)
 
 
 def measured(
-    folder: Path, question: SegmentationQuestion, cases: int, least: int, memory: float | None
+    data: RawData, question: SegmentationQuestion, cases: int, least: int, memory: float | None
 ) -> MeasuredSite:
     """Measure a hospital's data, and return what it tells.
 
-    cases: of all hospitals together; by them nnU-Net draws intensities. least: the cases that each number must cover.
-    memory: GB of the hospital's GPU.
+    cases: of all hospitals together; by them nnU-Net draws intensities. least: the patients that each number must
+    cover. memory: GB of the hospital's GPU.
     """
-    data, samples = RawData.of(folder, question), samples_of(cases)
+    samples = samples_of(cases)
+    if least > 1:
+        least *= data.most_of_a_patient
     own = Fingerprint.of(facts_of(data, samples), samples, least)
     holding = HeldCases(cases=own.cases, reader=data.reader, memory=memory)
     return MeasuredSite(question=question.hash, holding=holding, told=ToldFingerprint.of(own))

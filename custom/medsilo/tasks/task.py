@@ -21,7 +21,7 @@ from medsilo.tasks.folds import Dealt, Fold, together
 from medsilo.tasks.listing import links_out
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
 from medsilo.tasks.ready import LazyCases, Memory
-from medsilo.tasks.scans import Scan
+from medsilo.tasks.scans import Scan, read_scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import (
     PARTS,
@@ -102,6 +102,11 @@ class Task(Section):
         """The numbers that a network gives for a case, or for a place of it."""
         return self.classes
 
+    @property
+    def unbounded(self) -> str:
+        """Return why no bound holds for what one case does to a batch's gradient; nothing where one holds."""
+        return ""
+
     needs_data: ClassVar[bool] = False  # whether a site has to say where its data lie
     most_sites: ClassVar[int | None] = None  # of a study; None: any number
 
@@ -174,9 +179,21 @@ class Task(Section):
         """
         raise DataError(f"task {self.name} reads no image files")
 
+    def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
+        """Return the images among files, each with its channels' files in order; by default each file is one."""
+        return [(file,) for file in files]
+
+    def scan_of(self, image: tuple[Path, ...]) -> Scan:
+        """Return one of these images."""
+        return read_scan(image[0])
+
     def inputs_of_scan(self, scan: Scan) -> Tensor:
         """The same of an image that knows its spacing."""
         return self.inputs_of(scan.values)
+
+    def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
+        """Return the label of each place of an image, from the network's output for its cases."""
+        return self.labels_of(output, scan.values.shape[1:])
 
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
         """The label of each place of that image, from the network's output for its cases: [*grid]."""

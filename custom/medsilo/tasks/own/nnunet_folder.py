@@ -1,10 +1,13 @@
 """A hospital's own volumes in nnU-Net's layout, learned as nnU-Net learns them."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -12,23 +15,25 @@ from torch import Tensor
 from medsilo.core.errors import DataError
 from medsilo.models.network import Network
 from medsilo.models.nnunet_network import NnUNet
+from medsilo.tasks.headers import open_reader
 from medsilo.tasks.listing import Entry, Listing
-from medsilo.tasks.own.dividing import divided
 from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.nnunet_parts import NnUNetParts
 from medsilo.tasks.own.nnunet_plans_file import Configuration, NnUNetPlans
+from medsilo.tasks.own.own_folder import Found, OwnFolder
 from medsilo.tasks.own.question import SegmentationQuestion
-from medsilo.tasks.ready import Cache, Facts, PreparedEntry, ReadyCases
+from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.splits import Shares
-from medsilo.tasks.survey import PARTS, digest
-from medsilo.tasks.task import SiteData, refuse_links
+from medsilo.tasks.survey import digest, range_of, ranges_of
 
+CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name
+AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
-class NnUNetFolder(Segmentation):
+class NnUNetFolder(OwnFolder, Segmentation):
     """nnU-Net's training from plans that were made for all hospitals' data together ([nnunet.md](nnunet.md)).
 
     A case is a whole volume as nnU-Net preprocesses it, [C, D, H, W]. The network learns from augmented patches, and is
@@ -36,11 +41,9 @@ class NnUNetFolder(Segmentation):
     """
 
     title: ClassVar[str] = "a hospital's own volumes in nnU-Net's layout"
-    needs_data: ClassVar[bool] = True
-    split_by_site: ClassVar[bool] = True
     augments: ClassVar[bool] = True
     crops: ClassVar[bool] = True
-    by_case: ClassVar[bool] = False
+    reads_images: ClassVar[bool] = True
     evaluation_batch: ClassVar[int] = 1
 
     name: Literal["nnunet"] = "nnunet"
@@ -49,10 +52,6 @@ class NnUNetFolder(Segmentation):
     configuration: Literal["2d"] = Field("2d", description="the configuration of the plans that is trained")
     foreground: float = Field(0.33, ge=0, le=1, description="share of training patches with a structure in them")
     mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
-    shares: Shares = Field(
-        default=(0.6, 0.2, 0.2), description="of patients in training, validation and test, if the site fixes no parts"
-    )
-    split: int = Field(default=0, ge=0, lt=2**32, description="another number splits the patients in another way")
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -84,6 +83,10 @@ class NnUNetFolder(Segmentation):
         own = self.plans.configurations[self.configuration]
         assert isinstance(own, Configuration)
         return own
+
+    @property
+    def unbounded(self) -> str:
+        return "nnU-Net's loss is one of whole batches, so no bound holds for a case; choose task nifti-folder"
 
     # ------------------------------------------------------------------------------------------ what is learned
     @property
@@ -126,41 +129,65 @@ class NnUNetFolder(Segmentation):
             return network(inputs)
         return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
 
-    # ------------------------------------------------------------------------------------------ from files
-    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        return self.read(site, sites, seed, None if folder is None else DataSource(folder=folder))
+    # ------------------------------------------------------------------------------------------ in use
+    def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
+        if self.channels == 1:
+            return super().images_among(files)
+        cases: dict[str, dict[int, Path]] = {}
+        for file in files:
+            channel = CHANNEL.search(file.name)
+            if channel is None:
+                raise DataError("images of several channels are named as nnU-Net names them: case_0000.nii.gz, ...")
+            cases.setdefault(str(file)[: -len(channel.group())], {})[int(channel.group(1))] = file
+        if any(sorted(case) != list(range(self.channels)) for case in cases.values()):
+            raise DataError(f"an image lacks a channel; the study has {', '.join(self.question.channels)}")
+        return [tuple(case[number] for number in range(self.channels)) for case in cases.values()]
 
-    def read(self, site: str, sites: Sequence[str], seed: int, source: DataSource | None) -> SiteData:
-        self.check_source(source)
-        assert source is not None
-        if any((source.images, source.labels, source.patient, source.table, source.label_map)):
-            raise DataError(
-                "task nnunet reads nnU-Net's own layout, a case for each patient; say no more of it in 'data'"
-            )
-        refuse_links(source.folder)
-        own = source.folder / site
-        data = RawData.of(own if own.is_dir() and not own.is_symlink() else source.folder, self.question)
+    def scan_of(self, image: tuple[Path, ...]) -> Scan:
+        """Return an image as nnU-Net reads it: not turned."""
+        header, *_ = [open_reader(file) for file in image]  # which refuses headers that claim too much
+        values, notes = self.parts.read(image)
+        if len(values) != self.channels:
+            raise DataError(f"an image has {len(values)} channels; the study has {', '.join(self.question.channels)}")
+        spacing = tuple(float(along) for along in notes["spacing"][::-1])
+        return Scan(values, np.diag([*spacing, 1.0]), spacing, header, AS_STORED, notes)
+
+    def inputs_of_scan(self, scan: Scan) -> Tensor:
+        return self.parts.on_its_grid(scan.values, scan.source)[None]
+
+    def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
+        return self.parts.labels_back(output[0], scan.source)
+
+    # ------------------------------------------------------------------------------------------ from files
+    def _found(self, source: DataSource, folder: Path) -> Found:
+        data = RawData.of(folder, self.question, source)
         if data.reader != self.plans.image_reader_writer:
             raise DataError(
                 f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
                 "convert the files"
             )
-        entries = [Entry(name, case.images, case.label, name) for name, case in data.cases.items()]
-        parts = divided(Listing(entries), source, self.shares, self.split)
-        unfolded = self.model_copy(update={"fold": None})  # cases are prepared once for all folds
-        cache = Cache(source, partial(_made, self.parts), unfolded.model_dump_json())
-        ready = {}
-        for part in PARTS:
-            held = [cache.hold(entry) for entry in parts[part]]
-            ready[part] = ReadyCases(held, [(0,)] * len(held))
-        return SiteData(*(ready[part] for part in PARTS))
+        return Found(data.listing, {}, partial(_made, self.parts, self.classes), "")
+
+    def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
+        empty = [one.entry.name for one in every if not any(one.facts.values)]
+        listing.add("note", "masks are empty: no structure of the question is in them", empty)
+
+    def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
+        values = Counter(value for one in every for value in one.facts.values)
+        return {
+            "label_values": {str(value): values[value] for value in sorted(values)},
+            "size": ranges_of(one.facts.size for one in every),
+            "intensity": range_of(value for one in every for value in one.facts.intensity),
+        }
 
 
-def _made(parts: NnUNetParts, entry: Entry) -> PreparedEntry:
+def _made(parts: NnUNetParts, classes: int, entry: Entry) -> PreparedEntry:
     """Prepare one case."""
     assert isinstance(entry.label, Path)
     image, labels = parts.prepared(entry.images, entry.label)
     shown = tuple(value for value in torch.unique(labels).tolist() if value >= 0)
+    if shown and shown[-1] >= classes:
+        raise DataError(f"masks have values above {classes - 1}, which are no labels of the question; correct them")
     low, high = image.aminmax()
     facts = Facts(1, digest(image), tuple(image.shape[:0:-1]), (), (float(low), float(high)), shown, (shown,))
     return PreparedEntry(image[None], labels[None], facts)

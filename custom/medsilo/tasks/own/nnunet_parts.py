@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from medsilo.core.errors import DataError
 from medsilo.models.nnunet_network import needing_nnunet
@@ -42,13 +42,39 @@ class NnUNetParts:
         self.drawing = (patch, changed)
         self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None))
 
+    @property
+    def _managers(self) -> tuple[Any, Any]:
+        return self.trainer.plans_manager, self.trainer.configuration_manager
+
     # ------------------------------------------------------------------ data
+    def read(self, files: Sequence[Path]) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return an image as nnU-Net reads it, [C, D, H, W], and what it notes of it."""
+        try:
+            values, notes = self._managers[0].image_reader_writer_class().read_images(list(map(str, files)))
+        except Exception as error:  # of any of the libraries that read images
+            raise DataError("nnU-Net can't read an image; copy or export it again", str(error)) from error
+        return values, notes
+
+    def on_its_grid(self, values: np.ndarray, notes: dict[str, Any]) -> Tensor:
+        """Return what was read on the grid of the plans, [C, D, H, W]; what is cut off stands in the notes then."""
+        preprocessor = self._managers[1].preprocessor_class(verbose=False)
+        image, _, _ = preprocessor.run_case_npy(values, None, notes, *self._managers, self.settings)
+        return torch.from_numpy(image)
+
+    def labels_back(self, output: Tensor, notes: dict[str, Any]) -> Tensor:
+        """Return the label of each place as it was read, from the output [classes, D, H, W] on the plans' grid."""
+        from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
+
+        labels = convert_predicted_logits_to_segmentation_with_correct_shape(
+            output, *self._managers, self.trainer.label_manager, notes, num_threads_torch=torch.get_num_threads()
+        )
+        return torch.from_numpy(labels)
+
     def prepared(self, images: Sequence[Path], label: Path) -> Case:
         """Return a case as nnU-Net preprocesses it."""
-        managers = self.trainer.plans_manager, self.trainer.configuration_manager
-        preprocessor = managers[1].preprocessor_class(verbose=False)
+        preprocessor, files = self._managers[1].preprocessor_class(verbose=False), list(map(str, images))
         try:
-            image, labels, _ = preprocessor.run_case(list(map(str, images)), str(label), *managers, self.settings)
+            image, labels, _ = preprocessor.run_case(files, str(label), *self._managers, self.settings)
         except Exception as error:  # of any of the libraries that read images
             raise DataError("nnU-Net can't preprocess a case; check its image and labels", str(error)) from error
         return torch.from_numpy(image), torch.from_numpy(labels[0])
@@ -86,7 +112,7 @@ class NnUNetParts:
         each = [coarser(segmentation=one.short())["segmentation"] for one in labels]
         return self.criterion(output, [torch.stack(scale) for scale in zip(*each, strict=True)])
 
-    def inferred(self, network: Any, image: Tensor, mirror: bool) -> Tensor:
+    def inferred(self, network: Callable[[Tensor], Tensor], image: Tensor, mirror: bool) -> Tensor:
         """Return a network's output for a whole case, [classes, D, H, W], through windows as nnU-Net lays them."""
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
@@ -96,9 +122,20 @@ class NnUNetParts:
                 use_mirroring=mirror, perform_everything_on_device=gpu, device=image.device, allow_tqdm=False
             )
         torch.backends.cudnn.benchmark = by_stopwatch  # which nnU-Net sets, and with which bits would depend on speed
-        managers = self.trainer.plans_manager, self.trainer.configuration_manager
-        predictor.manual_initialization(network, *managers, None, self.settings, "nnUNetTrainer", self.mirrored)
+        module = network if isinstance(network, nn.Module) else _Called(network)
+        predictor.manual_initialization(module, *self._managers, None, self.settings, "nnUNetTrainer", self.mirrored)
         return predictor.predict_sliding_window_return_logits(image).float()
+
+
+class _Called(nn.Module):
+    """A function as nnU-Net's predictor wants it."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.function(inputs)
 
 
 class _OneCase:

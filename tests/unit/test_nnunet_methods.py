@@ -1,0 +1,42 @@
+"""Every method on nnU-Net's networks and patches, on volumes that lie as nifti-folder has them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import medsilo
+from medsilo.core.errors import PlanError
+from medsilo.registry import METHODS
+from tests.brains import narrow, plans_of, study, write_hospitals
+
+pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
+pytestmark = pytest.mark.slow
+
+SITES = ("brno", "graz")
+OTHERWISE: dict[str, dict[str, Any]] = {  # than by its name alone
+    "adafed": {"keeps": "norms", "pretraining": {"source": "share", "rounds": 1}},
+}
+REFUSED: dict[str, str] = {}
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of two hospitals' volumes, and the plans for all of them."""
+    folder = tmp_path_factory.mktemp("brains")
+    write_hospitals(folder, SITES, 4, width=32)
+    return folder, narrow(plans_of(folder, SITES, 2000))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_trains_nnunets_networks_or_says_why_not(hospitals: tuple[Path, Any], method: str) -> None:
+    folder, plans = hospitals
+    asked = {"name": method, **OTHERWISE.get(method, {})}
+    if method in REFUSED:
+        with pytest.raises(PlanError, match=REFUSED[method]):
+            medsilo.run(study(plans, SITES, asked), data=folder)
+        return
+    run = medsilo.run(study(plans, SITES, asked), data=folder)
+    assert run.summary.finished
+    for model in run.models.values():
+        assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
