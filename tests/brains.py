@@ -81,11 +81,11 @@ def plans_of(folder: Path, sites: Iterable[str], samples: int | None = None) -> 
     return make_plans(QUESTION, Fingerprint.merged(told), holdings).plans
 
 
-def narrow(plans: dict[str, Any]) -> dict[str, Any]:
-    """Return plans whose 2d network has few features, so that it learns in milliseconds."""
+def narrow(plans: dict[str, Any], first: int = 4) -> dict[str, Any]:
+    """Return plans whose 2d network has few features, so that it learns in milliseconds; first: in its finest stage."""
     plans = json.loads(json.dumps(plans))
     numbers = plans["configurations"]["2d"]["architecture"]["arch_kwargs"]
-    numbers["features_per_stage"] = [min(16, 4 * 2**stage) for stage in range(numbers["n_stages"])]
+    numbers["features_per_stage"] = [first * min(4, 2**stage) for stage in range(numbers["n_stages"])]
     return plans
 
 

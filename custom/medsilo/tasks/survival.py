@@ -26,10 +26,13 @@ class Survival(Task):
     classes: ClassVar[int] = 0
     outputs: ClassVar[int] = 1
     by_case: ClassVar[bool] = False
-    unbounded: ClassVar[str] = (  # type: ignore[misc]
-        "Cox's loss compares the cases of a batch, so no bound holds for one; learn whether the event comes by a fixed "
-        "time (task.kind=classification)"
-    )
+
+    @property
+    def unbounded(self) -> str:
+        return (
+            "Cox's loss compares the cases of a batch, so no bound holds for one; learn whether the event comes by a "
+            "fixed time (task.kind=classification)"
+        )
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (1,)
