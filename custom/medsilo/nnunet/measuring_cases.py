@@ -1,24 +1,30 @@
 """A hospital's side of the plans: what nnU-Net's extractor finds in its cases, and what of it leaves."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
+import torch
 
-from medsilo.core.errors import DataError
+from medsilo.core.errors import DataError, Refused
+from medsilo.learning.loop import Stop
 from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
 from medsilo.nnunet.fingerprint_message import HeldCases, MeasuredSite, ToldFingerprint
+from medsilo.site.settings import SiteSettings
 from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.question import SegmentationQuestion
 
 
-def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
-    """Yield what nnU-Net finds in each case, with so many intensities per channel as it draws them."""
+def facts_of(data: RawData, samples: int, stop: Stop = lambda: None) -> Iterator[CaseFacts]:
+    """Yield what nnU-Net finds in each case, with so many intensities per channel as it draws them.
+
+    stop: is asked before every case.
+    """
     from nnunetv2.experiment_planning.dataset_fingerprint.fingerprint_extractor import DatasetFingerprintExtractor
     from nnunetv2.imageio.reader_writer_registry import recursive_find_reader_writer_by_name
 
     reader = recursive_find_reader_writer_by_name(data.reader)
     for name, case in data.cases.items():
+        stop()
         files = list(map(str, case.images))
         try:
             size, spacing, intensities, _, share = DatasetFingerprintExtractor.analyze_case(
@@ -31,15 +37,35 @@ def facts_of(data: RawData, samples: int) -> Iterator[CaseFacts]:
         yield CaseFacts(spacing, size, float(share), intensities)
 
 
+def held(data: RawData, least: int, memory: float | None) -> HeldCases:
+    """Return what a hospital tells before it measures. Arguments as of `measured`."""
+    told = len(data.cases) // least * least
+    if not told:
+        raise Refused(f"a fingerprint of fewer than {least} cases does not leave this hospital (smallest_metric)")
+    return HeldCases(cases=told, reader=data.reader, memory=memory)
+
+
 def measured(
-    folder: Path, question: SegmentationQuestion, cases: int, least: int, memory: float | None
+    data: RawData,
+    question: SegmentationQuestion,
+    cases: int,
+    least: int,
+    memory: float | None,
+    stop: Stop = lambda: None,
 ) -> MeasuredSite:
     """Measure a hospital's data, and return what it tells.
 
     cases: of all hospitals together; by them nnU-Net draws intensities. least: the cases that each number must cover.
     memory: GB of the hospital's GPU.
     """
-    data, samples = RawData.of(folder, question), samples_of(cases)
-    own = Fingerprint.of(facts_of(data, samples), samples, least)
-    holding = HeldCases(cases=own.cases, reader=data.reader, memory=memory)
+    holding, samples = held(data, least, memory), samples_of(cases)
+    own = Fingerprint.of(facts_of(data, samples, stop), samples, least)
     return MeasuredSite(question=question.hash, holding=holding, told=ToldFingerprint.of(own))
+
+
+def memory_of(settings: SiteSettings) -> float | None:
+    """Return the GB of the GPU that a hospital trains on; None without one, which bounds no plan."""
+    device = settings.compute().device
+    if device.type != "cuda":
+        return None
+    return max(1.0, round(torch.cuda.get_device_properties(device).total_memory / 2**30))  # 7.8 of what is sold as 8

@@ -8,8 +8,10 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
+from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.models.network import Network
 from medsilo.models.nnunet_network import NnUNet
 from medsilo.tasks.listing import Entry, Listing
@@ -18,13 +20,14 @@ from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.nnunet_parts import NnUNetParts
 from medsilo.tasks.own.nnunet_plans_file import Configuration, NnUNetPlans
 from medsilo.tasks.own.question import SegmentationQuestion
-from medsilo.tasks.ready import Cache, Facts, PreparedEntry, ReadyCases
+from medsilo.tasks.ready import Cache, Facts, PreparedEntry, ReadyCases, kept_case
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.splits import Shares
 from medsilo.tasks.survey import PARTS, digest
 from medsilo.tasks.task import SiteData, refuse_links
 
+FLAT = 4  # axes of a batch of patches in two dimensions
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
@@ -38,16 +41,22 @@ class NnUNetFolder(Segmentation):
     title: ClassVar[str] = "a hospital's own volumes in nnU-Net's layout"
     needs_data: ClassVar[bool] = True
     split_by_site: ClassVar[bool] = True
-    augments: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
     crops: ClassVar[bool] = True
     by_case: ClassVar[bool] = False
     evaluation_batch: ClassVar[int] = 1
 
     name: Literal["nnunet"] = "nnunet"
-    question: SegmentationQuestion = Field(description="channels and labels, as in `medsilo nnunet-measure`")
-    plans: NnUNetPlans = Field(description="the content of plans.json, as `medsilo nnunet-plan` writes it")
-    configuration: Literal["2d"] = Field("2d", description="the configuration of the plans that is trained")
-    foreground: float = Field(0.33, ge=0, le=1, description="share of training patches with a structure in them")
+    question: SegmentationQuestion = Field(
+        description="channels and labels, as in `medsilo nnunet-measure`, or that file"
+    )
+    plans: NnUNetPlans = Field(description="what `medsilo nnunet-plan` writes, or that file")
+    configuration: Literal["2d", "3d_fullres", "3d_lowres"] = Field(
+        "2d", description="the configuration of the plans that is trained"
+    )
+    foreground: float = Field(
+        0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
+    )
     mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
     shares: Shares = Field(
         default=(0.6, 0.2, 0.2), description="of patients in training, validation and test, if the site fixes no parts"
@@ -115,14 +124,14 @@ class NnUNetFolder(Segmentation):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return self.parts.loss(output, target)
 
-    def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        return self.parts.drawn(case, seed, self.foreground)
+    def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
+        return _Patches(self.parts, cases, batch, steps, self.foreground, seed)
 
     def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
         return self.parts.cut(case, seed, self.foreground)
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        if inputs.ndim == len(self.shape) + 1:  # patches
+        if inputs.ndim == FLAT:  # patches; those in three dimensions go through one window
             return network(inputs)
         return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
 
@@ -156,11 +165,32 @@ class NnUNetFolder(Segmentation):
         return SiteData(*(ready[part] for part in PARTS))
 
 
+class _Patches(Dataset):
+    """Augmented patches of so many batches; cases are drawn with replacement, as by nnU-Net's loader."""
+
+    def __init__(
+        self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, foreground: float, seed: int
+    ) -> None:
+        self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
+        self.certain = round(batch * (1 - foreground))  # the first patch of a batch that has a structure for certain
+        order = generator_for(seed, "cases")
+        self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        image, labels, places = kept_case(self.cases, self.chosen[number])
+        assert places is not None
+        certain = number % self.batch >= self.certain
+        return self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
+
+
 def _made(parts: NnUNetParts, entry: Entry) -> PreparedEntry:
     """Prepare one case."""
     assert isinstance(entry.label, Path)
-    image, labels = parts.prepared(entry.images, entry.label)
+    image, labels, places = parts.prepared(entry.images, entry.label)
     shown = tuple(value for value in torch.unique(labels).tolist() if value >= 0)
     low, high = image.aminmax()
     facts = Facts(1, digest(image), tuple(image.shape[:0:-1]), (), (float(low), float(high)), shown, (shown,))
-    return PreparedEntry(image[None], labels[None], facts)
+    return PreparedEntry(image[None], labels[None], facts, places)
