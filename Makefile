@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests run in three processes, one thread each: half of a federation's time is waiting.
 PARALLEL := -n 3 --dist loadgroup
-test test-slow test-long: export OMP_NUM_THREADS = 1
+test test-slow test-long test-nnunet: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
-test test-slow test-long: export PYTHONDONTWRITEBYTECODE =
+test test-slow test-long test-nnunet: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo jobs test test-slow test-long bench docs screenshots docs-tables clean
+.PHONY: demo jobs test test-slow test-long test-nnunet bench docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -28,6 +28,11 @@ test-slow: $(VENV)/.test-ready
 
 test-long: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m long $(PARALLEL) --durations=10
+
+# The tests that need nnU-Net, whose packages take minutes to install; they are no part of the gate.
+test-nnunet: $(VENV)/.test-ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[nnunet]'
+	$(BIN)/python -m pytest -m "not long" --durations=10 tests/unit/test_nnunet_*.py
 
 # A dash: what misses its bound does not stop the others.
 bench: $(VENV)/.test-ready

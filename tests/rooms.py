@@ -56,7 +56,7 @@ ROOMS = {
     ),
     "nnunet": room(
         "nnU-Net over hospitals: the fingerprint of data that lie apart, and the plans that it makes of it",
-        "core models runs tasks",
+        "core federation learning models runs site tasks",
     ),
     "deploy": room(
         "the super model and its folder, prediction, export as a MONAI Bundle",
@@ -69,10 +69,10 @@ ROOMS = {
     ),
     "flare": room(
         "what runs inside NVFlare: controller, executor, filters, transport, jobs, simulator",
-        "core federation plan registry runs site",
+        "core federation learning nnunet plan registry runs site tasks",
     ),
     "consortium": room(
-        "what talks to NVFlare from outside: provisioning and the lead's commands", "core flare runs site"
+        "what talks to NVFlare from outside: provisioning and the lead's commands", "core flare runs site tasks"
     ),
     "check": room(
         "a site's check before it joins, and the leak report",

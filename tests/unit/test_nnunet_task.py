@@ -3,11 +3,14 @@
 import json
 import pickle
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import Subset
 
 import medsilo
 from medsilo.core.errors import PlanError
@@ -16,9 +19,10 @@ from medsilo.nnunet.fingerprint import Fingerprint
 from medsilo.nnunet.fingerprint_message import HeldCases
 from medsilo.nnunet.measuring_cases import facts_of
 from medsilo.nnunet.planning import make_plans
-from medsilo.plan import Plan, parse_plan
+from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.question import SegmentationQuestion
+from medsilo.tasks.ready import kept_case
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData
 from tests.federations import write_volumes
@@ -72,21 +76,73 @@ def data(hospitals: Path, plan: Plan) -> SiteData:
 
 
 def test_a_seed_decides_a_patch(plan: Plan, data: SiteData) -> None:
-    case = data.train[0]
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    first, again, other = (plan.task.augmented(case, seed) for seed in (5, 5, 6))
+    first, again, other = (plan.task.drawn(data.train, 2, 1, seed)[1] for seed in (5, 5, 6))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert tuple(first[0].shape) == plan.task.shape and first[1].shape == first[0].shape[1:]
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
     assert not torch.equal(first[0], other[0])
     copy = pickle.loads(pickle.dumps(plan))  # noqa: S301 - as it goes to the training process
-    assert torch.equal(copy.task.augmented(case, 5)[0], first[0])
+    assert torch.equal(copy.task.drawn(data.train, 2, 1, 5)[1][0], first[0])
 
 
 def test_every_patch_has_a_structure_where_the_plan_asks_for_it(hospitals: Path, data: SiteData) -> None:
     always = plan_of(hospitals, foreground=1.0).task
     assert all((always.cropped(data.train[0], seed)[1] == 1).any() for seed in range(20))
+
+
+def test_batches_are_drawn_as_by_nnunets_loader(plan: Plan, data: SiteData) -> None:
+    from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
+
+    for batch in (2, 3, 7, 19):
+        drawn = plan.task.drawn(data.train, batch, 40, 0)
+        loader = SimpleNamespace(batch_size=batch, oversample_foreground_percent=0.33)  # nnU-Net's number
+        rule = partial(nnUNetDataLoader._oversample_last_XX_percent, loader)
+        assert [place >= drawn.certain for place in range(batch)] == [rule(place) for place in range(batch)]
+        assert len(drawn) == 40 * batch
+    counts = torch.bincount(torch.tensor(drawn.chosen), minlength=len(data.train))
+    assert (counts / len(drawn) - 1 / len(data.train)).abs().max() < 0.1  # with replacement, so that no batch is short
+    few = Subset(data.train, [len(data.train) - 1])  # as `truncate` takes them
+    one, other = (kept_case(cases, place) for cases, place in ((few, 0), (data.train, len(data.train) - 1)))
+    assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+    _, labels, places = one
+    label, *where = places[0].tolist()
+    assert label > 0 and labels[tuple(where)] == label
+
+
+@pytest.mark.parametrize("configuration", ["3d_fullres", "3d_lowres"])
+def test_volumes_are_learned_in_three_dimensions(hospitals: Path, configuration: str) -> None:
+    plans = json.loads((hospitals / "plans.json").read_text())
+    own = dict(plans["configurations"]["3d_fullres"])
+    lower = {"spacing": [1.5 * along for along in own["spacing"]], "next_stage": "3d_cascade_fullres"}
+    plans["configurations"]["3d_lowres"] = own | lower  # as the planner writes it for larger volumes
+    plan = plan_of(hospitals, plans=plans, configuration=configuration)
+    data = plan.task.site_data("north", plan.participation.sites, 0, DataSource(folder=hospitals))
+    image, labels = plan.task.drawn(data.train, 2, 1, 0)[1]
+    assert tuple(image.shape) == plan.task.shape and image.shape[1:] == labels.shape and (labels == 1).any()
+    network = plan.build_networks()["model"]
+    loss = plan.task.loss(network.train()(image[None]), labels[None])
+    loss.backward()
+    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in network.parameters())
+    volume, whole = data.test[0]
+    with torch.no_grad():
+        output = plan.task.infer(network.eval(), volume[None])
+    assert output.shape == (1, 2, *whole.shape)
+    assert 0 <= float(plan.task.case_scores(output, whole[None])) <= 1
+
+
+def test_a_plan_takes_question_and_plans_from_files_beside_it(hospitals: Path, plan: Plan) -> None:
+    (hospitals / "question.yaml").write_text(QUESTION.in_yaml())
+    values = plan.resolved()
+    values["task"] |= {"question": "question.yaml", "plans": "plans.json"}
+    (hospitals / "plan.yaml").write_text(json.dumps(values))
+    assert load_plan(hospitals / "plan.yaml").hash == plan.hash
+    for name, told in (("../plans.json", "odd characters"), ("other.json", "no such file")):
+        values["task"]["plans"] = name
+        (hospitals / "plan.yaml").write_text(json.dumps(values))
+        with pytest.raises(PlanError, match=f"task.plans: .*{told}"):
+            load_plan(hospitals / "plan.yaml")
 
 
 @pytest.fixture
@@ -108,7 +164,8 @@ def batch_of(plan: Plan, data: SiteData, trainer: Any, seed: int) -> tuple[torch
     """Return three patches as we train on them, and as nnU-Net's trainer does."""
     from batchgeneratorsv2.transforms.utils.deep_supervision_downsampling import DownsampleSegForDSTransform
 
-    patches = [plan.task.augmented(data.train[0], 10 * seed + number) for number in range(3)]
+    drawn = plan.task.drawn(data.train, 3, 1, seed)
+    patches = [drawn[number] for number in range(3)]
     images, labels = torch.stack([one[0] for one in patches]), torch.stack([one[1] for one in patches])
     scale = DownsampleSegForDSTransform(trainer._get_deep_supervision_scales())
     targets = [scale(segmentation=one[None].short())["segmentation"] for one in labels]

@@ -51,6 +51,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (leading.watch, "ID --kit KIT"),
         (leading.abort, "ID --kit KIT"),
         (leading.fetch, "ID --kit KIT"),
+        (nnunet_plans.nnunet_collect, "question.yaml --kit KIT -o measured"),
         (nnunet_plans.nnunet_plan, "question.yaml st-anna.json north.json -o plans.json"),
     ),
     "Of finished runs": (

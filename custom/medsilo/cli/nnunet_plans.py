@@ -14,7 +14,6 @@ from medsilo.nnunet import PLANNERS
 if TYPE_CHECKING:
     from medsilo.nnunet.fingerprint import Fingerprint
     from medsilo.nnunet.fingerprint_message import HeldCases
-    from medsilo.site.settings import SiteSettings
     from medsilo.tasks.own.question import SegmentationQuestion
 
 QuestionFile = Annotated[
@@ -47,22 +46,21 @@ def nnunet_measure(
     """
     screen.note("reading nnU-Net")
     from medsilo.core.files import write_json
-    from medsilo.nnunet.measuring_cases import measured
+    from medsilo.nnunet.measuring_cases import measured, memory_of
     from medsilo.site.settings import SiteSettings, read_settings
     from medsilo.tasks.own.nnunet_files import RawData
     from medsilo.tasks.own.question import read_question
     from medsilo.tasks.sources import DataSource
 
-    folder = folder_of_settings(local)
+    asked, folder = read_question(question), folder_of_settings(local)
     settings = read_settings(folder) if folder else SiteSettings()
     source = DataSource(folder=data) if data else settings.data
     if source is None:
         raise MedsiloError("where are the data? Give --data, or set 'data' in medsilo.yaml and give --local")
     least = settings.count_unit(synthetic=False)
-    asked = read_question(question)
     found = RawData.of(source.folder, asked, source)
     with screen.busy("measuring"):
-        own = measured(found, asked, cases, least, _memory_of(settings))
+        own = measured(found, asked, cases, least, memory_of(settings))
     write_json(out, own.model_dump(mode="json"))
     bins = sum(len(channel.values) for channel in own.told.channels)
     screen.say(f"cases: {own.holding.cases}, each number of {least} or more; bins of intensities: {bins}")
@@ -70,6 +68,28 @@ def nnunet_measure(
         screen.note(f"{problem.what} ({problem.count})")
     screen.say(f"for the lead: {out}")
     screen.answer(file=out, cases=own.holding.cases, least=least, bins=bins)
+    return 0
+
+
+def nnunet_collect(
+    screen: Screen,
+    question: QuestionFile,
+    *,
+    kit: options.Kit,
+    out: Annotated[Path, typer.Option(*options.OUT, metavar="FOLDER", help="folder for the hospitals' files")],
+) -> int:
+    """Have all connected hospitals measure for nnU-Net's plans by one job, and fetch the file of each.
+
+    The files are those of nnunet-measure, by each hospital's own settings.
+    """
+    screen.note("reading nnU-Net")
+    from medsilo.consortium import lead
+    from medsilo.tasks.own.question import read_question
+
+    files = lead.collect_fingerprints(read_question(question), kit, out, screen.say)
+    for path in files:
+        screen.say(f"measured: {path}")
+    screen.answer(files=[str(path) for path in files])
     return 0
 
 
@@ -141,13 +161,3 @@ def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[HeldCases, Finger
         raise MedsiloError(f"{path.name}: {why_unread(error, 'a file that medsilo nnunet-measure wrote')}") from error
     except (ValueError, RecursionError) as error:
         raise MedsiloError(f"{path.name} is not JSON; give a file that medsilo nnunet-measure wrote") from error
-
-
-def _memory_of(settings: "SiteSettings") -> float | None:
-    """Return the GB of the GPU that a hospital trains on; None without one, which bounds no plan."""
-    import torch
-
-    device = settings.compute().device
-    if device.type != "cuda":
-        return None
-    return max(1.0, round(torch.cuda.get_device_properties(device).total_memory / 2**30))  # 7.8 of what is sold as 8

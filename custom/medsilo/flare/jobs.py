@@ -4,7 +4,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -28,19 +28,25 @@ EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
 
 def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
     """The JSON files of a job for this plan."""
+    # Nothing of the study reaches a hospital that the plan does not name.
+    named = plan.participation.everyone
+    return job_files(plan.algorithm.name, plan.participation.required, named, CONTROLLER, EXECUTOR)
+
+
+def job_files(name: str, required: int, named: Sequence[str], controller: str, executor: str) -> dict[Path, Any]:
+    """Return the JSON files of a job. named: the hospitals that it goes to; by default all that are connected."""
     common: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": [], "components": []}
     # A request for tensors that a cut line swallowed is made again after so many seconds without a byte; NVFlare's
     # default of 600 would cost the site its round.
     common["tensor_streaming_per_request_timeout"] = 30.0
-    controller = {"id": "medsilo", "path": CONTROLLER, "args": {}}
+    workflow = {"id": "medsilo", "path": controller, "args": {}}
     # Sites look for work this often (seconds); NVFlare's default of 2 would be the least a round takes.
-    server = {"server": {"task_request_interval": 0.1}, "workflows": [controller]}
-    client = {"executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {}}}]}
-    named = plan.participation.everyone  # nothing of the study reaches a hospital that the plan does not name
+    server = {"server": {"task_request_interval": 0.1}, "workflows": [workflow]}
+    client = {"executors": [{"tasks": ["*"], "executor": {"path": executor, "args": {}}}]}
     return {
         Path(META): {
-            "name": plan.algorithm.name,
-            "min_clients": plan.participation.required,
+            "name": name,
+            "min_clients": required,
             "resource_spec": {},
             "deploy_map": {"app": ["server", *named] if named else ["@ALL"]},
         },

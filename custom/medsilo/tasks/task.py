@@ -253,6 +253,12 @@ class Task(Section):
         """Return what training makes of one case: an augmented image, a patch of a volume; drawn from the seed."""
         return case
 
+    draws: ClassVar[bool] = False  # whether training makes no passes over its cases, but learns what `drawn` draws
+
+    def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
+        """Return what so many training batches consist of, one after another; drawn from the seed."""
+        raise TypeError(f"task {self.name} draws no batches")
+
     crops: ClassVar[bool] = False  # whether cases have sizes of their own, and networks learn from pieces of them
 
     def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
+from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.models.network import Network
 from medsilo.models.nnunet_network import NnUNet
 from medsilo.tasks.headers import open_reader
@@ -22,7 +24,7 @@ from medsilo.tasks.own.nnunet_parts import NnUNetParts
 from medsilo.tasks.own.nnunet_plans_file import Configuration, NnUNetPlans
 from medsilo.tasks.own.own_folder import Found, OwnFolder
 from medsilo.tasks.own.question import SegmentationQuestion
-from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
+from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, kept_case
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
@@ -30,6 +32,7 @@ from medsilo.tasks.survey import digest, range_of, ranges_of
 
 CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name
 AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
+FLAT = 4  # axes of a batch of patches in two dimensions
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
@@ -41,16 +44,22 @@ class NnUNetFolder(OwnFolder, Segmentation):
     """
 
     title: ClassVar[str] = "a hospital's own volumes in nnU-Net's layout"
-    augments: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
     crops: ClassVar[bool] = True
     reads_images: ClassVar[bool] = True
     evaluation_batch: ClassVar[int] = 1
 
     name: Literal["nnunet"] = "nnunet"
-    question: SegmentationQuestion = Field(description="channels and labels, as in `medsilo nnunet-measure`")
-    plans: NnUNetPlans = Field(description="the content of plans.json, as `medsilo nnunet-plan` writes it")
-    configuration: Literal["2d"] = Field("2d", description="the configuration of the plans that is trained")
-    foreground: float = Field(0.33, ge=0, le=1, description="share of training patches with a structure in them")
+    question: SegmentationQuestion = Field(
+        description="channels and labels, as in `medsilo nnunet-measure`, or that file"
+    )
+    plans: NnUNetPlans = Field(description="what `medsilo nnunet-plan` writes, or that file")
+    configuration: Literal["2d", "3d_fullres", "3d_lowres"] = Field(
+        "2d", description="the configuration of the plans that is trained"
+    )
+    foreground: float = Field(
+        0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
+    )
     mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
 
     @model_validator(mode="after")
@@ -118,14 +127,14 @@ class NnUNetFolder(OwnFolder, Segmentation):
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return self.parts.loss(output, target)
 
-    def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
-        return self.parts.drawn(case, seed, self.foreground)
+    def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
+        return _Patches(self.parts, cases, batch, steps, self.foreground, seed)
 
     def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
         return self.parts.cut(case, seed, self.foreground)
 
     def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-        if inputs.ndim == len(self.shape) + 1:  # patches
+        if inputs.ndim == FLAT:  # patches; those in three dimensions go through one window
             return network(inputs)
         return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
 
@@ -181,13 +190,34 @@ class NnUNetFolder(OwnFolder, Segmentation):
         }
 
 
+class _Patches(Dataset):
+    """Augmented patches of so many batches; cases are drawn with replacement, as by nnU-Net's loader."""
+
+    def __init__(
+        self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, foreground: float, seed: int
+    ) -> None:
+        self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
+        self.certain = round(batch * (1 - foreground))  # the first patch of a batch that has a structure for certain
+        order = generator_for(seed, "cases")
+        self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        image, labels, places = kept_case(self.cases, self.chosen[number])
+        assert places is not None
+        certain = number % self.batch >= self.certain
+        return self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
+
+
 def _made(parts: NnUNetParts, classes: int, entry: Entry) -> PreparedEntry:
     """Prepare one case."""
     assert isinstance(entry.label, Path)
-    image, labels = parts.prepared(entry.images, entry.label)
+    image, labels, places = parts.prepared(entry.images, entry.label)
     shown = tuple(value for value in torch.unique(labels).tolist() if value >= 0)
     if shown and shown[-1] >= classes:
         raise DataError(f"masks have values above {classes - 1}, which are no labels of the question; correct them")
     low, high = image.aminmax()
     facts = Facts(1, digest(image), tuple(image.shape[:0:-1]), (), (float(low), float(high)), shown, (shown,))
-    return PreparedEntry(image[None], labels[None], facts)
+    return PreparedEntry(image[None], labels[None], facts, places)

@@ -6,7 +6,7 @@ and PyTorch, which are put back afterwards.
 
 import io
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,8 @@ from medsilo.tasks.own.nnunet_plans_file import ConfigurationName, NnUNetPlans
 from medsilo.tasks.own.question import SegmentationQuestion
 
 Case = tuple[Tensor, Tensor]  # image [C, D, H, W], and labels [D, H, W], which are -1 where the image was empty
+Placed = tuple[Tensor, Tensor, Tensor]  # a case, and some voxels that show structures, [n, 4]: label, z, y, x
+NONE = torch.empty(0, 4, dtype=torch.int32)
 
 
 class NnUNetParts:
@@ -70,33 +72,39 @@ class NnUNetParts:
         )
         return torch.from_numpy(labels)
 
-    def prepared(self, images: Sequence[Path], label: Path) -> Case:
-        """Return a case as nnU-Net preprocesses it."""
+    def prepared(self, images: Sequence[Path], label: Path) -> Placed:
+        """Return a case as nnU-Net preprocesses it, with the voxels at which its patches may be drawn."""
         preprocessor, files = self._managers[1].preprocessor_class(verbose=False), list(map(str, images))
         try:
-            image, labels, _ = preprocessor.run_case(files, str(label), *self._managers, self.settings)
+            image, labels, found = preprocessor.run_case(files, str(label), *self._managers, self.settings)
         except Exception as error:  # of any of the libraries that read images
             raise DataError("nnU-Net can't preprocess a case; check its image and labels", str(error)) from error
-        return torch.from_numpy(image), torch.from_numpy(labels[0])
+        return torch.from_numpy(image), torch.from_numpy(labels[0]), _places(found["class_locations"])
 
-    def drawn(self, case: Case, seed: int, foreground: float) -> Case:
-        """Return an augmented patch; `foreground` is the share of patches that have a structure for certain."""
-        return self._patch(case, seed, foreground, *self.drawing)
+    def drawn(self, case: Placed, seed: int, certain: bool) -> Case:
+        """Return an augmented patch. certain: whether it has a structure, if the case has one."""
+        return self._patch(case, seed, certain, *self.drawing)
 
     def cut(self, case: Case, seed: int, foreground: float) -> Case:
-        """Return a patch as it is."""
-        return self._patch(case, seed, foreground, *self.cutting)
+        """Return a patch as it is; `foreground` is the share of patches that have a structure for certain."""
+        from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
+
+        certain, places = bool(np.random.default_rng(seed).uniform() < foreground), NONE
+        if certain:
+            structures = self.trainer.label_manager.foreground_labels
+            found = DefaultPreprocessor._sample_foreground_locations(case[1][None].numpy(), structures)
+            places = _places(found)
+        return self._patch((*case, places), seed, certain, *self.cutting)
 
     def _patch(
-        self, case: Case, seed: int, foreground: float, patch: Sequence[int], transforms: Callable[..., Any]
+        self, case: Placed, seed: int, certain: bool, patch: Sequence[int], transforms: Callable[..., Any]
     ) -> Case:
         from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
 
         final, labels = self.trainer.configuration_manager.patch_size, self.trainer.label_manager
-        loader = nnUNetDataLoader(_OneCase(case, labels), 1, patch, final, labels, transforms=transforms)
+        loader = nnUNetDataLoader(_OneCase(case), 1, patch, final, labels, transforms=transforms)
+        loader.get_do_oversample = lambda _: certain
         with _seeded(seed):
-            certain = bool(np.random.uniform() < foreground)
-            loader.get_do_oversample = lambda _: certain
             batch = loader.generate_train_batch()
         return batch["data"][0], batch["target"][0, 0].long()
 
@@ -143,35 +151,21 @@ class _OneCase:
 
     identifiers = ("case",)
 
-    def __init__(self, case: Case, labels: Any) -> None:
-        self.case, self.labels = case, labels
+    def __init__(self, case: Placed) -> None:
+        self.case = case
 
     def load_case(self, identifier: str) -> tuple[np.ndarray, np.ndarray, None, dict[str, Any]]:
         """Return image, labels, nothing of an earlier stage, and where the structures are."""
-        image, labels = (tensor.numpy() for tensor in self.case)
-        return image, labels[None], None, {"class_locations": _Locations(labels[None], self.labels.foreground_labels)}
+        image, labels, places = (tensor.numpy() for tensor in self.case)
+        found = {int(label): places[places[:, 0] == label] for label in np.unique(places[:, 0])}
+        return image, labels[None], None, {"class_locations": found}
 
 
-class _Locations:
-    """Where each structure is; looked for when it is asked for."""
-
-    def __init__(self, labels: np.ndarray, structures: Sequence[int]) -> None:
-        self.labels, self.structures = labels, structures
-        self.found: dict[Any, Any] | None = None
-
-    def _all(self) -> dict[Any, Any]:
-        from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
-
-        if self.found is None:
-            self.found = DefaultPreprocessor._sample_foreground_locations(self.labels, list(self.structures))
-        return self.found
-
-    def keys(self) -> Any:
-        """Return the structures."""
-        return self._all().keys()
-
-    def __getitem__(self, structure: Any) -> Any:
-        return self._all()[structure]
+def _places(found: Mapping[int, Any]) -> Tensor:
+    """Return the places of all structures, by label, in one tensor."""
+    # nnU-Net has the channel in front, which is always 0.
+    each = [np.insert(voxels[:, 1:], 0, label, 1) for label, voxels in found.items() if len(voxels)]
+    return torch.from_numpy(np.concatenate(each).astype(np.int32)) if each else NONE
 
 
 @cache

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import yaml
 from pydantic import Field, ValidationError
 
 from medsilo.core.errors import DataError, MedsiloError, YamlError
@@ -41,6 +42,10 @@ class SegmentationQuestion(Section):
             if self.regions_class_order is None
             else words | {"regions_class_order": list(self.regions_class_order)}
         )
+
+    def in_yaml(self) -> str:
+        """Return the file on which hospitals agree."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     @property
     def hash(self) -> str:
