@@ -80,6 +80,17 @@ def test_nnunet_and_medsilo_find_the_same_masks(trained: Path, images: Path, tmp
     assert all(0 < share < 1 for share in found)
 
 
+def test_an_image_of_several_channels_is_put_together(hospitals: tuple[Path, Any]) -> None:
+    task = study(hospitals[1], SITES, {"name": "fedavg"}).task
+    two = task.model_copy(update={"question": QUESTION.model_copy(update={"channels": ("T1", "FLAIR")})})
+    files = [Path("new", name) for name in ("b_0001.nii.gz", "a_0000.nii.gz", "a_0001.nii.gz", "b_0000.nii.gz")]
+    assert task.images_among(files) == [(file,) for file in files]
+    assert two.images_among(files) == [(files[3], files[0]), (files[1], files[2])]
+    for wrong, told in ((files[1:], "lacks a channel"), ([Path("a.nii.gz")], "case_0000.nii.gz")):
+        with pytest.raises(DataError, match=told):
+            two.images_among(wrong)
+
+
 def test_the_checkpoint_runs_no_code(trained: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     assert main(["export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0
