@@ -22,7 +22,9 @@ def export_to_nnunet(source: Source, out: Path) -> None:
     task, network = source.plan.task, source.network
     if not isinstance(task, NnUNetFolder):
         raise MedsiloError(f"task {task.name} has no plans of nnU-Net's; export it without --to")
-    if not isinstance(network, DeeplySupervised):
+    with torch.device("meta"):
+        plain = source.plan.network.build(task.channels, task.classes).state_dict()
+    if not isinstance(network, DeeplySupervised) or plain.keys() != network.state_dict().keys():
         raise MedsiloError(
             f"{source.plan.algorithm.name} with network {source.plan.network.name} leaves more than a network of "
             "nnU-Net's; predict with medsilo, or choose one model with --site"
@@ -30,7 +32,7 @@ def export_to_nnunet(source: Source, out: Path) -> None:
     if out.exists():
         raise MedsiloError("the model's folder exists; choose another", private=str(out))
     ending = ENDINGS.get(task.plans.image_reader_writer, ".nii.gz")
-    write_json(out / "dataset.json", task.question.in_nnunet() | {"numTraining": 0, "file_ending": ending})
+    write_json(out / "dataset.json", task.question.in_nnunet() | {"file_ending": ending})
     write_json(out / "plans.json", task.plans.in_nnunet())
     content = BytesIO()
     # nnU-Net reads nothing but PyTorch's own files, which are pickles. Written with tensors, numbers, strings and lists

@@ -83,9 +83,8 @@ class MeasuringSite:
         if not self.settings.protects(synthetic=False):
             return
         book = book_of(self.settings, self.site, self.folder)
-        if book.near(
-            data_set(place, "nnunet"), {"train": tuple(dict.fromkeys(entry.patient for entry in data.cases))}, least
-        ):
+        patients = tuple(dict.fromkeys(entry.patient for entry in data.cases))
+        if book.near(data_set(place, "nnunet"), {"train": patients}, least):
             raise Refused(
                 f"another answer was about all of these cases but fewer than {least} (smallest_metric in this "
                 f"hospital's {FILE_NAME}); measure the cases of then"

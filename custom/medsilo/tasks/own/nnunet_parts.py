@@ -68,7 +68,11 @@ class NnUNetParts:
         from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
 
         labels = convert_predicted_logits_to_segmentation_with_correct_shape(
-            output, *self._managers, self.trainer.label_manager, notes, num_threads_torch=torch.get_num_threads()
+            output.half(),  # as nnU-Net's windows give it, and as it resamples it: ties go to the same label
+            *self._managers,
+            self.trainer.label_manager,
+            notes,
+            num_threads_torch=torch.get_num_threads(),
         )
         return torch.from_numpy(labels)
 
