@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from medsilo.cli import main
+from medsilo.flare.collecting_job import EXECUTOR
 from medsilo.nnunet.fingerprint_message import MeasuredSite
 from medsilo.tasks.own.question import SegmentationQuestion
 from tests.federations import write_volumes
@@ -26,12 +27,18 @@ def test_one_command_brings_what_hospitals_measured(
     question.write_text(QUESTION.in_yaml())
     command = ["nnunet-collect", str(question), "--kit", str(pair.kit(LEAD)), "-o", str(measured)]
     files = {site: pair.kit(site) / "local/medsilo.yaml" for site in pair.hospitals}
-    before = {site: file.read_text() for site, file in files.items()}
+    policy = pair.kit(pair.hospitals[1]) / "local/resources.json"
+    before = {file: file.read_text() for file in (policy, *files.values())}
     try:
         for site, file in files.items():
             write_volumes(tmp_path / site, QUESTION, [f"{site}{case}" for case in range(LEAST)], 1, (1, 1, 2))
             own = {"device": "cpu", "data": str(tmp_path / site), "smallest_metric": LEAST}
             file.write_text(yaml.safe_dump(own))
+        capsys.readouterr()
+        assert main(command) == 1  # the strict hospital allows studies alone
+        assert f"allow {EXECUTOR} (class_allow_list)?" in capsys.readouterr().err
+        allowed = json.loads(policy.read_text())
+        policy.write_text(json.dumps({**allowed, "class_allow_list": [*allowed["class_allow_list"], EXECUTOR]}))
         assert main(command) == 0
         told = {path.stem: MeasuredSite.read(json.loads(path.read_text())) for path in measured.glob("*.json")}
         assert set(told) == set(files)
@@ -46,5 +53,5 @@ def test_one_command_brings_what_hospitals_measured(
         assert main(command) == 1
         assert f"plans need all hospitals: {strict} refused" in capsys.readouterr().err
     finally:
-        for site, file in files.items():
-            file.write_text(before[site])
+        for file, text in before.items():
+            file.write_text(text)

@@ -22,7 +22,7 @@ from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.files import is_safe_name
 from medsilo.core.text import plain
-from medsilo.flare.collecting_job import read_collected, write_collecting_job
+from medsilo.flare.collecting_job import EXECUTOR, read_collected, write_collecting_job
 from medsilo.flare.jobs import add_meta, check_components, pack, plan_of, write_job
 from medsilo.flare.wire import AFTER, PROGRESS, STATISTICS
 from medsilo.flare.workspace import REFUSED
@@ -449,7 +449,10 @@ def collect_fingerprints(question: SegmentationQuestion, kit: Path, out: Path, s
             if (refusal := workspace / REFUSED).is_file():
                 raise MedsiloError(plain(refusal.read_text("utf-8", "replace")))
             if ended != COMPLETED:
-                raise MedsiloError(f"job {job_id} is {ended}; 'nvflare job logs' shows why")
+                raise MedsiloError(
+                    f"job {job_id} is {ended}; does each hospital have medsilo, and allow {EXECUTOR} "
+                    "(class_allow_list)? 'nvflare job logs' shows more"
+                )
             return read_collected(workspace, out)
 
 

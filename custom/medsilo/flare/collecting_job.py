@@ -21,6 +21,7 @@ from medsilo.tasks.own.question import SegmentationQuestion, read_question
 
 NAME = "nnunet-collect"
 QUESTION = "question.yaml"
+CONTROLLER, EXECUTOR = f"{__name__}.CollectingController", f"{__name__}.CollectingExecutor"
 
 
 class CollectingController(MedsiloController):
@@ -55,8 +56,7 @@ class CollectingExecutor(MedsiloExecutor):
 
 def write_collecting_job(destination: Path, question: SegmentationQuestion, sites: int) -> None:
     """Write the job. sites: how many hospitals are to take part."""
-    kinds = (f"{__name__}.{kind.__name__}" for kind in (CollectingController, CollectingExecutor))
-    for path, content in job_files(NAME, sites, [], *kinds).items():
+    for path, content in job_files(NAME, sites, [], CONTROLLER, EXECUTOR).items():
         write_json(destination / path, content)
     write_text(destination / CONFIG / QUESTION, question.in_yaml())
 
