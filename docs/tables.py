@@ -30,12 +30,14 @@ from medsilo.course.declared import PrivacyOffer
 from medsilo.flare.patience import LIMITS, Patience
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
+from medsilo.models.nnunet_network import Architecture
 from medsilo.plan import Mixing, Participation, Plan, Tracking, TransportSettings
 from medsilo.privacy.agreed import Demands
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
 from medsilo.site.settings import Limits, SiteSettings
+from medsilo.tasks.own.nnunet_plans_file import NnUNetPlans
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval", "approval_wait")
@@ -55,6 +57,7 @@ ROBUST = {
     rule.model_fields["name"].default: rule
     for rule in (rules.NormBound, rules.Median, rules.TrimmedMean, rules.GeometricMedian, rules.MultiKrum)
 }
+NNUNETS = (NnUNetPlans, Architecture)  # what nnU-Net writes, and its own documentation describes
 REST = ("seed", "protocol", "packages")  # the plan's keys that are no sections
 MOST_NAMES = 6  # of methods, tasks or networks in one cell, before those that lack a key are named instead
 
@@ -154,7 +157,7 @@ def keys_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str
             yield f"{key}.{tag}", f"(null) {values}" if field.default is None else values, described(model, name)
             continue
         yield key, values_of(field), described(model, name)
-        if len(inner) == 1:
+        if len(inner) == 1 and inner[0] not in NNUNETS:
             yield from keys_of(inner[0], key)
 
 

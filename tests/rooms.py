@@ -54,6 +54,10 @@ ROOMS = {
         "the typed record of a run: what is in its files, their names, the messages between server and sites",
         "core plan privacy",
     ),
+    "nnunet": room(
+        "nnU-Net over hospitals: the fingerprint of data that lie apart, and the plans that it makes of it",
+        "core federation learning models runs site tasks",
+    ),
     "deploy": room(
         "the super model and its folder, prediction, export as a MONAI Bundle",
         "core course dicom learning models plan registry runs tasks",
@@ -65,10 +69,10 @@ ROOMS = {
     ),
     "flare": room(
         "what runs inside NVFlare: controller, executor, filters, transport, jobs, simulator",
-        "core federation plan registry runs site",
+        "core federation learning nnunet plan registry runs site tasks",
     ),
     "consortium": room(
-        "what talks to NVFlare from outside: provisioning and the lead's commands", "core flare runs site"
+        "what talks to NVFlare from outside: provisioning and the lead's commands", "core flare runs site tasks"
     ),
     "check": room(
         "a site's check before it joins, and the leak report",

@@ -38,6 +38,7 @@ MOST_SITES = 4096
 LEAST_SEALED = 3  # hospitals in a sealed round
 BOUNDS = "privacy"  # the name of what holds the bounds on gradients among a site's networks
 MOST_PARAMETERS = 500_000_000  # of all networks of a method together
+FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
 
 
 class Participation(Section):
@@ -511,11 +512,8 @@ class Plan(Section):
 
     def _keeps_its_promise(self, networks: Mapping[str, nn.Module]) -> None:
         """All that leaves a hospital follows from noisy gradients of single cases."""
-        if not self.task.by_case:
-            raise PlanError(
-                "privacy: Cox's loss compares the cases of a batch, so no bound holds for one; learn whether the event "
-                "comes by a fixed time (task.kind=classification), or leave privacy out"
-            )
+        if self.task.unbounded:
+            raise PlanError(f"privacy: {self.task.unbounded}, or leave privacy out")
         if self.training.truncate:
             raise PlanError(
                 "training.truncate: which cases a hospital trains on would depend on the others' numbers of cases; set "
@@ -678,7 +676,28 @@ def load_plan(
         raise PlanError(f"{path.name}: {error}; correct it") from error
     if method and isinstance(values, dict) and TABLES["algorithm"].named_in(values.get("algorithm")) != method.name:
         values["algorithm"] = method.model_dump(mode="json")
-    return parse_plan(values, changes, allowed)
+    return parse_plan(_with_files(values, path.parent), changes, allowed)
+
+
+def _with_files(values: Any, folder: Path) -> Any:
+    """Return a plan's values with the content of the files that its task names in place of their names."""
+    task = values.get("task") if isinstance(values, dict) else None
+    if not isinstance(task, dict):
+        return values
+    named = {key: task[key] for key in FROM_FILES if isinstance(task.get(key), str)}
+    return {**values, "task": {**task, **{key: _content_of(folder, key, name) for key, name in named.items()}}}
+
+
+def _content_of(folder: Path, key: str, name: str) -> Any:
+    if not is_safe_name(name):
+        raise PlanError(f"task.{key}: {name!r} has odd characters; name a file in the plan's own folder")
+    try:
+        text = (folder / name).read_text(encoding="utf-8")
+        return json.loads(text) if name.endswith(".json") else load_yaml(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"task.{key}: {name}: {why_unread(error, 'a file beside the plan')}") from error
+    except (YamlError, ValueError, RecursionError) as error:
+        raise PlanError(f"task.{key}: {name} can't be read ({error}); correct it") from error
 
 
 def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str] = ANY) -> Plan:

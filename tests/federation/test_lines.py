@@ -113,13 +113,13 @@ def test_the_limits_of_a_job_follow_from_its_plan(tmp_path: Path) -> None:
     for name, side in ((SERVER, "server"), (CLIENT, "site")):
         for job, of in (("job", plan), ("patient", patient)):
             written = json.loads((tmp_path / job / CONFIG / name).read_text())
-            assert limits(of, side).items() <= written.items()
-    assert limits(plan, "site") == {
+            assert limits(Patience.of(of), side).items() <= written.items()
+    assert limits(Patience.of(plan), "site") == {
         "tensor_download_chunk_size": 5_000_000,
         "streaming_idle_timeout": 840.0,
         "max_runner_sync_timeout": 420.0,
     }
-    assert limits(patient, "server") == {
+    assert limits(Patience.of(patient), "server") == {
         "tensor_download_chunk_size": 80_000,
         "streaming_idle_timeout": 7200.0,
         "dead_client_grace_period": 3600.0,

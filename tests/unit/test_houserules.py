@@ -229,9 +229,14 @@ def calls_that_are_forbidden(tree: ast.AST) -> list[str]:
     return found
 
 
+# nnU-Net reads only files of torch.save; this one writes a model for it, and still reads none.
+FOR_NNUNET = PACKAGE / "deploy/as_nnunet.py"
+
+
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_that_runs_what_it_reads(path: Path) -> None:
-    assert calls_that_are_forbidden(tree_of(path)) == []
+    found = [call.partition(": ")[2] for call in calls_that_are_forbidden(tree_of(path))]
+    assert found == (["torch.save"] if path == FOR_NNUNET else []), calls_that_are_forbidden(tree_of(path))
 
 
 @pytest.mark.parametrize(

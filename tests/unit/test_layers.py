@@ -3,9 +3,9 @@
 import pytest
 import torch
 from monai.networks.nets import DenseNet121, UNet
-from torch import nn
+from torch import Tensor, nn
 
-from medsilo.learning.layers import batch_norm_buffer_names, batch_norm_names, head_names
+from medsilo.learning.layers import batch_norm_buffer_names, batch_norm_names, called_with, head_names
 
 PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
@@ -141,3 +141,23 @@ def test_monai_densenet() -> None:
     assert set(names) == by_hand(model)
     assert len(names) % 5 == 0
     assert head_names(model) == ["class_layers.out.weight", "class_layers.out.bias"]
+
+
+def test_other_weights_are_gone_afterwards_also_where_a_layer_has_two_names() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            self.again = nn.Sequential(self.layer)
+            self.tied = nn.Linear(2, 2)
+            self.tied.weight = self.layer.weight
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.tied(self.again(inputs))
+
+    model, inputs = Twice(), torch.randn(3, 2)
+    own, before = dict(model.named_parameters()), model(inputs)
+    other = {name: torch.zeros_like(weight) if "weight" in name else weight for name, weight in own.items()}
+    assert torch.equal(called_with(model, other, inputs), own["tied.bias"].expand(3, 2))
+    assert all(weight is own[name] for name, weight in model.named_parameters())
+    assert torch.equal(model(inputs), before)

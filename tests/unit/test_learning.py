@@ -401,3 +401,33 @@ def test_every_lesson_learns_from_the_same_batches_which_are_loaded_once() -> No
     assert len(served) == 3
     assert loss == train_epoch(iter(data), [lesson_for(alone)], CPU)
     assert states_equal(together[0], alone) and states_equal(together[1], alone)
+
+
+# ---------------------------------------------------------------------------------------------------- the plan's steps
+def test_a_large_gradient_is_scaled_down_to_its_bound() -> None:
+    weights = nn.Parameter(torch.zeros(2))
+    optimizer = Training(learning_rate=0.5, clip=2.0).make_optimizer([weights])
+    for gradient, moved in (([3.0, 4.0], [-0.6, -0.8]), ([0.3, 0.4], [-0.15, -0.2])):  # of norm 5, and 0.5
+        weights.data.zero_()
+        weights.grad = torch.tensor(gradient)
+        optimizer.step()
+        torch.testing.assert_close(weights.data, torch.tensor(moved), rtol=1e-5, atol=0)
+
+
+def test_the_learning_rate_of_a_round_does_not_depend_on_those_before() -> None:
+    training = Training(rounds=4, learning_rate=0.2, schedule="poly")
+
+    def rate(*rounds: int) -> float:
+        optimizer = training.make_optimizer([nn.Parameter(torch.zeros(1))])
+        for number in rounds:
+            training.begin_round(optimizer, number, 4)
+        return float(optimizer.param_groups[0]["lr"])
+
+    assert rate(1) == 0.2
+    assert rate(1, 2, 3) == rate(3, 3) == rate(3) == pytest.approx(0.2 * 0.5**0.9)
+
+
+def test_nesterovs_momentum_is_torchs() -> None:
+    with pytest.raises(ValueError, match="nesterov is a kind of momentum"):
+        Training(nesterov=True)
+    assert Training(momentum=0.9, nesterov=True).make_optimizer([nn.Parameter(torch.zeros(1))]).defaults["nesterov"]

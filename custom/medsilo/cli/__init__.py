@@ -9,7 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from medsilo import __version__
-from medsilo.cli import advising, hospital, leading, lists, plan_approval, receiving, results, running, starting
+from medsilo.cli import (
+    advising,
+    hospital,
+    leading,
+    lists,
+    nnunet_plans,
+    plan_approval,
+    receiving,
+    results,
+    running,
+    starting,
+)
 from medsilo.cli.show import command
 from medsilo.cli.usage import Commands, one_line
 from medsilo.core.text import plain
@@ -40,6 +51,8 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (leading.watch, "ID --kit KIT"),
         (leading.abort, "ID --kit KIT"),
         (leading.fetch, "ID --kit KIT"),
+        (nnunet_plans.nnunet_collect, "question.yaml --kit KIT -o measured"),
+        (nnunet_plans.nnunet_plan, "question.yaml st-anna.json north.json -o plans.json"),
     ),
     "Of finished runs": (
         (results.report, "runs/one runs/other -o comparison.html"),
@@ -59,6 +72,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (plan_approval.withdraw, "3f9a01c2 --kit kits/st-anna"),
         (plan_approval.site_page, "--kit kits/st-anna"),
         (receiving.receive, "/data/received --allow PACS --port 11112"),
+        (nnunet_plans.nnunet_measure, "question.yaml --data DATA --cases 110 -o st-anna.json"),
         (hospital.ledger, "show --kit kits/st-anna"),
         (hospital.audit_privacy, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),

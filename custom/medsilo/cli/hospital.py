@@ -13,6 +13,7 @@ from medsilo.core.errors import MedsiloError
 if TYPE_CHECKING:
     from medsilo.check.visit import Visit
 
+FORMS = ("monai", "nnunet")
 LEDGER_ACTIONS = ("show", "verify", "export")
 
 
@@ -121,16 +122,33 @@ def export(
             *options.OUT,
             metavar="FOLDER",
             parser=options.output_folder,
-            help="the bundle's folder, which must not exist yet",
+            help="the folder to write, which must not exist yet",
         ),
     ],
     site: options.ModelOf = "",
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="FORM",
+            parser=options.one_of(FORMS),
+            autocompletion=lambda: list(FORMS),
+            help="monai; or nnunet: a model folder for nnUNetv2_predict_from_modelfolder, of task nnunet",
+        ),
+    ] = FORMS[0],
 ) -> int:
     """Write a run's model or super model as a MONAI Bundle, with an ONNX file where the network allows.
 
-    docs/supermodel.md says how MONAI runs it.
+    docs/supermodel.md says how MONAI runs it, and docs/nnunet.md how nnU-Net runs its own form.
     """
     screen.note("reading the model")
+    if to == "nnunet":
+        from medsilo.deploy.as_nnunet import export_to_nnunet
+        from medsilo.deploy.source import open_source
+
+        export_to_nnunet(open_source(model, site), out)
+        screen.say(f"nnU-Net model: {out}")
+        screen.answer(folder=out)
+        return 0
     from medsilo.deploy import bundle
     from medsilo.deploy.source import open_source
 

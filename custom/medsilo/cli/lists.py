@@ -29,7 +29,11 @@ def tasks(screen: Screen) -> int:
     screen.note("loading the tasks")
     from medsilo.registry import TASKS
 
-    rows = [(name, task.title, task().metric) for name, task in TASKS.items()]
+    # Of some tasks the plan decides on the metric; others can't be made without a plan.
+    rows = [
+        (name, task.title, task.metric if isinstance(task.metric, str) else task().metric)
+        for name, task in TASKS.items()
+    ]
     columns = ("name", "title", "metric")
     screen.table(columns, rows, [f"{name:<19} {title} ({metric})" for name, title, metric in rows])
     screen.answer(tasks=[dict(zip(columns, row, strict=True)) for row in rows])

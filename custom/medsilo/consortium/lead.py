@@ -22,6 +22,7 @@ from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.files import is_safe_name
 from medsilo.core.text import plain
+from medsilo.flare.collecting_job import EXECUTOR, read_collected, write_collecting_job
 from medsilo.flare.jobs import add_meta, check_components, pack, plan_of, write_job
 from medsilo.flare.wire import AFTER, PROGRESS, STATISTICS
 from medsilo.flare.workspace import REFUSED
@@ -29,6 +30,7 @@ from medsilo.runs import paths
 from medsilo.runs.reading import read_progress
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Progress, Round, Summary
+from medsilo.tasks.own.question import SegmentationQuestion
 
 COMPLETED = "FINISHED:COMPLETED"
 CONNECT = 10.0  # seconds NVFlare has to reach the server
@@ -427,6 +429,31 @@ def _run_in(workspace: Path) -> Path | None:
     """Return the run's folder among what a job left, if there is one."""
     runs = [path for path in workspace.glob("medsilo/*") if path.is_dir() and is_safe_name(path.name)]
     return runs[0] if len(runs) == 1 else None
+
+
+def collect_fingerprints(question: SegmentationQuestion, kit: Path, out: Path, say: Say) -> list[Path]:
+    """Have all connected hospitals measured for nnU-Net's plans; returns the file of each, in `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder:
+        job = Path(folder) / "job"
+        with connected(kit) as session:
+            sites = sorted(client.name for client in session.get_system_info().client_info)
+            if not sites:
+                raise MedsiloError("no hospital is connected; start them, and ask again")
+            write_collecting_job(job, question, len(sites))
+            job_id = session.submit_job(str(job))
+            say(f"submitted as {job_id}; {', '.join(sites)} measure")
+        ended = watch(job_id, kit, lambda line, study: None, say)
+        with connected(kit) as session:
+            workspace = _download(session, job_id, Path(folder))
+            if (refusal := workspace / REFUSED).is_file():
+                raise MedsiloError(plain(refusal.read_text("utf-8", "replace")))
+            if ended != COMPLETED:
+                raise MedsiloError(
+                    f"job {job_id} is {ended}; does each hospital have medsilo, and allow {EXECUTOR} "
+                    "(class_allow_list)? 'nvflare job logs' shows more"
+                )
+            return read_collected(workspace, out)
 
 
 def fetch(job_id: str, kit: Path, out: Path) -> Path:

@@ -49,7 +49,10 @@ def _bundle(source: Source, out: Path) -> str:
     task = source.plan.task
     words = task.in_monai()
     if words is None or task.shape is None:
-        raise MedsiloError(f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does")
+        hint = "; --to nnunet writes nnU-Net's own form" if task.name == "nnunet" else ""
+        raise MedsiloError(
+            f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does{hint}"
+        )
     own = _without_medsilo(source)
     _write_weights(source, out / "models", own is not None)
     _write_scripts(words, out / "scripts")

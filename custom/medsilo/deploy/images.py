@@ -22,8 +22,9 @@ from medsilo.dicom.tree import read_tree
 from medsilo.dicom.walk import is_dicom
 from medsilo.tasks.dicom_scans import scan_of_series
 from medsilo.tasks.listing import files_below
-from medsilo.tasks.scans import Scan, read_scan
+from medsilo.tasks.scans import Scan
 from medsilo.tasks.sources import DataSource
+from medsilo.tasks.task import Task
 
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".nrrd", ".png", ".tif", ".tiff")  # masks are written as their images are
 COMPANIONS = (".raw", ".zraw")  # values of an .mhd file, which is the image
@@ -42,25 +43,28 @@ def to_predict(source: Source, images: Sequence[Path], out: Path, data: DataSour
         )
     if task.reads_dicom:
         return _series_to_predict(source, images, data)
-    named = masks_for(find_images(images))
+    channels = {image[0]: image for image in task.images_among(find_images(images))}
+    named = masks_for(list(channels))
     if any(path.resolve().parent == out.resolve() for path, _ in named):
         raise MedsiloError("the images lie in the output folder; give -o another one, so that none is written over")
     own_values = task.own_values(data)
-    return [ImageFile(path.name, path, mask, own_values) for path, mask in named]
+    return [ImageFile(path.name, channels[path], mask, own_values, task) for path, mask in named]
 
 
 # ------------------------------------------------------------------------------------------------ image files
 @dataclass
 class ImageFile:
-    """An image in a file, or in a folder with one DICOM series; its mask is a file of the same kind."""
+    """An image in a file for all channels or for each, or in a folder with one DICOM series; its mask is a file of
+    the same kind."""
 
     name: str
-    path: Path
+    files: tuple[Path, ...]
     mask: str
     own_values: Mapping[int, int]
+    task: Task = field(repr=False)
 
     def read(self) -> Scan:
-        return read_scan(self.path)
+        return self.task.scan_of(self.files)
 
     def write(self, scan: Scan, prediction: Prediction, out: Path) -> dict[str, str]:
         if prediction.labels is None:

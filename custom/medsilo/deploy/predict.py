@@ -73,7 +73,7 @@ def predict(source: Source, scan: Scan, device: torch.device) -> Prediction:
     if output.dim() == 2:
         found |= _class(output, task.label_names)
     else:
-        labels = task.labels_of(output, scan.values.shape[1:]).numpy().astype(np.uint8)
+        labels = task.labels_on(scan, output).numpy().astype(np.uint8)
         found |= _sizes(labels, scan.spacing, task.label_names)
     return Prediction(labels, found, _far(source, scan))
 

@@ -484,9 +484,11 @@ class Participant:
     def _train(self, number: int, phase: Phase, stop: Stop) -> float:
         if self.plan.training.optimizer_state == "reset":
             self.state.make_optimizers()
+        for optimizer in self.state.optimizers.values():
+            self.plan.training.begin_round(optimizer, number, self.plan.rounds)
         bench = self.bench(SHUFFLE, number, stop)
         if phase.trains:
-            self.doing.begin("training", bench.steps * self.plan.training.local_epochs)
+            self.doing.begin("training", self.plan.training.steps_of_round(bench.steps))
         else:
             self.doing.begin("measuring")
         return phase.work(bench)
@@ -495,22 +497,29 @@ class Participant:
         """Return what the method works with; the order of the data is drawn for this purpose and round."""
         layer = self.plan.algorithm.input_layer(self.state.modules)
         size = self.plan.training.batch_size
+        task = self.plan.task
         steps = self.private.steps_in_epoch if self.private else steps_in(self._samples(), size)
+        if task.draws:  # there are no passes to begin anew
+            steps = self.plan.training.local_steps or steps
         private = self.private.training(number, self.state.modules) if self.private and purpose == SHUFFLE else None
 
         def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:
             order = generator_for(self.plan.seed, self.site, purpose, number, local_epoch)
+            drawn = seed_for(self.plan.seed, self.site, "augment", purpose, number, local_epoch)
+            number_of = steps if most is None else min(most, steps)
             cases = self.train
-            if self.plan.task.augments:
-                drawn = seed_for(self.plan.seed, self.site, "augment", purpose, number, local_epoch)
-                cases = DrawnCases(cases, self.plan.task.augmented, drawn)
+            if task.augments:
+                cases = DrawnCases(cases, task.augmented, drawn)
             if private:
-                number_of = steps if most is None else min(most, steps)
                 drawn_batches = private.sample.batches(cases, number_of, self.compute)
                 if layer:  # its amplitude was released before, so that a case is changed by nothing of another
                     drawn_batches = passed_through(layer, drawn_batches, learns=False)
                 return train_epoch(drawn_batches, lessons, self.compute, stop)
-            data: Iterator[tuple[Tensor, Tensor]] = islice(batches(cases, size, self.compute, order), most)
+            data: Iterator[tuple[Tensor, Tensor]]
+            if task.draws:
+                data = batches(task.drawn(cases, size, number_of, drawn), size, self.compute)
+            else:
+                data = islice(batches(cases, size, self.compute, order), most)
             if layer:
                 data = passed_through(layer, data, learns=purpose == SHUFFLE)
             return train_epoch(data, lessons, self.compute, stop)

@@ -37,7 +37,7 @@ from medsilo.flare.workspace import (
 )
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record, new_rounds, new_study
-from medsilo.runs.schema import Progress, Round, Summary
+from medsilo.runs.schema import Progress, Round
 
 ROLL_CALL = 120.0  # seconds that sites have to say that they are there
 TOLD = 64_000  # bytes of rounds in an answer: some eighty rounds of three sites; one round if it alone has more
@@ -113,8 +113,7 @@ class MedsiloController(Controller):
             if self.roll_call:
                 self._call(abort_signal, fl_ctx)
                 return
-            summary = self._lead(abort_signal, fl_ctx)
-            self.log_info(fl_ctx, f"medsilo finished: {summary.study}")
+            self.log_info(fl_ctx, f"medsilo finished: {self._lead(abort_signal, fl_ctx)}")
         except Aborted as error:
             self.log_warning(fl_ctx, str(error))
         except MedsiloError as error:
@@ -130,7 +129,8 @@ class MedsiloController(Controller):
         if missing:
             raise MedsiloError(f"no answer of {', '.join(sorted(missing))}")
 
-    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> Summary:
+    def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str | None:
+        """Lead a study to its end; returns its name."""
         plan = plan_of_job(fl_ctx)
         if plan.algorithm.pooled:
             raise MedsiloError(
@@ -148,7 +148,7 @@ class MedsiloController(Controller):
             earlier.check_owner(submitter_of(fl_ctx))
             self.log_info(fl_ctx, f"{ended.study} was finished when its job ended; this job hands out its results")
             publish(earlier.folder, fl_ctx)
-            return ended
+            return ended.study
         if earlier and earlier.can_go_on():
             record, resume = earlier, True
             self.log_info(fl_ctx, f"goes on with {record.folder.name}")
@@ -170,7 +170,7 @@ class MedsiloController(Controller):
                     tracker.handle_event(EventType.START_RUN, fl_ctx)
                 summary = self.running.run(resume)
                 send(self, course.of_end(summary), fl_ctx)
-            return summary
+            return summary.study
         finally:
             if self.engine == "nvflare":
                 publish(record.folder, fl_ctx)

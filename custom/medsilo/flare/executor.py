@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -35,14 +36,22 @@ from medsilo.flare.gate import Gate
 from medsilo.flare.patience import Patience, PatientRequests
 from medsilo.flare.wire import PRESENT, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
+from medsilo.learning.loop import Stop
 from medsilo.runs import paths
 from medsilo.runs.messages import Parcel
 
 ABORT_POLL = 0.2  # seconds until an abort is seen, however long a batch takes
 
 
+class AnsweringSite(Protocol):
+    """A site of a study."""
+
+    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+        """Answer a parcel."""
+
+
 class MedsiloExecutor(Executor):
-    """Answers the coordinator's parcels; every failure becomes a refusal whose text is fit to leave the site."""
+    """AnsweringSite the coordinator's parcels; every failure becomes a refusal whose text is fit to leave the site."""
 
     participant_class: type[Participant] = Participant
 
@@ -112,9 +121,7 @@ class MedsiloExecutor(Executor):
                 Diary(self.folder).failed(parcel.facts, error, reason)
             return refusal(reason, isinstance(error, Died))
 
-    def _participant(
-        self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]
-    ) -> tuple[Participant | IsolatedParticipant, Clock]:
+    def _participant(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[AnsweringSite, Clock]:
         """This site in the parcel's study, and its clock; made once per process."""
         if self.participant is None or self.clock is None:
             check_package(package_facts(), parcel.facts.get("package"))

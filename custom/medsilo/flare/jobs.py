@@ -4,7 +4,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
 from medsilo.core.package import ROOT, package_facts, package_files
-from medsilo.flare.patience import limits
+from medsilo.flare.patience import Patience, limits
 from medsilo.plan import Plan, load_plan
 from medsilo.registry import ANY
 from medsilo.runs import paths
@@ -29,16 +29,25 @@ EXECUTOR = "medsilo.flare.executor.MedsiloExecutor"
 
 def canonical_job(plan: Plan) -> dict[Path, dict[str, Any]]:
     """The JSON files of a job for this plan."""
+    # Nothing of the study reaches a hospital that the plan does not name.
+    named = plan.participation.everyone
+    name, required = plan.algorithm.name, plan.participation.required
+    return job_files(name, required, named, CONTROLLER, EXECUTOR, Patience.of(plan))
+
+
+def job_files(
+    name: str, required: int, named: Sequence[str], controller: str, executor: str, patience: Patience
+) -> dict[Path, Any]:
+    """Return the JSON files of a job. named: the hospitals that it goes to; by default all that are connected."""
     common: dict[str, Any] = {"format_version": 2, "task_data_filters": [], "task_result_filters": [], "components": []}
-    controller = {"id": "medsilo", "path": CONTROLLER, "args": {}}
+    workflow = {"id": "medsilo", "path": controller, "args": {}}
     # Sites look for work this often (seconds); NVFlare's default of 2 would be the least a round takes.
-    server = {**limits(plan, "server"), "server": {"task_request_interval": 0.1}, "workflows": [controller]}
-    client = {**limits(plan, "site"), "executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {}}}]}
-    named = plan.participation.everyone  # nothing of the study reaches a hospital that the plan does not name
+    server = {**limits(patience, "server"), "server": {"task_request_interval": 0.1}, "workflows": [workflow]}
+    client = {**limits(patience, "site"), "executors": [{"tasks": ["*"], "executor": {"path": executor, "args": {}}}]}
     return {
         Path(META): {
-            "name": plan.algorithm.name,
-            "min_clients": plan.participation.required,
+            "name": name,
+            "min_clients": required,
             "resource_spec": {},
             "deploy_map": {"app": ["server", *named] if named else ["@ALL"]},
         },
@@ -108,7 +117,8 @@ def write_job(destination: Path, plan: Plan, job: Path | None = None, **controll
             own = {key: content[key] for key in ("name", "min_clients", "deploy_map")}  # these the plan says
             content = {**content, **_meta(job), **own}
         elif job:
-            content = json.loads((job / path).read_text()) | limits(plan, "server" if path.name == SERVER else "site")
+            own = limits(Patience.of(plan), "server" if path.name == SERVER else "site")
+            content = json.loads((job / path).read_text()) | own
         for workflow in content.get("workflows", []):
             if workflow.get("path") == CONTROLLER:
                 workflow["args"] = {**workflow.get("args", {}), **controller_args}

@@ -113,9 +113,8 @@ LIMITS = (
 )
 
 
-def limits(plan: Plan, side: str) -> dict[str, Any]:
+def limits(patience: Patience, side: str) -> dict[str, Any]:
     """Return the limits that a job's configuration sets for one side."""
-    patience = Patience.of(plan)
     return {limit.key: limit.ours(patience) for limit in LIMITS if limit.where in (side, "both")}
 
 

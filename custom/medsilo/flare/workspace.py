@@ -24,7 +24,12 @@ def _workspace(fl_ctx: FLContext) -> Workspace:
 def plan_of_job(fl_ctx: FLContext) -> Plan:
     """The plan.yaml beside the job's configuration; refused where it uses a package that this party doesn't allow."""
     allowed = settings_of_site(fl_ctx).packages
-    return load_plan(Path(_workspace(fl_ctx).get_app_config_dir(fl_ctx.get_job_id())) / paths.PLAN, allowed=allowed)
+    return load_plan(file_of_job(fl_ctx, paths.PLAN), allowed=allowed)
+
+
+def file_of_job(fl_ctx: FLContext, name: str) -> Path:
+    """Return a file beside the job's configuration."""
+    return Path(_workspace(fl_ctx).get_app_config_dir(fl_ctx.get_job_id())) / name
 
 
 def settings_of_site(fl_ctx: FLContext) -> SiteSettings:
@@ -63,12 +68,17 @@ def publish_refusal(reason: str, fl_ctx: FLContext) -> None:
     write_text(Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / REFUSED, reason)
 
 
+def results_of_job(fl_ctx: FLContext) -> Path:
+    """Return the part of NVFlare's own run folder where the lead finds results."""
+    return Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / "medsilo"
+
+
 def publish(run: Path, fl_ctx: FLContext) -> None:
     """Copy into NVFlare's own run folder, which the lead can download, what no hospital keeps to itself.
 
     The server's checkpoints stay behind: they may hold hospitals' personal models.
     """
-    destination = Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / "medsilo" / run.name
+    destination = results_of_job(fl_ctx) / run.name
     for name in paths.PUBLISHED:
         if (run / name).is_dir():
             shutil.copytree(run / name, destination / name)

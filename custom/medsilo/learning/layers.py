@@ -1,9 +1,10 @@
 """Kinds of layers: finds the tensors of each by the layers' types, never by their names."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -75,6 +76,21 @@ def head_layers(module: nn.Module) -> list[nn.Module]:
     registered = [layer for _, layer in module.named_modules(remove_duplicate=False)]
     found: list[nn.Module] = [layer for layer in registered if isinstance(layer, HEAD_TYPES)]
     return found[-1:]
+
+
+def called_with(model: nn.Module, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """Return what a network answers with these weights in the place of its own, which are back in place afterwards.
+
+    Each place is named once: PyTorch leaves weights behind that it finds by two names in one layer, as nnU-Net has it.
+    """
+    given = {id(own): weights[name] for name, own in model.named_parameters() if name in weights}
+    places = {
+        f"{prefix}.{name}" if prefix else name: given[id(own)]
+        for prefix, layer in model.named_modules()
+        for name, own in layer.named_parameters(recurse=False)
+        if id(own) in given
+    }
+    return functional_call(model, places, (inputs,), tie_weights=False)
 
 
 @contextmanager

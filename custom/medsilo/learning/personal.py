@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from medsilo.learning.layers import batch_norm_buffer_names, keeping_statistics
+from medsilo.learning.layers import batch_norm_buffer_names, called_with, keeping_statistics
 from medsilo.learning.loop import Compute, Lesson, LossFunction, Objective
 from medsilo.learning.steps import Correction, pull_towards
 
@@ -38,7 +37,7 @@ def interpolated(loss: LossFunction, shared: nn.Module, alpha: Tensor) -> Object
     def objective(own: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         weights = dict(shared.named_parameters())
         mixed = {name: torch.lerp(weights[name].detach(), v, alpha) for name, v in own.named_parameters()}
-        return loss(functional_call(own, mixed, (inputs,)), targets)
+        return loss(called_with(own, mixed, inputs), targets)
 
     return objective
 
@@ -99,7 +98,7 @@ class MetaGradient:
         gradients = self._gradient(self.batches[-2:][0])
         adapted = {name: w - self.rate * g for (name, w), g in zip(model.named_parameters(), gradients, strict=True)}
         with keeping_statistics(model):
-            return self.loss(functional_call(model, adapted, (inputs,)), targets)
+            return self.loss(called_with(model, adapted, inputs), targets)
 
     @torch.no_grad()
     def subtract_curvature(self) -> None:

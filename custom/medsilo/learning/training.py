@@ -1,6 +1,6 @@
 """Describe how a site trains: the numbers of the plan's `training` section and the optimizer that follows from them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -8,6 +8,7 @@ from torch import nn, optim
 
 from medsilo.core.section import Section, added
 
+POWER = 0.9  # of nnU-Net's schedule
 MOST_EPOCHS = 100_000  # of a study at each site
 ClassWeights = Annotated[tuple[Annotated[float, Field(gt=0, le=1000)], ...], Field(min_length=2, max_length=4096)]
 
@@ -33,8 +34,21 @@ class Training(Section):
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="the optimizer at the sites")
     learning_rate: float = Field(0.01, ge=1e-8, le=1000, description="its learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of `sgd`")
+    nesterov: bool = added(False, description="whether that momentum is Nesterov's")
     betas: tuple[float, float] = Field((0.9, 0.999), description="decay rates of `adam`")
     weight_decay: float = Field(0.0, ge=0, le=1, description="weight decay of either")
+    schedule: Literal["constant", "poly"] = added(
+        "constant",
+        description="`poly`: in round r of R the learning rate is multiplied by (1 − (r − 1) / R)^0.9, as nnU-Net does "
+        "from epoch to epoch",
+    )
+    clip: float | None = added(
+        None,
+        gt=0,
+        le=1e6,
+        description="the greatest norm of a mini-batch's gradient over all of a network's weights; a larger one is "
+        "scaled down. `null`: any",
+    )
     truncate: bool = Field(
         False,
         description="every site trains on as many cases as the smallest site has, as in HarmoFL's released code; the "
@@ -54,6 +68,8 @@ class Training(Section):
     def _numbers_that_do_nothing(self) -> Self:
         if self.optimizer == "adam" and self.momentum:
             raise ValueError("momentum belongs to sgd; adam has betas: remove momentum or choose optimizer=sgd")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov is a kind of momentum; set momentum, or nesterov=false")
         if self.optimizer == "sgd" and "betas" in self.model_fields_set and self.betas != (0.9, 0.999):
             raise ValueError("betas belong to adam; sgd has momentum: remove betas or choose optimizer=adam")
         if self.rounds * self.local_epochs > MOST_EPOCHS:
@@ -68,6 +84,33 @@ class Training(Section):
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         """The torch optimizer of this plan."""
+        made: optim.Optimizer
         if self.optimizer == "adam":
-            return optim.Adam(parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay)
-        return optim.SGD(parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay)
+            made = optim.Adam(parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay)
+        else:
+            made = optim.SGD(
+                parameters,
+                lr=self.learning_rate,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+                nesterov=self.nesterov,
+            )
+        if self.clip:
+            made.register_step_pre_hook(_clipping(self.clip))
+        return made
+
+    def begin_round(self, optimizer: optim.Optimizer, number: int, rounds: int) -> None:
+        """Give an optimizer the learning rate of a round."""
+        if self.schedule == "constant":
+            return
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * (1 - (number - 1) / rounds) ** POWER
+
+
+def _clipping(most: float) -> Callable[..., None]:
+    """Return what scales down the gradients in an optimizer's weights just before its step."""
+
+    def clip(optimizer: optim.Optimizer, *_: object) -> None:
+        nn.utils.clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], most)
+
+    return clip

@@ -8,11 +8,10 @@ from typing import Literal, cast
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from medsilo.core.tensors import Modules
 from medsilo.course.workbench import Blueprint, Workbench
-from medsilo.learning.layers import keeping_statistics, names_of_last_layers
+from medsilo.learning.layers import called_with, keeping_statistics, names_of_last_layers
 from medsilo.learning.loop import Lesson
 from medsilo.learning.personal import copy_into
 from medsilo.methods.mean_of_own import MeanOfOwn
@@ -112,7 +111,7 @@ class Mixture:
         def learn(inputs: Tensor, targets: Tensor) -> Tensor:
             layers = {name: tensor.requires_grad_() for name, tensor in self().items()}
             with keeping_statistics(self.mean), bench.compute.cast():
-                loss = bench.loss(functional_call(self.mean, layers, (inputs,)), targets)
+                loss = bench.loss(called_with(self.mean, layers, inputs), targets)
             slopes = torch.autograd.grad(loss, list(layers.values()))
             for (name, weight), slope in zip(self.weights.items(), slopes, strict=True):
                 weight.sub_(step * slope * self.way[name]).clamp_(0, 1)

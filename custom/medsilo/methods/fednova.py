@@ -5,11 +5,13 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.group import Group
 from medsilo.course.server_side import ServerSide
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.steps import counting, reach
+from medsilo.learning.training import Training
 from medsilo.methods.server_step import ServerStep, other_tensors, trained_weights
 from medsilo.mixing.server import NOVA_TRUSTS, REACH, reach_of
 from medsilo.mixing.server import FedNova as FedNovaStep
@@ -37,6 +39,13 @@ class FedNova(ServerStep):
     paper = "Wang et al. 2020"
 
     name: Literal["fednova"] = "fednova"
+
+    def suits(self, training: Training) -> None:
+        super().suits(training)
+        if training.nesterov:
+            raise PlanError(
+                "training.nesterov: FedNova counts how far steps with plain momentum reach; set it to false"
+            )
 
     def networks(self, build: Blueprint) -> Modules:
         return super().networks(build) | {"reach": Reach()}

@@ -8,13 +8,12 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from medsilo.core.errors import PlanError
 from medsilo.core.tensors import Modules
 from medsilo.course.workbench import Blueprint, Workbench
 from medsilo.learning.class_weights import balanced_softmax
-from medsilo.learning.layers import head_layers, head_names, keeping_statistics
+from medsilo.learning.layers import called_with, head_layers, head_names, keeping_statistics
 from medsilo.learning.loop import Lesson, objective_of
 from medsilo.learning.personal import copy_into
 from medsilo.learning.training import Training
@@ -62,7 +61,7 @@ class FedRoD(SharedAndOwn):
             for name, more in zip(head_names(shared), heads.parameters(), strict=True):
                 weights[name] = weights[name] + more
             with keeping_statistics(shared):
-                return bench.loss(functional_call(shared, weights, (inputs,)), targets)
+                return bench.loss(called_with(shared, weights, inputs), targets)
 
         generic = objective_of(balanced_softmax(bench.loss, bench.labels()))
         yield bench.lesson("own-head", own), bench.lesson("global", generic)

@@ -42,7 +42,8 @@ def trained_weights(modules: Modules) -> Tensors:
     """Return the model's parameters."""
     model = modules["model"]
     everything = model.state_dict()
-    return {name: everything[name] for name, _ in model.named_parameters(remove_duplicate=False)}
+    names = (name for name, _ in model.named_parameters(remove_duplicate=False))
+    return {name: everything[name] for name in names if name in everything}
 
 
 def other_tensors(modules: Modules) -> Tensors:

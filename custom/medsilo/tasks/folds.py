@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from medsilo.core.errors import DataError
 from medsilo.core.section import Section
@@ -41,19 +41,13 @@ class Fold(Section):
         return dealt
 
 
-class Dealt(Dataset):
+class Dealt(Subset):
     """Some of the cases of several data sets."""
 
     def __init__(self, whole: Dataset, places: Sequence[int], patients: Sequence[str], labels: Tensor | None) -> None:
-        self.whole, self.places = whole, places
+        super().__init__(whole, places)
         self.patients = tuple(patients[place] for place in places)
         self.labels = None if labels is None else labels[torch.tensor(places, dtype=torch.long)]
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.whole[self.places[index]]
 
 
 def together(parts: Sequence[TensorDataset]) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 import safetensors
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from medsilo.core.errors import DataError, MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
@@ -26,6 +26,7 @@ from medsilo.tasks.listing import Entry, files_of
 from medsilo.tasks.sources import DataSource
 
 NAMES = ("inputs", "targets")  # of the tensors in a file
+PLACES = "places"  # of another one, where a task keeps it
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class PreparedEntry:
     inputs: Tensor
     targets: Tensor
     facts: Facts
+    places: Tensor | None = None  # of an entry of one case: voxels that show structures, [n, 4]: label, z, y, x
 
 
 class Memory:
@@ -105,7 +107,10 @@ class Cache:
             self.room -= made.inputs.nbytes + made.targets.nbytes
             if self.room < 0:  # made again whenever it is needed
                 return HeldEntry(entry, facts, None, None, self.make)
-            save_tensors(path, dict(zip(NAMES, (made.inputs, made.targets), strict=True)), asdict(facts))
+            kept = dict(zip(NAMES, (made.inputs, made.targets), strict=True))
+            if made.places is not None:
+                kept[PLACES] = made.places
+            save_tensors(path, kept, asdict(facts))
         return HeldEntry(entry, facts, None, path, self.make)
 
     def _key(self, entry: Entry) -> str:
@@ -141,13 +146,19 @@ class HeldEntry:
 
     def case(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs [C, *grid] and target of one case."""
+        inputs, targets, _ = self.kept(number)
+        return inputs, targets.long()
+
+    def kept(self, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs and target of one case as they are kept, and the places of its structures."""
         if self.file is not None:
             with safetensors.safe_open(self.file, framework="pt") as file:
                 # Copies: what the file maps into memory goes with the file.
                 inputs, targets = (file.get_slice(name)[number : number + 1][0].clone() for name in NAMES)
-            return inputs, targets.long()
+                places = file.get_tensor(PLACES).clone() if PLACES in file.keys() else None  # noqa: SIM118 - no dict
+            return inputs, targets, places
         made = self.made or self.make(self.entry)
-        return made.inputs[number], made.targets[number].long()
+        return made.inputs[number], made.targets[number], made.places
 
 
 class ReadyCases(Dataset):
@@ -168,8 +179,25 @@ class ReadyCases(Dataset):
         return torch.tensor([one.facts.shown[case][0] for one, cases in pairs for case in cases], dtype=torch.long)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        held, number = self.at(index)
+        return held.case(number)
+
+    def at(self, index: int) -> tuple[HeldEntry, int]:
+        """Return a case's entry, and its number there."""
         place = bisect_right(self.ends, index)
-        return self.held[place].case(self.chosen[place][index - (self.ends[place - 1] if place else 0)])
+        return self.held[place], self.chosen[place][index - (self.ends[place - 1] if place else 0)]
+
+
+def kept_case(cases: Dataset, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return a case as it is kept, of ready cases or of some of them."""
+    if isinstance(cases, ReadyCases):
+        held, number = cases.at(index)
+        return held.kept(number)
+    if isinstance(cases, ConcatDataset):
+        part = bisect_right(cases.cumulative_sizes, index)
+        return kept_case(cases.datasets[part], index - [0, *cases.cumulative_sizes][part])
+    assert isinstance(cases, Subset)
+    return kept_case(cases.dataset, cases.indices[index])
 
 
 class LazyCases(Dataset):

@@ -27,6 +27,13 @@ class Survival(Task):
     outputs: ClassVar[int] = 1
     by_case: ClassVar[bool] = False
 
+    @property
+    def unbounded(self) -> str:
+        return (
+            "Cox's loss compares the cases of a batch, so no bound holds for one; learn whether the event comes by a "
+            "fixed time (task.kind=classification)"
+        )
+
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (1,)
 

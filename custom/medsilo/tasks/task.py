@@ -21,7 +21,7 @@ from medsilo.tasks.folds import Dealt, Fold, together
 from medsilo.tasks.listing import links_out
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
 from medsilo.tasks.ready import LazyCases, Memory
-from medsilo.tasks.scans import Scan
+from medsilo.tasks.scans import Scan, read_scan
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import (
     PARTS,
@@ -102,6 +102,11 @@ class Task(Section):
         """The numbers that a network gives for a case, or for a place of it."""
         return self.classes
 
+    @property
+    def unbounded(self) -> str:
+        """Return why no bound holds for what one case does to a batch's gradient; nothing where one holds."""
+        return ""
+
     needs_data: ClassVar[bool] = False  # whether a site has to say where its data lie
     most_sites: ClassVar[int | None] = None  # of a study; None: any number
 
@@ -151,9 +156,7 @@ class Task(Section):
         if source.is_described or source.cache == "disk":
             what = "give nothing but folder, cache (memory or none) and cache_memory under 'data'"
             raise DataError(f"task {self.name} has a layout of its own; {what}")
-        if links := links_out(source.folder):
-            what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
-            raise DataError(what, private=", ".join(links))
+        refuse_links(source.folder)
         data, memory = self.load(site, sites, seed, source.folder), Memory(source)
         for part in PARTS:
             cases = getattr(data, part)
@@ -176,9 +179,21 @@ class Task(Section):
         """
         raise DataError(f"task {self.name} reads no image files")
 
+    def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
+        """Return the images among files, each with its channels' files in order; by default each file is one."""
+        return [(file,) for file in files]
+
+    def scan_of(self, image: tuple[Path, ...]) -> Scan:
+        """Return one of these images."""
+        return read_scan(image[0])
+
     def inputs_of_scan(self, scan: Scan) -> Tensor:
         """The same of an image that knows its spacing."""
         return self.inputs_of(scan.values)
+
+    def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
+        """Return the label of each place of an image, from the network's output for its cases."""
+        return self.labels_of(output, scan.values.shape[1:])
 
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
         """The label of each place of that image, from the network's output for its cases: [*grid]."""
@@ -237,6 +252,12 @@ class Task(Section):
     def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
         """Return what training makes of one case: an augmented image, a patch of a volume; drawn from the seed."""
         return case
+
+    draws: ClassVar[bool] = False  # whether training makes no passes over its cases, but learns what `drawn` draws
+
+    def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
+        """Return what so many training batches consist of, one after another; drawn from the seed."""
+        raise TypeError(f"task {self.name} draws no batches")
 
     crops: ClassVar[bool] = False  # whether cases have sizes of their own, and networks learn from pieces of them
 
@@ -302,6 +323,13 @@ class Task(Section):
         """Return what is reported, from one site's counts or from those of several added up."""
         pairs = {name: counts[name] for name, length in self.layout.items() if length == 2 and name in counts}
         return {name: total / number if number else None for name, (total, number) in pairs.items()}
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise DataError where something in a data folder lies elsewhere."""
+    if links := links_out(folder):
+        what = f"{len(links)} files or folders in the data folder are links that lead out of it; copy them there"
+        raise DataError(what, private=", ".join(links))
 
 
 def folded(data: SiteData, fold: Fold, split: int) -> SiteData:

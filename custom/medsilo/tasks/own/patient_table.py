@@ -124,6 +124,10 @@ class PatientTable(OwnData, ByKind):
         return self._family.by_case
 
     @property
+    def unbounded(self) -> str:
+        return self._family.unbounded
+
+    @property
     def largest_input(self) -> float:  # type: ignore[override]
         """By how numbers are standardised."""
         return largest(self.columns, self.standardise)

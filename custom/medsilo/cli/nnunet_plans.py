@@ -1,0 +1,163 @@
+"""Commands that make nnU-Net's plans for data that lie in several hospitals."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medsilo.cli import options
+from medsilo.cli.given_settings import folder_of_settings
+from medsilo.cli.show import Screen
+from medsilo.core.errors import MedsiloError
+from medsilo.nnunet import PLANNERS
+
+if TYPE_CHECKING:
+    from medsilo.nnunet.fingerprint import Fingerprint
+    from medsilo.nnunet.fingerprint_message import HeldCases
+    from medsilo.tasks.own.question import SegmentationQuestion
+
+QuestionFile = Annotated[
+    Path, typer.Argument(metavar="QUESTION", help="the study's YAML file with name, channels and labels")
+]
+PlannerName = Annotated[str, typer.Option(metavar="NAME", help=f"nnU-Net's planner: {', '.join(PLANNERS)}")]
+
+
+def nnunet_measure(
+    screen: Screen,
+    question: QuestionFile,
+    *,
+    cases: Annotated[
+        int, typer.Option(metavar="NUMBER", parser=options.positive, help="training cases of all hospitals together")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="this hospital's data (default: as its settings say)"),
+    ] = None,
+    local: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="a hospital's local/, with its medsilo.yaml")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="file for the lead")
+    ],
+) -> int:
+    """Measure a hospital's data for nnU-Net's plans, and write what leaves into one file.
+
+    The file holds counts, and no case: docs/nnunet.md says what each of its numbers is.
+    """
+    screen.note("reading nnU-Net")
+    from medsilo.core.files import write_json
+    from medsilo.nnunet.measuring_cases import measured, memory_of
+    from medsilo.site.settings import SiteSettings, read_settings
+    from medsilo.tasks.own.nnunet_files import RawData
+    from medsilo.tasks.own.question import read_question
+    from medsilo.tasks.sources import DataSource
+
+    asked, folder = read_question(question), folder_of_settings(local)
+    settings = read_settings(folder) if folder else SiteSettings()
+    source = DataSource(folder=data) if data else settings.data
+    if source is None:
+        raise MedsiloError("where are the data? Give --data, or set 'data' in medsilo.yaml and give --local")
+    least = settings.count_unit(synthetic=False)
+    found = RawData.of(source.folder, asked, source)
+    with screen.busy("measuring"):
+        own = measured(found, asked, cases, least, memory_of(settings))
+    write_json(out, own.model_dump(mode="json"))
+    bins = sum(len(channel.values) for channel in own.told.channels)
+    screen.say(f"cases: {own.holding.cases}, each number of {least} or more; bins of intensities: {bins}")
+    for problem in found.listing.problems:
+        screen.note(f"{problem.what} ({problem.count})")
+    screen.say(f"for the lead: {out}")
+    screen.answer(file=out, cases=own.holding.cases, least=least, bins=bins)
+    return 0
+
+
+def nnunet_collect(
+    screen: Screen,
+    question: QuestionFile,
+    *,
+    kit: options.Kit,
+    out: Annotated[Path, typer.Option(*options.OUT, metavar="FOLDER", help="folder for the hospitals' files")],
+) -> int:
+    """Have all connected hospitals measure for nnU-Net's plans by one job, and fetch the file of each.
+
+    The files are those of nnunet-measure, by each hospital's own settings.
+    """
+    screen.note("reading nnU-Net")
+    from medsilo.consortium import lead
+    from medsilo.tasks.own.question import read_question
+
+    files = lead.collect_fingerprints(read_question(question), kit, out, screen.say)
+    for path in files:
+        screen.say(f"measured: {path}")
+    screen.answer(files=[str(path) for path in files])
+    return 0
+
+
+def nnunet_plan(
+    screen: Screen,
+    question: QuestionFile,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILES", help="the hospitals' files, each named as its hospital")
+    ],
+    *,
+    planner: PlannerName = PLANNERS[0],
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GB",
+            parser=options.length,
+            help="memory of a GPU to plan for (default: the planner's own, or that of the smallest hospital)",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(*options.OUT, metavar="FILE", parser=options.output_file, help="file for the plans")
+    ],
+) -> int:
+    """Make the plans that nnU-Net would make of all hospitals' data in one place, of the files that they sent.
+
+    Ends with 1 if a hospital has less memory than --memory asks for.
+    """
+    screen.note("reading nnU-Net")
+    from medsilo.core.files import write_json
+    from medsilo.nnunet.fingerprint import Fingerprint
+    from medsilo.nnunet.planning import make_plans
+    from medsilo.tasks.own.question import read_question
+
+    asked = read_question(question)
+    holdings: dict[str, HeldCases] = {}
+    told: list[Fingerprint] = []
+    for path in files:
+        holdings[path.stem], fingerprint = _read(path, asked)
+        told.append(fingerprint)
+    if len(holdings) < len(files):
+        raise MedsiloError("two files are of one hospital; give each once")
+    whole = Fingerprint.merged(told)
+    with screen.busy("planning"):
+        made = make_plans(asked, whole, holdings, planner, memory)
+    write_json(out, made.plans)
+    screen.say(f"plans: {out}, of {whole.cases} cases of {len(told)} hospitals, for {made.memory:g} GB")
+    screen.answer(plans=out, cases=whole.cases, memory=made.memory, too_small=list(made.too_small))
+    if made.too_small:
+        screen.warn(
+            f"hospitals with less memory: {', '.join(made.too_small)}; give a smaller --memory, or go on without"
+        )
+    return 1 if made.too_small else 0
+
+
+def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[HeldCases, Fingerprint]":
+    """Read a hospital's file; an error names the file."""
+    import json
+
+    from medsilo.core.errors import Refused
+    from medsilo.core.files import why_unread
+    from medsilo.nnunet.fingerprint_message import MeasuredSite
+
+    try:
+        sent = MeasuredSite.read(json.loads(path.read_text("utf-8")))
+        return sent.holding, sent.fingerprint(asked)
+    except Refused as error:
+        raise MedsiloError(f"{path.name}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise MedsiloError(f"{path.name}: {why_unread(error, 'a file that medsilo nnunet-measure wrote')}") from error
+    except (ValueError, RecursionError) as error:
+        raise MedsiloError(f"{path.name} is not JSON; give a file that medsilo nnunet-measure wrote") from error

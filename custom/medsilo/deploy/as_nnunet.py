@@ -1,0 +1,50 @@
+"""Export as a model folder of nnU-Net's, which nnUNetv2_predict_from_modelfolder takes as it is."""
+
+from io import BytesIO
+from pathlib import Path
+
+import torch
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.files import write_bytes, write_json
+from medsilo.deploy.model_card import write_card
+from medsilo.deploy.source import Source
+from medsilo.models.nnunet_network import DeeplySupervised
+from medsilo.tasks.own.nnunet_folder import NnUNetFolder
+
+CHECKPOINT = "fold_all/checkpoint_final.pth"
+TRAINER = "nnUNetTrainer"  # nnU-Net asks its class how the network is built
+ENDINGS = {"NaturalImage2DIO": ".png", "Tiff3DIO": ".tif"}  # of files that a reader takes; of all others .nii.gz
+
+
+def export_to_nnunet(source: Source, out: Path) -> None:
+    """Write the folder, which must not exist yet: dataset.json, plans.json, fold_all and the model's card."""
+    task, network = source.plan.task, source.network
+    if not isinstance(task, NnUNetFolder):
+        raise MedsiloError(f"task {task.name} has no plans of nnU-Net's; export it without --to")
+    with torch.device("meta"):
+        plain = source.plan.network.build(task.channels, task.classes).state_dict()
+    if not isinstance(network, DeeplySupervised) or plain.keys() != network.state_dict().keys():
+        raise MedsiloError(
+            f"{source.plan.algorithm.name} with network {source.plan.network.name} leaves more than a network of "
+            "nnU-Net's; predict with medsilo, or choose one model with --site"
+        )
+    if out.exists():
+        raise MedsiloError("the model's folder exists; choose another", private=str(out))
+    ending = ENDINGS.get(task.plans.image_reader_writer, ".nii.gz")
+    write_json(out / "dataset.json", task.question.in_nnunet() | {"file_ending": ending})
+    write_json(out / "plans.json", task.plans.in_nnunet())
+    content = BytesIO()
+    # nnU-Net reads nothing but PyTorch's own files, which are pickles. Written with tensors, numbers, strings and lists
+    # alone, this one is loaded with weights_only=True, too, which runs no code. medsilo itself never loads one.
+    torch.save(
+        {
+            "network_weights": {name: tensor.cpu() for name, tensor in network.network.state_dict().items()},
+            "trainer_name": TRAINER,
+            "init_args": {"configuration": task.configuration},
+            "inference_allowed_mirroring_axes": list(task.parts.mirrored or ()) if task.mirror else None,
+        },
+        content,
+    )
+    write_bytes(out / CHECKPOINT, content.getvalue())
+    write_card(source, out)

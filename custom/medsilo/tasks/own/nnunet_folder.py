@@ -1,0 +1,223 @@
+"""A hospital's own volumes in nnU-Net's layout, learned as nnU-Net learns them."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from medsilo.core.errors import DataError
+from medsilo.learning.seeds import generator_for, seed_for
+from medsilo.models.network import Network
+from medsilo.models.nnunet_network import NnUNet
+from medsilo.tasks.headers import open_reader
+from medsilo.tasks.listing import Entry, Listing
+from medsilo.tasks.own.nnunet_files import RawData
+from medsilo.tasks.own.nnunet_parts import NnUNetParts
+from medsilo.tasks.own.nnunet_plans_file import Configuration, NnUNetPlans
+from medsilo.tasks.own.own_folder import Found, OwnFolder
+from medsilo.tasks.own.question import SegmentationQuestion
+from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, kept_case
+from medsilo.tasks.scans import Scan
+from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.survey import digest, range_of, ranges_of
+
+CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name
+AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
+FLAT = 4  # axes of a batch of patches in two dimensions
+FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
+
+
+class NnUNetFolder(OwnFolder, Segmentation):
+    """nnU-Net's training from plans that were made for all hospitals' data together ([nnunet.md](nnunet.md)).
+
+    A case is a whole volume as nnU-Net preprocesses it, [C, D, H, W]. The network learns from augmented patches, and is
+    evaluated on whole volumes through nnU-Net's windows, on the grid that its plans resample to.
+    """
+
+    title: ClassVar[str] = "a hospital's own volumes in nnU-Net's layout"
+    draws: ClassVar[bool] = True
+    crops: ClassVar[bool] = True
+    reads_images: ClassVar[bool] = True
+    evaluation_batch: ClassVar[int] = 1
+
+    name: Literal["nnunet"] = "nnunet"
+    question: SegmentationQuestion = Field(
+        description="channels and labels, as in `medsilo nnunet-measure`, or that file"
+    )
+    plans: NnUNetPlans = Field(description="what `medsilo nnunet-plan` writes, or that file")
+    configuration: Literal["2d", "3d_fullres", "3d_lowres"] = Field(
+        "2d", description="the configuration of the plans that is trained"
+    )
+    foreground: float = Field(
+        0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
+    )
+    mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        labels = list(self.question.labels.values())
+        if labels != list(range(len(labels))) or self.question.regions_class_order:
+            raise ValueError("question.labels: give 0, 1, 2, ... in order; regions and ignored labels are not learned")
+        if self.configuration not in self.plans.configurations:
+            raise ValueError(f"plans: they have no configuration {self.configuration}; make them anew")
+        if self._own.architecture.arch_kwargs.n_stages < FEWEST_STAGES:
+            raise ValueError(
+                f"plans: for so small images their network has under {FEWEST_STAGES} stages, whose loss is 0/0"
+            )
+        if len(self._own.normalization_schemes) != self.channels:
+            raise ValueError("plans: they are of other channels than the question; make them anew")
+        return self
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Return what another process needs, which puts nnU-Net's parts together itself."""
+        state = super().__getstate__()
+        return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "parts"}}
+
+    @cached_property
+    def parts(self) -> NnUNetParts:
+        """nnU-Net's own parts for these plans."""
+        return NnUNetParts(self.question, self.plans, self.configuration)
+
+    @property
+    def _own(self) -> Configuration:
+        own = self.plans.configurations[self.configuration]
+        assert isinstance(own, Configuration)
+        return own
+
+    @property
+    def unbounded(self) -> str:
+        return "nnU-Net's loss is one of whole batches, so no bound holds for a case; choose task nifti-folder"
+
+    # ------------------------------------------------------------------------------------------ what is learned
+    @property
+    def channels(self) -> int:  # type: ignore[override]
+        """The channels of the question."""
+        return len(self.question.channels)
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        """The labels, background included."""
+        return len(self.question.labels)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return tuple(self.question.labels)
+
+    @property
+    def structures(self) -> dict[str, tuple[int, ...]]:  # type: ignore[override]
+        """The label of each structure."""
+        return {name: (number,) for number, name in enumerate(self.question.labels) if number}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, *self._own.patch_size)
+
+    def default_network(self) -> Network:
+        return NnUNet(architecture=self._own.architecture)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.parts.loss(output, target)
+
+    def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
+        return _Patches(self.parts, cases, batch, steps, self.foreground, seed)
+
+    def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+        return self.parts.cut(case, seed, self.foreground)
+
+    def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        if inputs.ndim == FLAT:  # patches; those in three dimensions go through one window
+            return network(inputs)
+        return torch.stack([self.parts.inferred(network, image, self.mirror) for image in inputs])
+
+    # ------------------------------------------------------------------------------------------ in use
+    def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
+        if self.channels == 1:
+            return super().images_among(files)
+        cases: dict[str, dict[int, Path]] = {}
+        for file in files:
+            channel = CHANNEL.search(file.name)
+            if channel is None:
+                raise DataError("images of several channels are named as nnU-Net names them: case_0000.nii.gz, ...")
+            cases.setdefault(str(file)[: -len(channel.group())], {})[int(channel.group(1))] = file
+        if any(sorted(case) != list(range(self.channels)) for case in cases.values()):
+            raise DataError(f"an image lacks a channel; the study has {', '.join(self.question.channels)}")
+        return [tuple(case[number] for number in range(self.channels)) for case in cases.values()]
+
+    def scan_of(self, image: tuple[Path, ...]) -> Scan:
+        """Return an image as nnU-Net reads it: not turned."""
+        header, *_ = [open_reader(file) for file in image]  # which refuses headers that claim too much
+        values, notes = self.parts.read(image)
+        if len(values) != self.channels:
+            raise DataError(f"an image has {len(values)} channels; the study has {', '.join(self.question.channels)}")
+        spacing = tuple(float(along) for along in notes["spacing"][::-1])
+        return Scan(values, np.diag([*spacing, 1.0]), spacing, header, AS_STORED, notes)
+
+    def inputs_of_scan(self, scan: Scan) -> Tensor:
+        return self.parts.on_its_grid(scan.values, scan.source)[None]
+
+    def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
+        return self.parts.labels_back(output[0], scan.source)
+
+    # ------------------------------------------------------------------------------------------ from files
+    def _found(self, source: DataSource, folder: Path) -> Found:
+        data = RawData.of(folder, self.question, source)
+        if data.reader != self.plans.image_reader_writer:
+            raise DataError(
+                f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
+                "convert the files"
+            )
+        return Found(data.listing, {}, partial(_made, self.parts, self.classes), "")
+
+    def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
+        empty = [one.entry.name for one in every if not any(one.facts.values)]
+        listing.add("note", "masks are empty: no structure of the question is in them", empty)
+
+    def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
+        values = Counter(value for one in every for value in one.facts.values)
+        return {
+            "label_values": {str(value): values[value] for value in sorted(values)},
+            "size": ranges_of(one.facts.size for one in every),
+            "intensity": range_of(value for one in every for value in one.facts.intensity),
+        }
+
+
+class _Patches(Dataset):
+    """Augmented patches of so many batches; cases are drawn with replacement, as by nnU-Net's loader."""
+
+    def __init__(
+        self, parts: NnUNetParts, cases: Dataset, batch: int, steps: int, foreground: float, seed: int
+    ) -> None:
+        self.parts, self.cases, self.batch, self.seed = parts, cases, batch, seed
+        self.certain = round(batch * (1 - foreground))  # the first patch of a batch that has a structure for certain
+        order = generator_for(seed, "cases")
+        self.chosen = torch.randint(len(cases), (steps * batch,), generator=order).tolist()  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        image, labels, places = kept_case(self.cases, self.chosen[number])
+        assert places is not None
+        certain = number % self.batch >= self.certain
+        return self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
+
+
+def _made(parts: NnUNetParts, classes: int, entry: Entry) -> PreparedEntry:
+    """Prepare one case."""
+    assert isinstance(entry.label, Path)
+    image, labels, places = parts.prepared(entry.images, entry.label)
+    shown = tuple(value for value in torch.unique(labels).tolist() if value >= 0)
+    if shown and shown[-1] >= classes:
+        raise DataError(f"masks have values above {classes - 1}, which are no labels of the question; correct them")
+    low, high = image.aminmax()
+    facts = Facts(1, digest(image), tuple(image.shape[:0:-1]), (), (float(low), float(high)), shown, (shown,))
+    return PreparedEntry(image[None], labels[None], facts, places)

@@ -1,0 +1,216 @@
+"""nnU-Net's own parts, put together from its plans: preprocessing, patches, augmentation, loss and inference.
+
+All of it is called where nnU-Net has it. Chance comes from a seed: nnU-Net draws from the generators of Python, NumPy
+and PyTorch, which are put back afterwards.
+"""
+
+import io
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from medsilo.core.errors import DataError
+from medsilo.models.nnunet_network import needing_nnunet
+from medsilo.tasks.own.nnunet_plans_file import ConfigurationName, NnUNetPlans
+from medsilo.tasks.own.question import SegmentationQuestion
+
+Case = tuple[Tensor, Tensor]  # image [C, D, H, W], and labels [D, H, W], which are -1 where the image was empty
+Placed = tuple[Tensor, Tensor, Tensor]  # a case, and some voxels that show structures, [n, 4]: label, z, y, x
+NONE = torch.empty(0, 4, dtype=torch.int32)
+
+
+class NnUNetParts:
+    """The parts that one configuration of the plans asks for."""
+
+    def __init__(self, question: SegmentationQuestion, plans: NnUNetPlans, configuration: ConfigurationName) -> None:
+        self.settings = {**question.in_nnunet(), "file_ending": ".nii.gz"}
+        self.trainer = _trainer()(plans.in_nnunet(), configuration, self.settings)
+        rotation, dummy_2d, patch, mirrored = self.trainer.configure_rotation_dummyDA_mirroring_and_inital_patch_size()
+        self.mirrored = mirrored
+        own = self.trainer.configuration_manager
+        self.scales = self.trainer._get_deep_supervision_scales()
+        self.criterion = self.trainer._build_loss()
+        changed = self.trainer.get_training_transforms(
+            own.patch_size, rotation, None, mirrored, dummy_2d, use_mask_for_norm=own.use_mask_for_norm
+        )
+        _always_the_same(changed)
+        self.drawing = (patch, changed)
+        self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None))
+
+    @property
+    def _managers(self) -> tuple[Any, Any]:
+        return self.trainer.plans_manager, self.trainer.configuration_manager
+
+    # ------------------------------------------------------------------ data
+    def read(self, files: Sequence[Path]) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return an image as nnU-Net reads it, [C, D, H, W], and what it notes of it."""
+        try:
+            values, notes = self._managers[0].image_reader_writer_class().read_images(list(map(str, files)))
+        except Exception as error:  # of any of the libraries that read images
+            raise DataError("nnU-Net can't read an image; copy or export it again", str(error)) from error
+        return values, notes
+
+    def on_its_grid(self, values: np.ndarray, notes: dict[str, Any]) -> Tensor:
+        """Return what was read on the grid of the plans, [C, D, H, W]; what is cut off stands in the notes then."""
+        preprocessor = self._managers[1].preprocessor_class(verbose=False)
+        image, _, _ = preprocessor.run_case_npy(values, None, notes, *self._managers, self.settings)
+        return torch.from_numpy(image)
+
+    def labels_back(self, output: Tensor, notes: dict[str, Any]) -> Tensor:
+        """Return the label of each place as it was read, from the output [classes, D, H, W] on the plans' grid."""
+        from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
+
+        labels = convert_predicted_logits_to_segmentation_with_correct_shape(
+            output.half(),  # as nnU-Net's windows give it, and as it resamples it: ties go to the same label
+            *self._managers,
+            self.trainer.label_manager,
+            notes,
+            num_threads_torch=torch.get_num_threads(),
+        )
+        return torch.from_numpy(labels)
+
+    def prepared(self, images: Sequence[Path], label: Path) -> Placed:
+        """Return a case as nnU-Net preprocesses it, with the voxels at which its patches may be drawn."""
+        preprocessor, files = self._managers[1].preprocessor_class(verbose=False), list(map(str, images))
+        try:
+            image, labels, found = preprocessor.run_case(files, str(label), *self._managers, self.settings)
+        except Exception as error:  # of any of the libraries that read images
+            raise DataError("nnU-Net can't preprocess a case; check its image and labels", str(error)) from error
+        return torch.from_numpy(image), torch.from_numpy(labels[0]), _places(found["class_locations"])
+
+    def drawn(self, case: Placed, seed: int, certain: bool) -> Case:
+        """Return an augmented patch. certain: whether it has a structure, if the case has one."""
+        return self._patch(case, seed, certain, *self.drawing)
+
+    def cut(self, case: Case, seed: int, foreground: float) -> Case:
+        """Return a patch as it is; `foreground` is the share of patches that have a structure for certain."""
+        from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
+
+        certain, places = bool(np.random.default_rng(seed).uniform() < foreground), NONE
+        if certain:
+            structures = self.trainer.label_manager.foreground_labels
+            found = DefaultPreprocessor._sample_foreground_locations(case[1][None].numpy(), structures)
+            places = _places(found)
+        return self._patch((*case, places), seed, certain, *self.cutting)
+
+    def _patch(
+        self, case: Placed, seed: int, certain: bool, patch: Sequence[int], transforms: Callable[..., Any]
+    ) -> Case:
+        from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
+
+        final, labels = self.trainer.configuration_manager.patch_size, self.trainer.label_manager
+        loader = nnUNetDataLoader(_OneCase(case), 1, patch, final, labels, transforms=transforms)
+        loader.get_do_oversample = lambda _: certain
+        with _seeded(seed):
+            batch = loader.generate_train_batch()
+        return batch["data"][0], batch["target"][0, 0].long()
+
+    # ------------------------------------------------------------------ loss and inference
+    def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
+        """Return nnU-Net's loss: of all resolutions in training, of the finest alone in evaluation."""
+        labels = target[:, None].clamp(min=0)
+        if isinstance(output, Tensor):
+            return self.criterion.loss(output, labels)
+        from batchgeneratorsv2.transforms.utils.deep_supervision_downsampling import DownsampleSegForDSTransform
+
+        coarser = DownsampleSegForDSTransform(self.scales)
+        each = [coarser(segmentation=one.short())["segmentation"] for one in labels]
+        return self.criterion(output, [torch.stack(scale) for scale in zip(*each, strict=True)])
+
+    def inferred(self, network: Callable[[Tensor], Tensor], image: Tensor, mirror: bool) -> Tensor:
+        """Return a network's output for a whole case, [classes, D, H, W], through windows as nnU-Net lays them."""
+        from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+        gpu, by_stopwatch = image.device.type == "cuda", torch.backends.cudnn.benchmark
+        with redirect_stdout(io.StringIO()):
+            predictor = nnUNetPredictor(
+                use_mirroring=mirror, perform_everything_on_device=gpu, device=image.device, allow_tqdm=False
+            )
+        torch.backends.cudnn.benchmark = by_stopwatch  # which nnU-Net sets, and with which bits would depend on speed
+        module = network if isinstance(network, nn.Module) else _Called(network)
+        predictor.manual_initialization(module, *self._managers, None, self.settings, "nnUNetTrainer", self.mirrored)
+        return predictor.predict_sliding_window_return_logits(image).float()
+
+
+class _Called(nn.Module):
+    """A function as nnU-Net's predictor wants it."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.function(inputs)
+
+
+class _OneCase:
+    """A data set of one case, as nnU-Net's loader wants it."""
+
+    identifiers = ("case",)
+
+    def __init__(self, case: Placed) -> None:
+        self.case = case
+
+    def load_case(self, identifier: str) -> tuple[np.ndarray, np.ndarray, None, dict[str, Any]]:
+        """Return image, labels, nothing of an earlier stage, and where the structures are."""
+        image, labels, places = (tensor.numpy() for tensor in self.case)
+        found = {int(label): places[places[:, 0] == label] for label in np.unique(places[:, 0])}
+        return image, labels[None], None, {"class_locations": found}
+
+
+def _places(found: Mapping[int, Any]) -> Tensor:
+    """Return the places of all structures, by label, in one tensor."""
+    # nnU-Net has the channel in front, which is always 0.
+    each = [np.insert(voxels[:, 1:], 0, label, 1) for label, voxels in found.items() if len(voxels)]
+    return torch.from_numpy(np.concatenate(each).astype(np.int32)) if each else NONE
+
+
+@cache
+def _trainer() -> Any:
+    """Return nnU-Net's trainer without what it does to folders, logs and devices."""
+    with needing_nnunet():
+        from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+        from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
+
+    class Trainer(nnUNetTrainer):
+        def __init__(self, plans: dict[str, Any], configuration: str, settings: dict[str, Any]) -> None:
+            self.plans_manager = PlansManager(plans)
+            self.configuration_manager = self.plans_manager.get_configuration(configuration)
+            self.label_manager = self.plans_manager.get_label_manager(settings)
+            self.enable_deep_supervision, self.is_ddp, self.device = True, False, torch.device("cpu")
+
+        def print_to_log_file(self, *args: object, **options: object) -> None:
+            pass
+
+    return Trainer
+
+
+def _always_the_same(transform: Any) -> None:
+    """Let no transform choose by a stopwatch how it computes: then equal seeds give equal patches on every machine."""
+    if hasattr(transform, "benchmark"):
+        transform.benchmark = False
+    for inner in (*getattr(transform, "transforms", ()), getattr(transform, "transform", None)):
+        if inner is not None:
+            _always_the_same(inner)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw from a seed inside, with all generators that nnU-Net draws from."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

@@ -1,0 +1,106 @@
+"""Hospitals measured by a job: what it collects is what they would have sent as files."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from medsilo.core.errors import MedsiloError
+from medsilo.federation.inprocess import Loop
+from medsilo.flare.collecting_job import NAME, read_collected, write_collecting_job
+from medsilo.flare.jobs import check_components
+from medsilo.flare.simulator import prepare_workspace
+from medsilo.nnunet.collecting import MeasuringSite, collect
+from medsilo.nnunet.fingerprint_message import MeasuredSite
+from medsilo.nnunet.measuring_cases import measured
+from medsilo.site.settings import EachSites, SiteSettings, make_settings
+from medsilo.tasks.own.nnunet_files import RawData
+from medsilo.tasks.own.question import SegmentationQuestion
+from tests.federations import write_volumes
+
+QUESTION = SegmentationQuestion(name="Dataset007_Volumes", channels=("CT",), labels={"background": 0, "lesion": 1})
+HOSPITALS = {"north": 2, "west": 3}  # cases
+LEAST, CASES = 2, 4  # of each number; of both together, without the one that is left over
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the volumes of each hospital."""
+    pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
+    folder = tmp_path_factory.mktemp("data")
+    for site, cases in HOSPITALS.items():
+        write_volumes(folder / site, QUESTION, [f"{site}{case}" for case in range(cases)], 1, (1, 1, 2))
+    return folder
+
+
+def settings_of(place: Path, site: str, **more: object) -> SiteSettings:
+    """Return a hospital's settings."""
+    return make_settings({"data": str(place / site), "smallest_metric": LEAST, "device": "cpu", **more}, site)
+
+
+def loop_over(place: Path, folder: Path, **more: object) -> Loop:
+    """Return the hospitals, in this process."""
+    return Loop(
+        {
+            site: MeasuringSite(QUESTION, site, settings_of(place, site, **more), folder / "study" / "sites" / site)  # type: ignore[misc]
+            for site in HOSPITALS
+        }
+    )
+
+
+def as_files(data: Path) -> dict[str, MeasuredSite]:
+    """Return what hospitals would have sent as files."""
+    places = {site: RawData.of(data / site, QUESTION) for site in HOSPITALS}
+    return {site: measured(own, QUESTION, CASES, LEAST, None) for site, own in places.items()}
+
+
+def test_a_job_without_cases_is_whole(tmp_path: Path) -> None:
+    write_collecting_job(tmp_path / "job", QUESTION, 2)
+    check_components(tmp_path / "job")
+    with pytest.raises(MedsiloError, match="left no fingerprints"):
+        read_collected(tmp_path, tmp_path)
+
+
+@pytest.mark.long  # nnU-Net draws 25 million intensities of each of so few cases
+def test_a_job_collects_what_hospitals_would_send(data: Path, tmp_path: Path) -> None:
+    told = collect(QUESTION, loop_over(data, tmp_path), list(HOSPITALS), 60)
+    assert told == as_files(data)
+    assert sum(own.holding.cases for own in told.values()) == CASES
+    assert collect(QUESTION, loop_over(data, tmp_path), list(HOSPITALS), 60) == told  # the same cases: nothing is new
+    write_volumes(data / "west", QUESTION, ["west-later"], 1, (1, 1, 2))
+    try:
+        with pytest.raises(MedsiloError, match="west refused: another answer was about all of these cases but fewer"):
+            collect(QUESTION, loop_over(data, tmp_path), list(HOSPITALS), 60)
+    finally:
+        for path in data.glob("west/*/west-later*"):
+            path.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"approval": "required"}, "ask its engineer for the file of medsilo nnunet-measure"),
+        ({"privacy": {"epsilon": 1.0, "delta": 1e-5}}, "answers only with noise"),
+        ({"data": None}, "does not say where its data are"),
+        ({"smallest_metric": 4}, "fewer than 4 cases does not leave"),
+    ],
+)
+def test_a_hospital_may_refuse(data: Path, tmp_path: Path, settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(MedsiloError, match=reason):
+        collect(QUESTION, loop_over(data, tmp_path, **settings), list(HOSPITALS), 60)
+
+
+@pytest.mark.long
+def test_nvflare_collects_the_same(data: Path, tmp_path: Path) -> None:
+    job, workspace = tmp_path / "job", tmp_path / "workspace"
+    write_collecting_job(job, QUESTION, len(HOSPITALS))
+    settings = EachSites(smallest_metric=LEAST, sites={site: settings_of(data, site) for site in HOSPITALS})
+    prepare_workspace(workspace, settings, tmp_path / "output", list(HOSPITALS))
+    simulator = [sys.executable, "-m", "medsilo.flare.simulator", str(job), str(workspace)]
+    subprocess.run([*simulator, ",".join(HOSPITALS), "2", str(os.getpid())], check=True, timeout=1200)
+    (left,) = (path.parent for path in workspace.glob(f"**/medsilo/{NAME}"))
+    files = read_collected(left.parent, tmp_path / "collected")
+    assert {path.stem: MeasuredSite.model_validate_json(path.read_text()) for path in files} == as_files(data)

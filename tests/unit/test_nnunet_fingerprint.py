@@ -1,0 +1,190 @@
+"""nnU-Net's fingerprint of data that lie apart."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from medsilo.core.errors import Refused
+from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
+from medsilo.nnunet.fingerprint_message import HeldCases, MeasuredSite, ToldFingerprint
+from medsilo.nnunet.float_bins import LARGEST_STEP, FloatHistogram, covering, rounded
+from tests.federations import federation, intensities_are_near, pooled_fingerprint
+
+
+def numbers(seed: int, size: int = 4000) -> np.ndarray:
+    """Return numbers of many magnitudes, of both signs, and some of them zero."""
+    drawn = np.random.default_rng(seed)
+    return drawn.normal(size=size) * 10.0 ** drawn.integers(-6, 7, size) * (drawn.uniform(size=size) > 0.01)
+
+
+def told(cases: Sequence[CaseFacts], samples: int, least: int = 1) -> Fingerprint:
+    """Return a hospital's fingerprint as the server reads it, after it was JSON."""
+    sent = json.loads(ToldFingerprint.of(Fingerprint.of(cases, samples, least)).model_dump_json())
+    holding = HeldCases(cases=len(cases) // least * least, reader="SimpleITKIO")
+    return ToldFingerprint.read(sent).fingerprint(holding, samples, len(cases[0].intensities))
+
+
+# ------------------------------------------------------------------------------------------------------ bins
+def test_a_number_moves_by_its_share_and_whole_numbers_of_ct_do_not() -> None:
+    values = numbers(1)
+    moved = np.abs(rounded(values) - values)
+    assert (moved <= LARGEST_STEP * np.abs(values)).all()
+    assert moved.max() > 0
+    assert np.array_equal(rounded(np.arange(-8192, 8193)), np.arange(-8192, 8193))
+    assert np.array_equal(rounded(rounded(values)), rounded(values))
+
+
+@pytest.mark.parametrize("percent", [0.0, 0.5, 37.2, 50.0, 99.5, 100.0])
+@pytest.mark.parametrize("size", [1, 2, 3, 4000])
+def test_percentiles_are_numpys(percent: float, size: int) -> None:
+    values = rounded(numbers(2, size))
+    assert FloatHistogram.of(values).percentile(percent) == pytest.approx(np.percentile(values, percent), rel=1e-14)
+
+
+def test_histograms_add_up() -> None:
+    first, second = numbers(3), numbers(4)
+    both = FloatHistogram.of(np.concatenate([first, second]))
+    merged = FloatHistogram.merged([FloatHistogram.of(first), FloatHistogram.of(second)])
+    assert np.array_equal(both.values, merged.values) and np.array_equal(both.counts, merged.counts)
+    assert merged.mean == pytest.approx(rounded(np.concatenate([first, second])).mean(), rel=1e-12)
+    assert merged.deviation == pytest.approx(rounded(np.concatenate([first, second])).std(), rel=1e-12)
+
+
+def test_neighbouring_bins_are_put_together_until_enough_cases_have_a_part() -> None:
+    cases = [FloatHistogram.of(own) for own in ([1, 1, 10], [2, 10, 14], [3, 10, 4], [90])]
+    kept = covering(cases, 3)  # 1, 1, 2, 3 are of three cases, and so are 4, 10, 10, 10; what follows is of two
+    assert (kept.values.tolist(), kept.counts.tolist()) == ([1, 10], [4, 6])
+    assert covering(cases, 4).counts.tolist() == [10]
+    assert covering(cases, 5).total == 0
+    assert covering(cases, 1).counts.tolist() == [2, 1, 1, 1, 3, 1, 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_group_of_bins_has_fewer_cases(seed: int) -> None:
+    drawn, least = np.random.default_rng(seed), 4
+    cases = [rounded(drawn.normal(size=int(drawn.integers(0, 30)))) for _ in range(9)]
+    kept = covering([FloatHistogram.of(case) for case in cases], least)
+    ordered = np.sort(np.concatenate(cases))
+    ends = np.cumsum(kept.counts)
+    assert ends[-1] == len(ordered)
+    for begin, end, value in zip([0, *ends[:-1]], ends, kept.values, strict=True):
+        low, high = ordered[begin], ordered[end - 1]
+        assert sum(((case >= low) & (case <= high)).any() for case in cases) >= least
+        assert value == ordered[begin + (end - begin - 1) // 2]
+
+
+# ------------------------------------------------------------------------------------------------------ fingerprints
+@pytest.mark.parametrize("number", range(14))
+def test_medians_are_those_of_all_data_in_one_place(number: int) -> None:
+    drawn = federation(number)
+    parts = [told(cases, drawn.samples) for cases in drawn.hospitals.values()]
+    own, pooled = Fingerprint.merged(parts).in_nnunet(), pooled_fingerprint(drawn.cases)
+    for axis in range(3):
+        assert along(own, axis) == along(pooled, axis)
+    assert own["median_relative_size_after_cropping"] == pooled["median_relative_size_after_cropping"]
+    intensities_are_near(own, pooled, drawn.cases)
+
+
+def along(fingerprint: dict[str, Any], axis: int) -> list[tuple[float, int]]:
+    """Return spacing and size of all cases along one axis, in order."""
+    cases = zip(fingerprint["spacings"], fingerprint["shapes_after_crop"], strict=True)
+    return sorted((spacing[axis], size[axis]) for spacing, size in cases)
+
+
+def test_no_axis_tells_of_another() -> None:
+    cases = federation(1).cases
+    own = Fingerprint.of(cases, 200).in_nnunet()
+    pairs = {
+        tuple(zip(spacing, size, strict=True))
+        for spacing, size in zip(own["spacings"], own["shapes_after_crop"], strict=True)
+    }
+    assert pairs != {tuple(zip(case.spacing, case.size, strict=True)) for case in cases}
+
+
+@pytest.mark.parametrize("number", range(0, 35, 7))
+def test_with_a_smallest_group_each_number_covers_so_many_cases(number: int) -> None:
+    least = 5
+    cases = federation(number + 1, least).hospitals["hospital-0"]
+    own = told(cases, 200, least)
+    groups = len(cases) // least
+    assert own.cases == groups * least
+    for axis, counts in enumerate(own.extents):
+        assert all(count % least == 0 for count in counts.values())
+        # The k-th of g told numbers lies among the k-th of g parts of the ordered cases: ranks are off by a group.
+        real = sorted(case.spacing[axis] for case in cases)
+        for group, value in enumerate(sorted(spacing for spacing, _ in counts.elements())[::least]):
+            low, high = real[group * len(real) // groups], real[min((group + 1) * len(real) // groups, len(real) - 1)]
+            assert low <= value <= high
+
+
+def test_fewer_cases_than_the_smallest_group_tell_nothing() -> None:
+    with pytest.raises(Refused, match="fewer than 5 cases"):
+        Fingerprint.of(federation(1).cases[:4], 200, 5)
+
+
+# ------------------------------------------------------------------------------------------------------ messages
+def good() -> dict[str, Any]:
+    """Return a fingerprint of four cases as it travels."""
+    cases = [CaseFacts((3.0, 1.0, 1.0), (20 + n, 100, 120), 0.8, [[1.0 * n, 7.0]]) for n in range(4)]
+    sent: dict[str, Any] = json.loads(ToldFingerprint.of(Fingerprint.of(cases, 2)).model_dump_json())
+    return sent
+
+
+def changed(path: Sequence[str | int], value: Any) -> dict[str, Any]:
+    """Return it with another value at one place."""
+    sent = place = good()
+    for key in path[:-1]:
+        place = place[key]  # type: ignore[index]
+    place[path[-1]] = value  # type: ignore[index]
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        (["extents", 0, 0, "spacing"], 0.0, "spacing"),
+        (["extents", 0, 0, "spacing"], float("nan"), "spacing"),
+        (["extents", 0, 0, "size"], 70_000, "size"),
+        (["extents", 0, 0, "size"], 20.5, "size"),
+        (["extents", 0, 0, "cases"], 2, "differ from axis to axis"),
+        (["extents", 0, 0, "size"], 50, "ascending"),
+        (["extents", 1], [], "differ from axis to axis"),
+        (["extents"], [], "extents"),
+        (["shares", 0, "share"], 1.5, "share"),
+        (["channels", 0, "values", 0], 9.0, "ascending"),
+        (["channels", 0, "values", 0], 1e-9 + 0.1, "binary digits"),
+        (["channels", 0, "counts", 0], 10**7, "more intensities than 2 of each case"),
+        (["channels", 0, "counts", 0], -1, "counts"),
+        (["channels", 0, "counts"], [1], "counts"),
+        (["patients"], ["Doe"], "surplus"),
+    ],
+)
+def test_nobody_is_believed(path: Sequence[str | int], value: Any, reason: str) -> None:
+    ToldFingerprint.read(good())
+    with pytest.raises(Refused, match=reason):
+        ToldFingerprint.read(changed(path, value))
+
+
+def test_a_fingerprint_is_of_what_was_agreed_on() -> None:
+    sent, holding = ToldFingerprint.read(good()), HeldCases(cases=4, reader="SimpleITKIO")
+    sent.fingerprint(holding, 2, 1)
+    with pytest.raises(Refused, match="agreed on 3 in 1"):
+        sent.fingerprint(holding, 3, 1)
+    with pytest.raises(Refused, match="is of 4 cases, and it said that it has 9"):
+        sent.fingerprint(HeldCases(cases=9, reader="SimpleITKIO"), 2, 1)
+
+
+def test_all_draw_as_many_intensities_as_nnunet_from_all_data() -> None:
+    assert samples_of(27) == int(10e7 // 27)
+
+
+def test_a_message_is_of_the_question_that_was_asked() -> None:
+    asked = federation(1).question
+    holding = HeldCases(cases=4, reader="SimpleITKIO")
+    sent = MeasuredSite(question=asked.hash, holding=holding, told=ToldFingerprint.read(good()))
+    assert MeasuredSite.read(json.loads(sent.model_dump_json())).fingerprint(asked).cases == 4
+    with pytest.raises(Refused, match="another question"):
+        sent.fingerprint(federation(2).question)

@@ -1,0 +1,53 @@
+"""Every method on nnU-Net's networks and patches, on volumes that lie as nifti-folder has them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medsilo.core.errors import PlanError
+from medsilo.federation import inprocess
+from medsilo.registry import METHODS
+from medsilo.site.settings import make_settings
+from tests.brains import narrow, plans_of, study, write_hospitals
+
+pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
+pytestmark = pytest.mark.slow
+
+SITES = ("brno", "graz")
+OPEN = {"device": "cpu", "public_data": True, "smallest_average": 1, "smallest_metric": 1}  # hospitals are tiny
+OTHERWISE: dict[str, dict[str, Any]] = {  # than by its name alone
+    "adafed": {"keeps": "norms"},
+    "fedbn": {"keeps": "norms"},
+}
+REFUSED = {
+    "silobn": "keeps batch norm's statistics",
+    "f-adafed": "keeps batch norm at the sites, but this network has none",
+    "fedrod": "balances the classes of cases",
+}
+NO_MOMENTUM: tuple[str, ...] = ()
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of two hospitals' volumes, and the plans for all of them."""
+    folder = tmp_path_factory.mktemp("brains")
+    write_hospitals(folder, SITES, 4, width=32)
+    return folder, narrow(plans_of(folder, SITES, 2000))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_trains_nnunets_networks_or_says_why_not(hospitals: tuple[Path, Any], method: str) -> None:
+    folder, plans = hospitals
+    training = {"rounds": 3, "batch_size": 2, "momentum": 0.0 if method in NO_MOMENTUM else 0.9}
+    asked = {"name": method, **OTHERWISE.get(method, {})}
+    if method in REFUSED:
+        with pytest.raises(PlanError, match=REFUSED[method]):
+            study(plans, SITES, asked, training).build_networks()
+        return
+    run = inprocess.run(
+        study(plans, SITES, asked, training), settings=make_settings({**OPEN, "data": str(folder)}, "x")
+    )
+    assert run.summary.finished
+    for model in run.models.values():
+        assert all(tensor.isfinite().all() for tensor in model.state_dict().values())

@@ -1,0 +1,250 @@
+"""The task nnunet: nnU-Net's own training, in a study as any other."""
+
+import json
+import pickle
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Subset
+
+import medsilo
+from medsilo.core.errors import PlanError
+from medsilo.learning.loop import Compute, lesson, objective_of
+from medsilo.nnunet.fingerprint import Fingerprint
+from medsilo.nnunet.fingerprint_message import HeldCases
+from medsilo.nnunet.measuring_cases import facts_of
+from medsilo.nnunet.planning import make_plans
+from medsilo.plan import Plan, load_plan, parse_plan
+from medsilo.tasks.own.nnunet_files import RawData
+from medsilo.tasks.own.question import SegmentationQuestion
+from medsilo.tasks.ready import kept_case
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.task import SiteData
+from tests.federations import write_volumes
+
+pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
+pytestmark = pytest.mark.slow
+
+QUESTION = SegmentationQuestion(name="Dataset007_Volumes", channels=("FLAIR",), labels={"background": 0, "lesion": 1})
+HOSPITALS = {"north": 2.5, "st-anna": 3.0, "west": 3.5}  # mm between slices
+CASES = 4
+SHORT = {"rounds": 2, "batch_size": 2, "local_steps": 1, "momentum": 0.9}
+AS_NNUNET = {"momentum": 0.99, "nesterov": True, "weight_decay": 3e-5, "clip": 12.0, "schedule": "poly"}
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with each hospital's volumes, and the plans for all of them."""
+    folder, told, holdings = tmp_path_factory.mktemp("hospitals"), [], {}
+    for site, between in HOSPITALS.items():
+        write_volumes(folder / site, QUESTION, [f"{site}{case}" for case in range(CASES)], 1, (1, 1, between), 48)
+        data = RawData.of(folder / site, QUESTION)
+        told.append(Fingerprint.of(facts_of(data, 2000), 2000))
+        holdings[site] = HeldCases(cases=CASES, reader=data.reader)
+    made = make_plans(QUESTION, Fingerprint.merged(told), holdings)
+    (folder / "plans.json").write_text(json.dumps(made.plans))
+    return folder
+
+
+def plan_of(hospitals: Path, training: Mapping[str, Any] = SHORT, **task: Any) -> Plan:
+    """Return a study."""
+    plans = json.loads((hospitals / "plans.json").read_text())
+    own = {"name": "nnunet", "question": QUESTION.model_dump(mode="json"), "plans": plans, "mirror": False, **task}
+    return parse_plan(
+        {
+            "algorithm": {"name": "fedavg"},
+            "task": own,
+            "participation": {"sites": list(HOSPITALS)},
+            "training": dict(training),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def plan(hospitals: Path) -> Plan:
+    return plan_of(hospitals)
+
+
+@pytest.fixture(scope="module")
+def data(hospitals: Path, plan: Plan) -> SiteData:
+    return plan.task.site_data("north", plan.participation.sites, 0, DataSource(folder=hospitals))
+
+
+def test_a_seed_decides_a_patch(plan: Plan, data: SiteData) -> None:
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    first, again, other = (plan.task.drawn(data.train, 2, 1, seed)[1] for seed in (5, 5, 6))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert tuple(first[0].shape) == plan.task.shape and first[1].shape == first[0].shape[1:]
+    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+    assert not torch.equal(first[0], other[0])
+    copy = pickle.loads(pickle.dumps(plan))  # noqa: S301 - as it goes to the training process
+    assert torch.equal(copy.task.drawn(data.train, 2, 1, 5)[1][0], first[0])
+
+
+def test_every_patch_has_a_structure_where_the_plan_asks_for_it(hospitals: Path, data: SiteData) -> None:
+    always = plan_of(hospitals, foreground=1.0).task
+    assert all((always.cropped(data.train[0], seed)[1] == 1).any() for seed in range(20))
+
+
+def test_batches_are_drawn_as_by_nnunets_loader(plan: Plan, data: SiteData) -> None:
+    from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
+
+    for batch in (2, 3, 7, 19):
+        drawn = plan.task.drawn(data.train, batch, 40, 0)
+        loader = SimpleNamespace(batch_size=batch, oversample_foreground_percent=0.33)  # nnU-Net's number
+        rule = partial(nnUNetDataLoader._oversample_last_XX_percent, loader)
+        assert [place >= drawn.certain for place in range(batch)] == [rule(place) for place in range(batch)]
+        assert len(drawn) == 40 * batch
+    counts = torch.bincount(torch.tensor(drawn.chosen), minlength=len(data.train))
+    assert (counts / len(drawn) - 1 / len(data.train)).abs().max() < 0.1  # with replacement, so that no batch is short
+    few = Subset(data.train, [len(data.train) - 1])  # as `truncate` takes them
+    one, other = (kept_case(cases, place) for cases, place in ((few, 0), (data.train, len(data.train) - 1)))
+    assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+    _, labels, places = one
+    label, *where = places[0].tolist()
+    assert label > 0 and labels[tuple(where)] == label
+
+
+@pytest.mark.parametrize("configuration", ["3d_fullres", "3d_lowres"])
+def test_volumes_are_learned_in_three_dimensions(hospitals: Path, configuration: str) -> None:
+    plans = json.loads((hospitals / "plans.json").read_text())
+    own = dict(plans["configurations"]["3d_fullres"])
+    lower = {"spacing": [1.5 * along for along in own["spacing"]], "next_stage": "3d_cascade_fullres"}
+    plans["configurations"]["3d_lowres"] = own | lower  # as the planner writes it for larger volumes
+    plan = plan_of(hospitals, plans=plans, configuration=configuration)
+    data = plan.task.site_data("north", plan.participation.sites, 0, DataSource(folder=hospitals))
+    image, labels = plan.task.drawn(data.train, 2, 1, 0)[1]
+    assert tuple(image.shape) == plan.task.shape and image.shape[1:] == labels.shape and (labels == 1).any()
+    network = plan.build_networks()["model"]
+    loss = plan.task.loss(network.train()(image[None]), labels[None])
+    loss.backward()
+    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in network.parameters())
+    volume, whole = data.test[0]
+    with torch.no_grad():
+        output = plan.task.infer(network.eval(), volume[None])
+    assert output.shape == (1, 2, *whole.shape)
+    assert 0 <= float(plan.task.case_scores(output, whole[None])) <= 1
+
+
+def test_a_plan_takes_question_and_plans_from_files_beside_it(hospitals: Path, plan: Plan) -> None:
+    (hospitals / "question.yaml").write_text(QUESTION.in_yaml())
+    values = plan.resolved()
+    values["task"] |= {"question": "question.yaml", "plans": "plans.json"}
+    (hospitals / "plan.yaml").write_text(json.dumps(values))
+    assert load_plan(hospitals / "plan.yaml").hash == plan.hash
+    for name, told in (("../plans.json", "odd characters"), ("other.json", "no such file")):
+        values["task"]["plans"] = name
+        (hospitals / "plan.yaml").write_text(json.dumps(values))
+        with pytest.raises(PlanError, match=f"task.plans: .*{told}"):
+            load_plan(hospitals / "plan.yaml")
+
+
+@pytest.fixture
+def trainer(hospitals: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Return nnU-Net's own trainer for these plans."""
+    from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+    monkeypatch.setenv("nnUNet_results", str(tmp_path))
+    plans = json.loads((hospitals / "plans.json").read_text())
+    settings = {**QUESTION.in_nnunet(), "file_ending": ".nii.gz"}
+    own = nnUNetTrainer(plans | {"continue_training": False}, "2d", 0, settings, torch.device("cpu"))
+    own.network = own.build_network_architecture(own.plans_manager, own.configuration_manager, 1, 2, True)
+    own.loss = own._build_loss()
+    own.optimizer, own.lr_scheduler = own.configure_optimizers()
+    return own
+
+
+def batch_of(plan: Plan, data: SiteData, trainer: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Return three patches as we train on them, and as nnU-Net's trainer does."""
+    from batchgeneratorsv2.transforms.utils.deep_supervision_downsampling import DownsampleSegForDSTransform
+
+    drawn = plan.task.drawn(data.train, 3, 1, seed)
+    patches = [drawn[number] for number in range(3)]
+    images, labels = torch.stack([one[0] for one in patches]), torch.stack([one[1] for one in patches])
+    scale = DownsampleSegForDSTransform(trainer._get_deep_supervision_scales())
+    targets = [scale(segmentation=one[None].short())["segmentation"] for one in labels]
+    return images, labels, {"data": images, "target": [torch.stack(own) for own in zip(*targets, strict=True)]}
+
+
+def test_the_loss_and_its_gradients_are_nnunets(plan: Plan, data: SiteData, trainer: Any) -> None:
+    ours, theirs = plan.build_networks()["model"].train(), trainer.network
+    theirs.load_state_dict(ours.network.state_dict())
+    images, labels, batch = batch_of(plan, data, trainer, 0)
+    loss, wanted = plan.task.loss(ours(images), labels), trainer.loss(theirs(images), batch["target"])
+    assert torch.equal(loss, wanted)
+    loss.backward()
+    wanted.backward()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert (mine.grad is None and other.grad is None) or torch.equal(mine.grad, other.grad)
+
+
+def test_epochs_are_those_of_nnunets_trainer(hospitals: Path, data: SiteData, trainer: Any) -> None:
+    rounds = 4
+    plan = plan_of(hospitals, training=AS_NNUNET | {"rounds": rounds})
+    trainer.num_epochs, training = rounds, plan.training
+    _, trainer.lr_scheduler = trainer.configure_optimizers()
+    trainer.lr_scheduler.optimizer = trainer.optimizer
+    ours = plan.build_networks()["model"]
+    trainer.network.load_state_dict(ours.network.state_dict())
+    optimizer = training.make_optimizer(ours.parameters())
+    learn = lesson(ours, objective_of(plan.task.loss), optimizer, Compute())
+    for number in range(1, rounds + 1):
+        training.begin_round(optimizer, number, rounds)
+        trainer.network.train()
+        trainer.lr_scheduler.step(number - 1)
+        for seed in range(2):
+            images, labels, batch = batch_of(plan, data, trainer, 2 * number + seed)
+            assert float(learn(images, labels)) == float(trainer.train_step(batch)["loss"])
+    for mine, other in zip(ours.parameters(), trainer.network.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_whole_volumes_go_through_nnunets_windows(plan: Plan, data: SiteData) -> None:
+    image, labels = data.test[0]
+    network = plan.build_networks()["model"].eval()
+    with torch.no_grad():
+        output = plan.task.infer(network, image[None])
+    assert output.shape == (1, 2, *labels.shape)
+    assert plan.task.loss(output, labels[None]).isfinite()
+    assert 0 <= float(plan.task.case_scores(output, labels[None])) <= 1
+
+
+@pytest.mark.long
+def test_a_study_learns_and_its_numbers_are_the_same_again(hospitals: Path) -> None:
+    plan = plan_of(hospitals, training={"rounds": 3, "batch_size": 4, "local_steps": 3, "momentum": 0.9})
+    runs = [medsilo.run(plan, data=hospitals) for _ in range(2)]
+    first, *_, last = (sum(site.train_loss or 0 for site in line.sites.values()) for line in runs[0].history)
+    assert last < first - 0.3  # of three hospitals together
+    one, other = (run.models["north"].state_dict() for run in runs)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("configurations", "2d", "architecture", "network_class_name"), "os.system"),
+        (("configurations", "2d", "architecture", "arch_kwargs", "nonlin"), "subprocess.Popen"),
+        (("configurations", "2d", "architecture", "arch_kwargs", "norm_op"), "builtins.exec"),
+        (("configurations", "2d", "preprocessor_name"), "Other"),
+        (("configurations", "2d", "resampling_fn_data"), "load_json"),
+        (("image_reader_writer",), "Other"),
+        (("label_manager",), "Other"),
+        (("configurations", "2d", "patch_size"), [10**9, 10**9]),
+    ],
+)
+def test_plans_name_nothing_to_import_that_nnunet_does_not_write(
+    hospitals: Path, path: tuple[str, ...], value: Any
+) -> None:
+    plans = place = json.loads((hospitals / "plans.json").read_text())
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(PlanError, match=path[-1]):
+        plan_of(hospitals, plans=plans)

@@ -1,0 +1,177 @@
+"""Models of task nnunet in use: predicted by medsilo and by nnU-Net itself; and studies that are cut off, or folded."""
+
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+import medsilo
+from medsilo.cli import main
+from medsilo.core.errors import DataError, PlanError
+from medsilo.federation import inprocess
+from medsilo.runs.schema import Round
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.own.nnunet_files import RawData
+from medsilo.tasks.sources import DataSource
+from tests.brains import HOSPITALS, QUESTION, narrow, plans_of, study, write_brain, write_hospitals
+
+pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
+pytestmark = pytest.mark.slow
+
+SITES = ("brno", "graz")
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of two hospitals' volumes, as nifti-folder has them, and the plans for all of them."""
+    folder = tmp_path_factory.mktemp("brains")
+    write_hospitals(folder, SITES, 4, width=32)
+    return folder, plans_of(folder, SITES, 2000)
+
+
+@pytest.fixture(scope="module")
+def trained(hospitals: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run whose network finds some places and not others."""
+    folder, plans = hospitals
+    run = tmp_path_factory.mktemp("run") / "run"
+    training = {"rounds": 2, "batch_size": 8, "local_steps": 10, "learning_rate": 0.02, "momentum": 0.9}
+    medsilo.run(study(narrow(plans, 16), SITES, {"name": "fedavg"}, training, task={}), data=folder, folder=run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with images that nobody trained on: empty at the rim, so that nnU-Net crops them, and turned."""
+    folder = tmp_path_factory.mktemp("new")
+    for number, site in enumerate(SITES):
+        write_brain(folder, f"{site}_0000", HOSPITALS[site], 100 + number, 40)
+    turned = nibabel.load(folder / "images" / "brno_0000.nii.gz")
+    affine = np.array([[0, 0, 3.0, 5], [-1.1, 0, 0, 7], [0, 1.0, 0, -3], [0, 0, 0, 1]])
+    nibabel.save(nibabel.Nifti1Image(turned.get_fdata(), affine), folder / "images" / "turned_0000.nii.gz")
+    return folder / "images"
+
+
+def values_in(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    image: Any = nibabel.load(path)
+    return np.asanyarray(image.dataobj), image.affine
+
+
+def test_nnunet_and_medsilo_find_the_same_masks(trained: Path, images: Path, tmp_path: Path) -> None:
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+    model, own, theirs = tmp_path / "model", tmp_path / "own", tmp_path / "theirs"
+    assert main(["export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0
+    assert main(["predict", str(trained), str(images), "-o", str(own)]) == 0
+    theirs.mkdir()
+    predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
+    predictor.initialize_from_trained_model_folder(str(model), ("all",))
+    predictor.predict_from_files_sequential(str(images), str(theirs))
+    found = []
+    for image in sorted(images.iterdir()):
+        name = image.name.removesuffix("_0000.nii.gz")
+        mask, place = values_in(own / f"{name}_0000_mask.nii.gz")
+        wanted, there = values_in(theirs / f"{name}.nii.gz")
+        assert np.array_equal(mask, wanted) and np.allclose(place, there)
+        assert np.allclose(place, values_in(image)[1], atol=1e-4)
+        found.append(mask.mean())
+    assert all(0 < share < 1 for share in found)
+
+
+def test_an_image_of_several_channels_is_put_together(hospitals: tuple[Path, Any]) -> None:
+    task = study(hospitals[1], SITES, {"name": "fedavg"}).task
+    two = task.model_copy(update={"question": QUESTION.model_copy(update={"channels": ("T1", "FLAIR")})})
+    files = [Path("new", name) for name in ("b_0001.nii.gz", "a_0000.nii.gz", "a_0001.nii.gz", "b_0000.nii.gz")]
+    assert task.images_among(files) == [(file,) for file in files]
+    assert two.images_among(files) == [(files[3], files[0]), (files[1], files[2])]
+    for wrong, told in ((files[1:], "lacks a channel"), ([Path("a.nii.gz")], "case_0000.nii.gz")):
+        with pytest.raises(DataError, match=told):
+            two.images_among(wrong)
+
+
+def test_the_checkpoint_runs_no_code(trained: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    assert main(["export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0
+    held = torch.load(model / "fold_all" / "checkpoint_final.pth", weights_only=True)
+    assert held["init_args"] == {"configuration": "2d"} and held["inference_allowed_mirroring_axes"] == [0, 1]
+    assert main(["export", str(trained), "--to", "nnunet", "-o", str(model)]) == 1  # it is there already
+
+
+def test_each_tensor_travels_once(hospitals: tuple[Path, Any]) -> None:
+    model = study(hospitals[1], SITES, {"name": "fedavg"}).build_networks()["model"]
+    state = model.state_dict()
+    assert len({tensor.data_ptr() for tensor in state.values()}) == len(state) < len(model.network.state_dict())
+    other = study(hospitals[1], SITES, {"name": "fedavg"}, seed=1).build_networks()["model"]
+    other.load_state_dict(state)
+    wanted = model.network.state_dict()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in other.network.state_dict().items())
+    state.pop(next(iter(state)))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        other.load_state_dict(state)
+
+
+# ------------------------------------------------------------------------------------------------------ the engine
+def test_a_study_that_was_cut_off_goes_on_to_the_same_bits(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, plans = hospitals[0], narrow(hospitals[1])
+    training = {"rounds": 3, "batch_size": 2, "local_steps": 2, "momentum": 0.9, "schedule": "poly"}
+    plan, settings = study(plans, SITES, {"name": "fedavg"}, training), SiteSettings(data=DataSource(folder=folder))
+    whole = inprocess.run(plan, folder=tmp_path / "whole", settings=settings)
+
+    class Stop(Exception):
+        pass
+
+    def on_round(record: Round) -> None:
+        if record.round == 2:  # trained, but not yet saved
+            raise Stop
+
+    with pytest.raises(Stop):
+        inprocess.run(plan, folder=tmp_path / "again", settings=settings, on_round=on_round)
+    again = inprocess.run(plan, folder=tmp_path / "again", settings=settings, resume=True)
+    for site in SITES:
+        one, other = (run.models[site].state_dict() for run in (whole, again))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert whole.summary.mean_test == again.summary.mean_test
+
+
+def test_each_patient_is_tested_in_one_fold(hospitals: tuple[Path, Any]) -> None:
+    folder, plans = hospitals
+    tested: list[str] = []
+    for number in (1, 2, 3, 4):
+        task = study(plans, SITES, {"name": "fedavg"}, task={"fold": {"number": number, "of": 4}}).task
+        data = task.site_data("graz", SITES, 0, DataSource(folder=folder))
+        tested += data.test.patients
+    assert sorted(tested) == [f"graz-{case:03}" for case in range(4)]
+
+
+# ------------------------------------------------------------------------------------------------------ the data
+def test_a_patient_with_several_cases_is_in_one_part(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
+    for patient in range(4):
+        for visit in range(2):
+            write_brain(tmp_path, f"p{patient}-v{visit}", HOSPITALS["oslo"], 10 * patient + visit, 32)
+    source = DataSource(folder=tmp_path, patient=r"^p\d+")
+    task = study(hospitals[1], SITES, {"name": "fedavg"}).task
+    data = task.site_data("oslo", SITES, 0, source)
+    parts = [set(part.patients) for part in (data.train, data.validation, data.test)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 4
+    assert sum(len(part) for part in (data.train, data.validation, data.test)) == 8
+    assert RawData.of(tmp_path, QUESTION, source).most_of_a_patient == 2
+
+
+def test_what_is_wrong_with_a_folder_is_said(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
+    task = study(hospitals[1], SITES, {"name": "fedavg"}).task
+    for case in range(4):
+        write_brain(tmp_path, f"case{case}", HOSPITALS["oslo"], case, 32)
+    (tmp_path / "labels" / "case0.nii.gz").unlink()
+    wrong: Any = nibabel.load(tmp_path / "labels" / "case1.nii.gz")
+    nibabel.save(nibabel.Nifti1Image(np.full(wrong.shape, 7, np.uint8), wrong.affine), wrong.get_filename())
+    told = [problem.what for problem in task.survey("oslo", SITES, 0, DataSource(folder=tmp_path)).problems]
+    assert any("have no label" in what for what in told) and any("values above 1" in what for what in told)
+    with pytest.raises(DataError, match="label_map"):
+        task.site_data("oslo", SITES, 0, DataSource(folder=tmp_path, label_map={255: 1}))
+
+
+def test_privacy_is_refused_when_the_plan_is_read(hospitals: tuple[Path, Any]) -> None:
+    with pytest.raises(PlanError, match="nnU-Net's loss is one of whole batches"):
+        study(hospitals[1], SITES, {"name": "fedavg"}, privacy={"epsilon": 8, "delta": 1e-5})
