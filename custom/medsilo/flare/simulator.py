@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -16,7 +16,8 @@ import yaml
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import write_json, write_text
 from medsilo.core.lifeline import end_with
-from medsilo.flare.jobs import CONFIG, SERVER, check_components, write_job
+from medsilo.flare.forks import forked_sites
+from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, SERVER, check_components, write_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record
@@ -226,7 +227,11 @@ def main() -> int:
 
     job, workspace, sites, threads, parent = sys.argv[1:]
     end_with(int(parent))
-    return SimulatorRunner(job, workspace, clients=sites, threads=int(threads)).run()
+    runner = SimulatorRunner(job, workspace, clients=sites, threads=int(threads), max_clients=len(sites.split(",")))
+    own_code = (Path(job) / CUSTOM).is_dir()  # which sites must import and not this package
+    forks = nullcontext() if own_code or sys.platform != "linux" else forked_sites(Path(job) / PLAN)
+    with forks:
+        return runner.run()
 
 
 if __name__ == "__main__":
