@@ -27,9 +27,10 @@ from pathlib import Path
 from medsilo.core.errors import MedsiloError
 from medsilo.core.lifeline import end_family
 from medsilo.flare import forked_site
-from medsilo.flare.forked_site import ENDED, LENGTH
+from medsilo.flare.forked_site import ENDED, LENGTH, STARTING
 from medsilo.plan import load_plan
 
+AT_ONCE = 2 * (os.cpu_count() or 1)  # forks that start at the same time
 POLL = 0.2  # seconds between looks at what no message tells: forks that ended, a simulator that is gone
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 NEEDED = (WORKER, "medsilo.flare.executor")
@@ -55,7 +56,7 @@ def forked_sites(plan: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class WantedProcess:
     """A process that somebody wants: its command line after `python`, its surroundings, and its stdout and stderr."""
 
     arguments: list[str]
@@ -64,55 +65,75 @@ class Asked:
     files: list[int]
 
     @classmethod
-    def read(cls, connection: socket.socket) -> "Asked":
+    def read(cls, connection: socket.socket) -> "WantedProcess":
         """Read what one of our own small processes has sent."""
         length, files, _, _ = socket.recv_fds(connection, LENGTH.size, 2)
         with connection.makefile("rb") as stream:
             return cls(**json.loads(stream.read(*LENGTH.unpack(length))), files=files)
 
-    def run(self) -> None:
-        """Be that process."""
+    def run(self, starting: int) -> None:
+        """Be that process; `starting` is the file to be closed when it has started."""
         os.setsid()
         for own, file in enumerate(self.files, start=1):
             os.dup2(file, own)
         os.environ.clear()
-        os.environ.update(self.environment)
+        os.environ.update(self.environment, **{STARTING: str(starting)})
         os.chdir(self.folder)
         _, module, *sys.argv[1:] = self.arguments
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def serve(listener: socket.socket, parent: int) -> Asked:
-    """Fork for whoever asks, tell them how their fork ended, and end it when they are gone; return in each fork."""
-    forks: dict[int, socket.socket] = {}
-    while os.getppid() == parent:
-        readable, _, _ = select.select([listener, *forks.values()], [], [], POLL)
-        for pid, connection in forks.items():
-            if connection in readable:  # it says nothing more: its process is gone
-                os.kill(pid, signal.SIGKILL)
-        if listener in readable:
-            connection, _ = listener.accept()
-            asked = Asked.read(connection)
-            pid = os.fork()
-            if not pid:
-                for one in (listener, connection, *forks.values()):
-                    one.close()
-                return asked
-            forks[pid] = connection
-            for file in asked.files:
+class ForkServer:
+    """Forks for whoever asks, tells them how their fork ended, and ends it when they are gone.
+
+    Only a few start at a time: with a hundred at once none is there before NVFlare gives it up.
+    """
+
+    def __init__(self, listener: socket.socket, parent: int) -> None:
+        self._listener, self._parent = listener, parent
+        self._forks: dict[int, socket.socket] = {}  # who asked, by process
+        self._starting: list[int] = []  # files that end when a fork has started
+
+    def serve(self) -> None:
+        """Serve until the simulator is gone; each fork runs what was asked for, and ends here."""
+        while os.getppid() == self._parent:
+            room = [self._listener] if len(self._starting) < AT_ONCE else []
+            ready, _, _ = select.select([*room, *self._forks.values(), *self._starting], [], [], POLL)
+            for file in [file for file in self._starting if file in ready]:
+                self._starting.remove(file)
                 os.close(file)
-        _tell_ended(forks)
-    end_family(os.getpid())
-    raise SystemExit
+            for pid, connection in self._forks.items():
+                if connection in ready:  # it says nothing more: its process is gone
+                    os.kill(pid, signal.SIGKILL)
+            if self._listener in ready:
+                connection, _ = self._listener.accept()
+                asked = WantedProcess.read(connection)
+                has_started, starting = os.pipe()
+                pid = os.fork()
+                if not pid:
+                    self._forget(connection, has_started)
+                    asked.run(starting)
+                    return
+                self._forks[pid] = connection
+                self._starting.append(has_started)
+                for file in (*asked.files, starting):
+                    os.close(file)
+            self._tell_ended()
+        end_family(os.getpid())
 
+    def _forget(self, connection: socket.socket, has_started: int) -> None:
+        for one in (self._listener, connection, *self._forks.values()):
+            one.close()
+        for file in (has_started, *self._starting):
+            os.close(file)
 
-def _tell_ended(forks: dict[int, socket.socket]) -> None:
-    while forks:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        with forks.pop(pid) as connection, suppress(OSError):
-            connection.sendall(ENDED.pack(os.waitstatus_to_exitcode(status)))
+    def _tell_ended(self) -> None:
+        while self._forks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            with self._forks.pop(pid) as connection, suppress(OSError):
+                connection.sendall(ENDED.pack(os.waitstatus_to_exitcode(status)))
 
 
 def main() -> None:
@@ -125,7 +146,7 @@ def main() -> None:
     del sys.modules[WORKER]  # it is run as a program
     gc.collect()
     gc.freeze()  # a collection in a fork would write to all pages that it shares
-    serve(socket.socket(fileno=int(listener)), int(parent)).run()
+    ForkServer(socket.socket(fileno=int(listener)), int(parent)).serve()
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class TypeSection:
         return torch.empty(self.size, dtype=self.kept)
 
     def scratch(self, widest: int) -> tuple[Tensor, Tensor]:
-        """Memory for two times so many numbers in double precision, or all of the section if it has less; not filled."""
+        """Memory for two times so many numbers in double precision, or the whole section if it has less."""
         widest = min(widest, self.size)
         return torch.empty(widest, dtype=self.wide), torch.empty(widest, dtype=self.wide)
 
