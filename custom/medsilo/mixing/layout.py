@@ -155,7 +155,7 @@ class Layout:
         return {name: tensors[name] for name in self.names}
 
 
-def copy_stretches(stretches: Sequence[Tensor], into: Tensor) -> None:
+def copy_stretches(stretches: list[Tensor], into: Tensor) -> None:
     """Copy the numbers of all stretches, one after the other, to `into`, which may be of a wider type."""
     if len(stretches) == 1:
         into.copy_(stretches[0])
