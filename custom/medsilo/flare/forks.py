@@ -97,8 +97,10 @@ class ForkServer:
     def serve(self) -> None:
         """Serve until the simulator is gone; each fork runs what was asked for, and ends here."""
         while os.getppid() == self._parent:
-            room = [self._listener] if len(self._starting) < AT_ONCE else []
-            ready, _, _ = select.select([*room, *self._forks.values(), *self._starting], [], [], POLL)
+            watched: list[socket.socket | int] = [*self._forks.values(), *self._starting]
+            if len(self._starting) < AT_ONCE:
+                watched.append(self._listener)
+            ready, _, _ = select.select(watched, [], [], POLL)
             for file in [file for file in self._starting if file in ready]:
                 self._starting.remove(file)
                 os.close(file)
