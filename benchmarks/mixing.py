@@ -6,7 +6,8 @@ The loops keep every site's dictionary and go over sites and names, as one write
 process of its own; the times are medians. Needs Linux (it forks, and reads the peak from /proc).
 
 Time: from the first contribution to the last site's result; the contributions exist beforehand and arrive in sorted
-order ("reverse": the other way round, so that all but one have to wait, most of them on the disk).
+order ("reverse": the other way round, so that all but one have to wait, most of them on the disk; "in memory": none on
+the disk, as at a server whose `waiting_memory` has the room).
 Memory: the peak above the start, with contributions made one at a time and handed over, and all results kept.
 """
 
@@ -129,9 +130,16 @@ def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
     return play
 
 
+def roomy_mean(count: int) -> WeightedMean:
+    mixer = WeightedMean()
+    mixer.let_wait(512 << 20)
+    return mixer
+
+
 CASES: dict[str, tuple[Round, Round]] = {
     "WeightedMean": (loop_mean, mixed_by(lambda count: WeightedMean())),
     "WeightedMean, reverse": (loop_mean, mixed_by(lambda count: WeightedMean(), reverse=True)),
+    "WeightedMean, reverse, in memory": (loop_mean, mixed_by(roomy_mean, reverse=True)),
     "UniformMean": (loop_mean, mixed_by(lambda count: UniformMean())),
     "SoftPull": (loop_soft_pull, mixed_by(lambda count: SoftPull(PULL))),
     "SimilarityMix": (loop_similarity, mixed_by(lambda count: SimilarityMix(matrix(count)))),

@@ -45,6 +45,14 @@ def test_made_up_sites_go_through_a_whole_study(sync: str, bench: Bench) -> None
 
 
 @linux
+def test_what_a_study_of_more_sites_costs(bench: Bench) -> None:
+    few, more = (bench("many_sites").cost("inprocess", sites, 2) for sites in (2, 6))
+    assert 2 * few.disk < more.disk < 6 * few.disk
+    assert min(few.first, few.each, few.end) > 0
+    assert more.row.startswith("| 6 | ")
+
+
+@linux
 @pytest.mark.slow
 def test_what_fedsm_costs_a_site(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     fedsm = bench("fedsm")

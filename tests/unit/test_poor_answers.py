@@ -11,7 +11,7 @@ from medsilo.analyses.analysis import FinishedRun
 from medsilo.check.result import Finding, Report
 from medsilo.cli.options import one_of
 from medsilo.core.errors import DataError, MedsiloError
-from medsilo.flare.simulator import Starting
+from medsilo.flare.simulator import Needs, Starting
 from medsilo.plan import load_plan
 from medsilo.registry import TASKS
 from medsilo.runs import paths
@@ -185,3 +185,13 @@ def test_the_start_is_never_silent_for_long(tmp_path: Path) -> None:
     for now[0] in range(20, 60):
         starting.look()
     assert said[3:] == ["ready: the server", "ready: a, b"]
+
+
+def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
+    plan = make_plan("fedavg", sites=[f"h{place:03}" for place in range(144)])
+    some, all_of_them = Needs.of(plan, None, 4 << 30), Needs.of(plan, None, 64 << 30)
+    assert (all_of_them.threads, 1 < some.threads < 144, some.memory <= 4 << 30) == (144, True, True)
+    assert all_of_them.text.startswith("144 of 144 sites at a time, each a process: about 15")
+    assert Needs.of(plan, None, 0).threads == 1
+    assert (Needs.of(plan, 3, 0).threads, Needs.of(plan, 999, 0).threads) == (3, 144)
+    assert "3 of 144 sites at a time, each a process, and a new one for each answer: " in Needs.of(plan, 3, 0).text

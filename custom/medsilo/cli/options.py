@@ -209,7 +209,7 @@ Primary = Annotated[
 Kit = Annotated[Path, typer.Option(metavar="KIT", help="your own kit, from the consortium's lead")]
 Threads = Annotated[
     int | None,
-    typer.Option(metavar="N", parser=positive, help="sites that work at the same time (default: all)"),
+    typer.Option(metavar="N", parser=positive, help="sites that work at once (default: all that memory has room for)"),
 ]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help=f"{DEVICES} (default: auto)")]
 DeviceOfRun = Annotated[str | None, typer.Option(metavar="DEVICE", help=f"{DEVICES} (default: the run's)")]

@@ -32,6 +32,7 @@ from medsilo.federation.permission import Permission
 from medsilo.federation.process.isolated import IsolatedParticipant
 from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
+from medsilo.flare.forked_site import has_started
 from medsilo.flare.gate import Gate
 from medsilo.flare.patience import Patience, PatientRequests
 from medsilo.flare.wire import PRESENT, let_tensors_travel, refusal, to_parcel, to_shareable
@@ -69,6 +70,7 @@ class MedsiloExecutor(Executor):
             os.umask(0o077)  # logs, too, are for this account alone
             end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
             self._guard(fl_ctx)
+            has_started()
         elif event_type == EventType.END_RUN and self.give_back:
             self.give_back()
 

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -16,18 +18,49 @@ import yaml
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import write_json, write_text
 from medsilo.core.lifeline import end_with
-from medsilo.flare.jobs import CONFIG, SERVER, check_components, write_job
+from medsilo.core.text import size_text
+from medsilo.flare.forks import forked_sites
+from medsilo.flare.jobs import CONFIG, CUSTOM, PLAN, SERVER, check_components, write_job
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.runs import paths
 from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
-START_LIMIT = 120.0  # seconds NVFlare has until our controller has begun
+START_LIMIT = 120.0, 5.0  # seconds NVFlare has until our controller has begun, and more for each site
 END_LIMIT = 2.0  # seconds it has to end after the study has; left alone its farewell takes five
 MOST_SILENCE = 6.0  # seconds without a word while NVFlare and its sites start
+MOST_NAMES = 12  # in a line
+# Memory of a simulation, as `benchmarks/many_sites.py` measured it: what is there once, and with each site at work.
+ONCE, EACH = 800 << 20, 100 << 20
+COPIES = 6  # of a site's parameters, while it works: as they came, as they go, gradient, two of an optimizer's
 OnRound = Callable[[Round], None]
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The processes of a simulation and roughly what memory they take, beside the sites' data."""
+
+    sites: int
+    threads: int  # sites that work at the same time
+    memory: int  # bytes
+    free: int
+
+    @classmethod
+    def of(cls, plan: Plan, threads: int | None, free: int) -> "Needs":
+        """Choose how many sites work at the same time, unless told: all, or as many as the free memory has room for."""
+        sites, each = len(plan.participation.everyone), EACH + COPIES * 4 * plan.parameters
+        chosen = min(sites, threads or max(1, (free - ONCE) // each))
+        return cls(sites, chosen, ONCE + chosen * each, free)
+
+    @property
+    def text(self) -> str:
+        """Return what to know before it starts."""
+        told = f"{self.threads} of {self.sites} sites at a time, each a process"
+        if self.threads < self.sites:
+            told += ", and a new one for each answer"
+        return f"{told}: about {size_text(self.memory)} of memory and the sites' data; {size_text(self.free)} are free"
 
 
 def run(
@@ -91,8 +124,10 @@ def _simulate(
     workspace = record.folder / paths.NVFLARE
     prepare_workspace(workspace, settings, record.folder.parent, plan.participation.everyone)
     sites = ",".join(plan.participation.everyone)
+    needs = Needs.of(plan, threads, psutil.virtual_memory().available)
+    say(needs.text)
     command = [sys.executable, "-m", __name__, str(record.folder / paths.JOB), str(workspace), sites]
-    command += [str(threads or len(plan.participation.everyone)), str(os.getpid())]
+    command += [str(needs.threads), str(os.getpid())]
     seen = len(record.rounds())
     starting = Starting(record, plan.participation.everyone, say)
     log_path = record.folder / paths.NVFLARE_LOG
@@ -103,7 +138,7 @@ def _simulate(
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
         )
     try:
-        _watch(process, record, seen, on_round, starting)
+        _watch(process, record, seen, on_round, starting, start_limit(needs.sites))
     finally:
         _end(process)
     summary = record.summary()
@@ -155,20 +190,34 @@ class Starting:
         now = self._clock()
         if ready:
             self._signs = {who: sign for who, sign in self._signs.items() if who not in ready}
-            self._say(f"ready: {', '.join(ready)}")
+            self._say(f"ready: {_some(ready)}")
         elif self._signs and now - self._told >= MOST_SILENCE:
-            self._say(f"still starting ({now - self._started:.0f} s): {', '.join(self._signs)}")
+            self._say(f"still starting ({now - self._started:.0f} s): {_some([*self._signs])}")
         else:
             return
         self._told = now
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - MOST_NAMES
+    return ", ".join([*names[:MOST_NAMES], *([f"{rest} more"] if rest > 0 else [])])
+
+
+def start_limit(sites: int) -> float:
+    """Return how long a start may take, in seconds."""
+    once, each = START_LIMIT
+    return once + each * sites
 
 
 def _changed(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.exists() else None
 
 
-def _watch(process: subprocess.Popen, record: Record, seen: int, on_round: OnRound, starting: Starting) -> None:
-    """Report rounds as they are written, until the study has ended or its processes have."""
+def _watch(
+    process: subprocess.Popen, record: Record, seen: int, on_round: OnRound, starting: Starting, limit: float
+) -> None:
+    """Report rounds as they are written, until the study has ended or its processes have, or until nothing has begun
+    within the limit."""
     started = time.monotonic()
     ended: float | None = None
     first = seen
@@ -186,7 +235,7 @@ def _watch(process: subprocess.Popen, record: Record, seen: int, on_round: OnRou
         ended = ended or (now if record.summary() else None)
         if ended and now - ended > END_LIMIT:
             return
-        if not record.checkpoints.is_dir() and now - started > START_LIMIT:
+        if not record.checkpoints.is_dir() and now - started > limit:
             return
         time.sleep(0.1)
 
@@ -224,9 +273,20 @@ def main() -> int:
     """Run NVFlare's simulator; a process of its own, since it changes folders and starts processes."""
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 
+    class Runner(SimulatorRunner):
+        """NVFlare's, with the patience that many sites need; it takes this setting of its own from nowhere else."""
+
+        def client_run(self, *arguments: Any) -> None:
+            self.args.set = [f"simulator_worker_timeout={start_limit(len(self.client_names))}"]
+            super().client_run(*arguments)
+
     job, workspace, sites, threads, parent = sys.argv[1:]
     end_with(int(parent))
-    return SimulatorRunner(job, workspace, clients=sites, threads=int(threads)).run()
+    runner = Runner(job, workspace, clients=sites, threads=int(threads), max_clients=len(sites.split(",")))
+    own_code = (Path(job) / CUSTOM).is_dir()  # which sites must import and not this package
+    forks = nullcontext() if own_code or sys.platform != "linux" else forked_sites(Path(job) / PLAN)
+    with forks:
+        return runner.run()
 
 
 if __name__ == "__main__":

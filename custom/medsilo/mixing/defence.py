@@ -159,7 +159,7 @@ def _norm(read: Read, layout: Layout) -> float:
     """The norm of a contribution's way, in double precision."""
     squares = 0.0
     for section in layout.sections:
-        room = section.scratch()[0]
+        room = section.scratch(BLOCK)[0]
         for block in section.blocks:
             numbers = room[: block.size]
             read(section, block, numbers)

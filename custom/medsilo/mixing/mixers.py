@@ -20,6 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import accumulate, repeat
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +32,7 @@ from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.spill import Kept
 from medsilo.mixing.defence import Defence, Shield
 from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
-from medsilo.mixing.layout import Layout, Tensors, TypeSection
+from medsilo.mixing.layout import BLOCK, STRIP, Layout, Tensors, TypeSection, copy_stretches
 from medsilo.mixing.spread import Numbers, Spread, StoredSpread, Totals
 from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
 
@@ -276,7 +277,6 @@ class WeightedMean(Mixer):
         self._total = 0.0
         self._mean: list[Tensor] = []  # so far, one vector per section of the layout
         self._totals: Totals | None = None  # in place of the total, where weights are no single numbers
-        self._scratch: list[tuple[Tensor, Tensor]] = []
         self._carrier: str | None = None
         self._carried: dict[str, Tensor] = {}
 
@@ -289,24 +289,24 @@ class WeightedMean(Mixer):
         if self._defence:
             self._defence.put(site, tensors, weight, layout, self._given)
             return
+        next_one = site == self._sites[self._turn]
+        if isinstance(weights, Spread) and not next_one:
+            weights = weights.stored(self._folder)
+        self._waiting.put(site, tensors, layout, next_one)
+        self._weights[site] = weights
         if isinstance(weights, float):
             self._numbers[site] = weights
-        if site == self._sites[self._turn]:
-            self._fold(weights, layout, reading(tensors))
-            self._turn += 1
-        else:
-            self._weights[site] = weights.stored(self._folder) if isinstance(weights, Spread) else weights
-            self._waiting.put(site, tensors, layout)
         if self._carrier is None or site < self._carrier:
             self._carrier, self._carried = site, {name: tensors[name] for name in layout.carried}
 
     def _settle(self) -> None:
-        """Folds in those that waited for the site that has just come."""
+        """Folds in the one whose turn it is, if it has come, and those that waited for it."""
+        begin = self._turn
         while self._turn < len(self._sites) and self._sites[self._turn] in self._waiting:
-            self._fold_waiting(self._sites[self._turn])
             self._turn += 1
+        self._fold(self._sites[begin : self._turn])
 
-    def _weights_of(self, site: str, samples: float, layout: Layout) -> float | Spread:
+    def _weights_of(self, site: str, samples: float, layout: Layout) -> Weights:
         if self.weigh is None:
             return samples
         weights = self.weigh(site, samples)
@@ -327,41 +327,59 @@ class WeightedMean(Mixer):
         are short and keep their digits."""
         return None if self._is_mean else self._given
 
-    def _fold(self, weight: Weights, layout: Layout, read: Read) -> None:
-        """m ← m + w / Σw · (θ - m): the weighted mean so far, of the models or of the ways to them. Equal sites leave m
-        as it is, to the last bit."""
-        if not self._mean:
-            self._mean = [section.room() for section in layout.sections]
-            self._scratch = [section.scratch() for section in layout.sections]
-            if not isinstance(weight, float):
-                self._mean, self._totals = [mean.zero_() for mean in self._mean], Totals(layout)
-        origin = self._origin
-        blocks = self._beside(read if origin is None else way(read, origin), layout)
-        if isinstance(weight, float) and self._totals is None:
-            self._fold_whole(weight, blocks)
-        elif self._totals is None or isinstance(weight, float):
-            raise MedsiloError("weigh gave one number for some sites and several for others; give the same for all")
-        else:
-            for (theta, m), share in zip(blocks, self._totals.shares(weight), strict=True):
-                m.lerp_(theta, share.to(m.dtype))
-
-    def _fold_whole(self, weight: float, blocks: Iterator[tuple[Tensor, Tensor]]) -> None:
-        self._total += weight
-        share = weight / self._total
-        for theta, m in blocks:
-            if share == 1.0:
-                m.copy_(theta)
-            else:
-                m.lerp_(theta, share)
-
-    def _fold_waiting(self, site: str) -> None:
+    def _fold(self, sites: Sequence[str]) -> None:
+        """m ← m + w / Σw · (θ - m): the weighted mean so far, of the models or of the ways to them, for one site after
+        the other. Equal sites leave m as it is, to the last bit."""
+        if not sites:
+            return
         assert self._layout is not None
+        if not self._mean:
+            self._mean = [section.room() for section in self._layout.sections]
+        weights = [self._weights[site] for site in sites]
+        numbers = [weight for weight in weights if isinstance(weight, float)]
         try:
-            self._fold(self._weights[site], self._layout, self._waiting.reader(site))
+            if self._totals is None and len(numbers) == len(weights):
+                self._fold_whole(sites, numbers, self._layout)
+            elif numbers or self._total:
+                raise MedsiloError("weigh gave one number for some sites and several for others; give the same for all")
+            else:
+                self._fold_spread(sites, self._layout)
         except MedsiloError:
             self._give_up()  # part of a contribution is in the mean: no result is better than a wrong one
             raise
-        self._waiting.drop(site)
+        for site in sites:
+            self._waiting.drop(site)
+
+    def _fold_whole(self, sites: Sequence[str], weights: list[float], layout: Layout) -> None:
+        """All of them into one strip of the mean after the other: what is at work stays in the processor's cache."""
+        totals = list(accumulate(weights, initial=self._total))[1:]
+        shares = [weight / total for weight, total in zip(weights, totals, strict=True)]
+        self._total = totals[-1]
+        for section, mean in zip(layout.sections, self._mean, strict=True):
+            rooms, read = section.scratch(STRIP), torch.empty(min(STRIP, section.size), dtype=section.dtype)
+            origins = repeat([]) if self._origin is None else section.strips(self._origin)
+            contributions = [self._waiting.strips(site, section, read) for site in sites]
+            for kept, origin in zip(mean.split(STRIP), origins, strict=False):
+                theta, m = (room[: len(kept)] for room in rooms)
+                for strips, share in zip(contributions, shares, strict=True):
+                    copy_stretches(next(strips), theta)
+                    if origin:
+                        torch._foreach_sub_(theta.split_with_sizes([len(part) for part in origin]), origin)
+                    if share == 1.0:
+                        kept.copy_(theta)
+                    else:
+                        kept.copy_(m.copy_(kept).lerp_(theta, share))
+
+    def _fold_spread(self, sites: Sequence[str], layout: Layout) -> None:
+        if self._totals is None:
+            self._mean, self._totals = [mean.zero_() for mean in self._mean], Totals(layout)
+        for site in sites:
+            read, weights = self._waiting.reader(site), self._weights[site]
+            if self._origin is not None:
+                read = way(read, self._origin)
+            assert not isinstance(weights, float)
+            for (theta, m), share in zip(self._beside(read, layout), self._totals.shares(weights), strict=True):
+                m.lerp_(theta, share.to(m.dtype))
 
     def _give_up(self) -> None:
         self._begin_sum()
@@ -372,9 +390,7 @@ class WeightedMean(Mixer):
         assert self._layout is not None
         if self._defence:
             self._combine(self._defence, self._layout)
-        for site in self._sites[self._turn :]:
-            if site in self._waiting:
-                self._fold_waiting(site)
+        self._fold([site for site in self._sites[self._turn :] if site in self._waiting])
         total = math.fsum(self._numbers.values())
         self._shares = {site: weight / total for site, weight in sorted(self._numbers.items())}
         origin = self._origin
@@ -386,7 +402,6 @@ class WeightedMean(Mixer):
 
     def _combine(self, defence: Defence, layout: Layout) -> None:
         """Make the mean, or the way to it, of what waits."""
-        self._scratch = [section.scratch() for section in layout.sections]
         try:
             self._mean = defence.combined(layout, self._given)
         except MedsiloError:
@@ -416,7 +431,8 @@ class WeightedMean(Mixer):
 
     def _beside(self, read: Read, layout: Layout) -> Iterator[tuple[Tensor, Tensor]]:
         """A model and, to be changed in place, the mean, block by block in double precision."""
-        for section, mean, scratch in zip(layout.sections, self._mean, self._scratch, strict=True):
+        for section, mean in zip(layout.sections, self._mean, strict=True):
+            scratch = section.scratch(BLOCK)
             for block, kept in zip(section.blocks, mean.split(section.widths), strict=True):
                 theta, m = (room[: block.size] for room in scratch)
                 read(section, block, theta)

@@ -1,6 +1,6 @@
 """Let a contribution wait until its turn: a little in memory, the rest in a nameless file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.spill import Spill
-from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
+from medsilo.mixing.layout import STRIP, Block, Layout, Tensors, TypeSection
 
 # Bytes of all contributions together that may wait in memory, unless told otherwise; the others wait on the disk.
 MEMORY = 4 << 20
@@ -35,7 +35,8 @@ def way(read: Read, origin: Tensors) -> Read:
 class WaitingRoom:
     """Contributions that came before their turn, to be read back block by block.
 
-    Their file only grows, and goes when nobody waits in it any more.
+    Their file is written anew from its beginning once nobody waits in it any more: it takes no more disk from round to
+    round, and a system that still holds it in memory has no new memory to find.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -48,9 +49,12 @@ class WaitingRoom:
     def __contains__(self, site: str) -> bool:
         return site in self._held or site in self._begins
 
-    def put(self, site: str, tensors: Tensors, layout: Layout) -> None:
-        """Keeps the tensors that will be averaged. When the disk is full, everything stays as it was."""
-        if layout.bytes + sum(size for _, size in self._held.values()) <= self.memory:
+    def put(self, site: str, tensors: Tensors, layout: Layout, next_one: bool = False) -> None:
+        """Keeps the tensors that will be averaged; those of the next one, who goes at once, in memory in any case.
+
+        When the disk is full, everything stays as it was.
+        """
+        if next_one or layout.bytes + sum(size for _, size in self._held.values()) <= self.memory:
             self._held[site] = (tensors, layout.bytes)
             return
         begin = self._spill.end if self._spill else 0
@@ -68,29 +72,38 @@ class WaitingRoom:
             ) from error
         self._begins[site] = begin
 
+    def strips(self, site: str, section: TypeSection, room: Tensor) -> Iterator[list[Tensor]]:
+        """Yield the site's contribution strip by strip, in one or several stretches; what lies on the disk in `room`, a
+        strip of the section's type, where the next one's may take its place."""
+        if site in self._held:
+            yield from section.strips(self._held[site][0])
+            return
+        for start in range(0, max(section.size, 1), STRIP):
+            yield [self._read(site, section, start, room[: section.size - start])]
+
     def reader(self, site: str) -> Read:
         """Return what reads the site's contribution, block by block."""
         if site in self._held:
             return reading(self._held[site][0])
-        spill, begin = self._spill, self._begins[site]
-        assert spill is not None
 
         def read(section: TypeSection, block: Block, into: Tensor) -> None:
-            numbers = torch.empty(block.size, dtype=section.dtype)
-            place = begin + section.offset + block.start * section.dtype.itemsize
-            try:
-                into.copy_(spill.read(place, numbers))
-            except MedsiloError as error:
-                raise MedsiloError(f"{site}: {error}") from error
+            into.copy_(self._read(site, section, block.start, torch.empty(block.size, dtype=section.dtype)))
 
         return read
+
+    def _read(self, site: str, section: TypeSection, start: int, numbers: Tensor) -> Tensor:
+        assert self._spill is not None
+        try:
+            return self._spill.read(self._begins[site] + section.offset + start * section.dtype.itemsize, numbers)
+        except MedsiloError as error:
+            raise MedsiloError(f"{site}: {error}") from error
 
     def drop(self, site: str) -> None:
         """Forgets the site's contribution."""
         self._held.pop(site, None)
         self._begins.pop(site, None)
-        if not self._begins:
-            self._spill = None
+        if self._spill and not self._begins:
+            self._spill.end = 0
 
     def clear(self) -> None:
         """Forgets every contribution."""

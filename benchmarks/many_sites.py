@@ -1,0 +1,139 @@
+"""Growth with the number of sites: time, memory and disk of a study in one process, or in NVFlare's simulator.
+
+    python benchmarks/many_sites.py [--engine inprocess|simulator] [--sites 2 8 32 64 144 1000] [--rounds 3]
+
+FedAvg over synthetic activity windows, few of them at each site, so that what a site costs is what shows. Every number
+of sites is measured in a process of its own. Time is the processor's in one process, and the clock's in the simulator,
+whose processes share what cores there are. Memory is the most that the process held above its start (in one process),
+or the most that all processes held together, with what they share counted once (Linux's PSS, looked at every second).
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from medsilo.core.memory import most_held
+from medsilo.federation import inprocess
+from medsilo.flare import simulator
+from medsilo.plan import Plan, parse_plan
+from medsilo.runs.schema import Round
+from medsilo.site.settings import SiteSettings
+
+GROWTH = (2, 8, 32, 64, 144, 1000)
+LOOK = 1.0  # seconds between two looks at the processes' memory
+HEAD = (
+    "| sites | joining and first round, s | each further round, s | end, s | MB | disk, MB |\n|---|---|---|---|---|---|"
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one study."""
+
+    sites: int
+    first: float  # seconds until the first round is over
+    each: float  # seconds of a later round
+    end: float  # seconds for the delivery and the test
+    memory: float  # MB
+    disk: float  # MB
+
+    @property
+    def row(self) -> str:
+        """Return the table's row."""
+        numbers = (f"{number:.2f}" for number in (self.first, self.each, self.end))
+        return f"| {self.sites} | {' | '.join(numbers)} | {self.memory:.0f} | {self.disk:.1f} |"
+
+
+def plan_of(sites: int, rounds: int) -> Plan:
+    """Return a study of so many sites."""
+    return parse_plan(
+        {
+            "algorithm": {"name": "fedavg"},
+            "task": {"name": "synthetic-activity", "persons": 8, "windows": 10},
+            "training": {"rounds": rounds, "batch_size": 32, "learning_rate": 0.05, "momentum": 0.9},
+            "participation": {"sites": [f"hospital-{place:04}" for place in range(sites)], "timeout": 3600},
+        },
+        [],
+    )
+
+
+def cost(engine: str, sites: int, rounds: int) -> Cost:
+    """Run one study, of two rounds at least, and return what it cost."""
+    clock = time.process_time if engine == "inprocess" else time.monotonic
+    plan, times = plan_of(sites, rounds), [clock()]
+    settings, before = SiteSettings(device="cpu"), most_held()
+
+    def on_round(line: Round) -> None:
+        times.append(clock())
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        if engine == "inprocess":
+            inprocess.run(plan, folder=folder, settings=settings, on_round=on_round)
+            memory = most_held() - before
+        else:
+            with Watch() as watch:
+                simulator.run(plan, folder, settings, on_round=on_round)
+            memory = watch.most
+        times.append(clock())
+        disk = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    start, first, *_, last, end = times
+    return Cost(sites, first - start, (last - first) / (rounds - 1), end - last, memory / 1e6, disk / 1e6)
+
+
+class Watch:
+    """The most memory that this process's family held, but for itself."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(LOOK):
+            held = 0
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    held += process.memory_full_info().pss
+            self.most = max(self.most, held)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table; each row comes from a process of its own."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", choices=("inprocess", "simulator"), default="inprocess")
+    parser.add_argument("--sites", type=int, nargs="+", default=GROWTH)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--row", action="store_true", help="measure here, and print nothing else")
+    given = parser.parse_args(arguments)
+    if given.row:
+        print(cost(given.engine, given.sites[0], given.rounds).row)
+        return
+    print(HEAD, flush=True)
+    for sites in given.sites:
+        command = [sys.executable, __file__, "--row", "--engine", given.engine, "--sites", str(sites)]
+        subprocess.run(
+            [*command, "--rounds", str(given.rounds)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+
+
+if __name__ == "__main__":
+    main()

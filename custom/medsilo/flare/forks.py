@@ -1,0 +1,155 @@
+"""Processes of simulated sites as forks of one that has imported everything.
+
+NVFlare's simulator starts a Python process for each site and, where it has fewer threads than sites, for each task of a
+site. Each imports torch, NVFlare and this package anew, which takes seconds of a core and hundreds of MB, and gives up
+after a minute if the machine is busy with the others'. A fork has all that at once and shares its memory. The simulator
+starts `sys.executable`: here that is `forked_site.py`, a small process that asks for a fork and waits for its end.
+"""
+
+import gc
+import importlib
+import json
+import multiprocessing.spawn  # noqa: F401 (it keeps the true sys.executable)
+import os
+import runpy
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.lifeline import end_family
+from medsilo.flare import forked_site
+from medsilo.flare.forked_site import ENDED, LENGTH, STARTING
+from medsilo.plan import load_plan
+
+AT_ONCE = 2 * (os.cpu_count() or 1)  # forks that start at the same time
+POLL = 0.2  # seconds between looks at what no message tells: forks that ended, a simulator that is gone
+WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
+NEEDED = (WORKER, "medsilo.flare.executor")
+
+
+@contextmanager
+def forked_sites(plan: Path) -> Iterator[None]:
+    """Let the simulator that runs in this process have its sites forked from one process that has read the plan."""
+    true = sys.executable
+    with tempfile.TemporaryDirectory(prefix="medsilo-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        address = f"{folder}/forks"
+        listener.bind(address)
+        listener.listen(4096)  # sites may ask while everything is still being imported
+        command = [true, "-m", __name__, str(listener.fileno()), str(plan), str(os.getpid())]
+        server = subprocess.Popen(command, pass_fds=[listener.fileno()])
+        sys.executable = shlex.join([true, "-I", "-S", forked_site.__file__, address])
+        try:
+            yield
+        finally:
+            sys.executable = true
+            end_family(server.pid)
+            server.wait()
+
+
+@dataclass(frozen=True)
+class WantedProcess:
+    """A process that somebody wants: its command line after `python`, its surroundings, and its stdout and stderr."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    files: list[int]
+
+    @classmethod
+    def read(cls, connection: socket.socket) -> "WantedProcess":
+        """Read what one of our own small processes has sent."""
+        length, files, _, _ = socket.recv_fds(connection, LENGTH.size, 2)
+        with connection.makefile("rb") as stream:
+            return cls(**json.loads(stream.read(*LENGTH.unpack(length))), files=files)
+
+    def run(self, starting: int) -> None:
+        """Be that process; `starting` is the file to be closed when it has started."""
+        os.setsid()
+        for own, file in enumerate(self.files, start=1):
+            os.dup2(file, own)
+        os.environ.clear()
+        os.environ.update(self.environment, **{STARTING: str(starting)})
+        os.chdir(self.folder)
+        _, module, *sys.argv[1:] = self.arguments
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+class ForkServer:
+    """Forks for whoever asks, tells them how their fork ended, and ends it when they are gone.
+
+    Only a few start at a time: with a hundred at once none is there before NVFlare gives it up.
+    """
+
+    def __init__(self, listener: socket.socket, parent: int) -> None:
+        self._listener, self._parent = listener, parent
+        self._forks: dict[int, socket.socket] = {}  # who asked, by process
+        self._starting: list[int] = []  # files that end when a fork has started
+
+    def serve(self) -> None:
+        """Serve until the simulator is gone; each fork runs what was asked for, and ends here."""
+        while os.getppid() == self._parent:
+            watched: list[socket.socket | int] = [*self._forks.values(), *self._starting]
+            if len(self._starting) < AT_ONCE:
+                watched.append(self._listener)
+            ready, _, _ = select.select(watched, [], [], POLL)
+            for file in [file for file in self._starting if file in ready]:
+                self._starting.remove(file)
+                os.close(file)
+            for pid, connection in self._forks.items():
+                if connection in ready:  # it says nothing more: its process is gone
+                    os.kill(pid, signal.SIGKILL)
+            if self._listener in ready:
+                connection, _ = self._listener.accept()
+                asked = WantedProcess.read(connection)
+                has_started, starting = os.pipe()
+                pid = os.fork()
+                if not pid:
+                    self._forget(connection, has_started)
+                    asked.run(starting)
+                    return
+                self._forks[pid] = connection
+                self._starting.append(has_started)
+                for file in (*asked.files, starting):
+                    os.close(file)
+            self._tell_ended()
+        end_family(os.getpid())
+
+    def _forget(self, connection: socket.socket, has_started: int) -> None:
+        for one in (self._listener, connection, *self._forks.values()):
+            one.close()
+        for file in (has_started, *self._starting):
+            os.close(file)
+
+    def _tell_ended(self) -> None:
+        while self._forks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            with self._forks.pop(pid) as connection, suppress(OSError):
+                connection.sendall(ENDED.pack(os.waitstatus_to_exitcode(status)))
+
+
+def main() -> None:
+    """Import what sites need, and fork."""
+    listener, plan, parent = sys.argv[1:]
+    for module in NEEDED:
+        importlib.import_module(module)
+    with suppress(MedsiloError):  # whoever runs the plan says what is wrong with it
+        load_plan(Path(plan))
+    del sys.modules[WORKER]  # it is run as a program
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to all pages that it shares
+    ForkServer(socket.socket(fileno=int(listener)), int(parent)).serve()
+
+
+if __name__ == "__main__":
+    main()
