@@ -46,7 +46,8 @@ class Facts:
 
 @dataclass(frozen=True)
 class PreparedEntry:
-    """An entry as the network takes it: inputs [cases, C, *grid]; targets [cases, *grid] as bytes, or [cases]."""
+    """An entry as the network takes it: inputs [cases, C, *grid]; targets [cases, *grid] or [cases], as bytes where
+    they are labels."""
 
     inputs: Tensor
     targets: Tensor
@@ -145,9 +146,10 @@ class HeldEntry:
             with safetensors.safe_open(self.file, framework="pt") as file:
                 # Copies: what the file maps into memory goes with the file.
                 inputs, targets = (file.get_slice(name)[number : number + 1][0].clone() for name in NAMES)
-            return inputs, targets.long()
-        made = self.made or self.make(self.entry)
-        return made.inputs[number], made.targets[number].long()
+        else:
+            made = self.made or self.make(self.entry)
+            inputs, targets = made.inputs[number], made.targets[number]
+        return inputs, targets if targets.is_floating_point() else targets.long()
 
 
 class ReadyCases(Dataset):
