@@ -122,7 +122,7 @@ def _not_told(measured: Measurement, methods: Sequence[str]) -> list[str]:
     """Say what was not measured, and whose losses say little."""
     told = []
     if methods and (lacking := [method for method in PROBES if method not in methods]):
-        told.append(f"{', '.join(lacking)} was not measured at all these hospitals, so it may be better than what was")
+        told.append(f"what {' and '.join(lacking)} would do, which was not measured at all these hospitals")
     silent = [site for site, own in measured.hospitals.items() if own not in measured.telling]
     if silent:
         told.append(f"{', '.join(silent)} told no losses, so nothing here is about them")
