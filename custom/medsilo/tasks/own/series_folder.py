@@ -114,7 +114,7 @@ class SeriesFolder(OwnFolder, ByKind):
         return len(self.labels) if self.kind == "classification" else 0
 
     @property
-    def outputs(self) -> int:  # type: ignore[override]
+    def outputs(self) -> int:
         """A score per class, or one number."""
         return self._family.outputs
 
@@ -123,7 +123,7 @@ class SeriesFolder(OwnFolder, ByKind):
         return family_of(self.kind, self.labels, self.range)
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return self._family.output_of(shape)
+        return (self.outputs,)
 
     @property
     def cross_entropy(self) -> float:
