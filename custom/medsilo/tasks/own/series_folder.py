@@ -215,9 +215,7 @@ class SeriesFolder(OwnFolder, ByKind):
         ]
         where = "" if reader.labels else ", or name the column that has it under data.inside.label"
         listing.add("stops", f"{known.stranger}{where}", strangers)
-        classes = dict.fromkeys((entry.name for entry in listing.entries), 0)
-        if self.kind == "classification":
-            classes |= {entry.name: int(known.learned(str(entry.label)) or 0) for entry in listing.entries}
+        classes = {entry.name: int(known.learned(str(entry.label)) or 0) for entry in listing.entries}
         settings = json.dumps(source.model_dump(mode="json", include=set(ROWS)))
         return Found(listing, classes, partial(self._made, reader=reader, known=known), settings)
 
@@ -292,7 +290,7 @@ class SeriesFolder(OwnFolder, ByKind):
 
 @dataclass(frozen=True)
 class _Known:
-    """What a site's labels stand for."""
+    """Meaning of a site's labels."""
 
     missing: frozenset[str]
     stranger: str  # what is said where a label stands for nothing
