@@ -125,5 +125,5 @@ def rules() -> str:
         own = told[rule.name]
         right = f"{own.made[0]} of {own.made[1]}", f"{own.held_out[0]} of {own.held_out[1]}"
         rows.append((rule.name, ", ".join(rule.leaders), rule.answer, rule.reason, *right))
-    heads = ("rule", "where this comes first", "answer", "because", "right where it was made", "right where it was tried")
+    heads = ("rule", "where this leads", "answer", "because", "right where it was made", "right where it was tried")
     return table(heads, rows)

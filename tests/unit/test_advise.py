@@ -20,6 +20,7 @@ from medsilo.study.adviser_rules import RULES
 from medsilo.study.measurement import PROBES, MeasuredHospital, Measurement, read_measured
 from tests.conftest import make_plan
 
+
 def hospital(**losses: float) -> MeasuredHospital:
     """Return a hospital of 100 training and 40 validation cases."""
     return MeasuredHospital(100, 40, {name.replace("_", "-"): loss for name, loss in losses.items()})
