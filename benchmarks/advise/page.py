@@ -61,6 +61,8 @@ def _verdict(made: Sequence[Outcome], held: Sequence[Outcome]) -> str:
         f"**The goal, declared before, was {GOAL} of {OF}. The adviser was right in {own} of {len(held)}: the goal is "
         f"{'met' if own >= GOAL else 'missed'}.**"
     )
+    if left := OF - len(held):
+        text += f" {left} of the {OF} are not finished yet."
     if above:
         text += f" Better on these: {'; '.join(above)}."
     if before * len(held) > own * len(made):
