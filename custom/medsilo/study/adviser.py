@@ -101,21 +101,20 @@ def advise(measured: Measurement) -> Advice:
         reason = "the hospitals do not tell enough for any rule"
         return Advice(None, None, None, None, reason, "none", "cannot be known", losses, tuple(unknown))
     first, second = methods[:2]
-    if close := _close(losses, first, second):
-        unknown.append(close)
+    if not leads(losses, first, second):
+        unknown.append(
+            f"it is a close call: {second}'s loss is {losses[second]:.3g}, and {first}'s {losses[first]:.3g}"
+        )
     rule = rule_of(first)
     tried = tries()[rule.name]
     sure: Surety = "fairly sure" if tried.often and not unknown else "not sure"
     return Advice(rule.answer, first, second, rule.name, rule.reason, tried.words, sure, losses, tuple(unknown))
 
 
-def _close(losses: Mapping[str, float | None], first: str, second: str) -> str | None:
-    """Say that two methods are too close to tell apart; None where the first is clearly ahead."""
+def leads(losses: Mapping[str, float | None], first: str, second: str) -> bool:
+    """Return whether the first method is clearly ahead of the second."""
     least, next_least = losses[first], losses[second]
-    assert least is not None and next_least is not None
-    if next_least > (1 + LEAD) * least:
-        return None
-    return f"it is a close call: {second}'s loss is {next_least:.3g}, and {first}'s {least:.3g}"
+    return least is not None and next_least is not None and next_least > (1 + LEAD) * least
 
 
 def _not_told(measured: Measurement, methods: Sequence[str]) -> list[str]:
