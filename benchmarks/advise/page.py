@@ -40,8 +40,8 @@ mixtures of shifts was right in 20 of the 32 when each mixture was left out in t
 {lead}
 
 How hard the goal is: in the 22 federations of tables with two seeds of training, the method with the best TEST score
-with one seed was right, by the scores of the other seed, in 31 of 44 tries. Seeing the test scores of one training would
-thus be right seven times in ten on tables. The measure stays as it was declared.
+with one seed was right, by the scores of the other seed, in 31 of 44 tries: seeing the test scores of one training is
+right seven times in ten on tables. The measure stays as it was declared.
 """
 
 
