@@ -121,9 +121,9 @@ def rules() -> str:
     """Return the adviser's rules, and how often each was right."""
     told = tries()
     rows = []
-    for number, rule in enumerate(RULES, 1):
-        when = "; ".join(condition.words for condition in rule.when) or "no rule before answered"
+    for rule in RULES:
         own = told[rule.name]
         right = f"{own.made[0]} of {own.made[1]}", f"{own.held_out[0]} of {own.held_out[1]}"
-        rows.append((f"{number}. {rule.name}", when, rule.answer, f"{rule.first}, then {rule.second}", *right))
-    return table(("rule", "asked", "answer", "try first", "right where it was made", "right where it was tried"), rows)
+        rows.append((rule.name, ", ".join(rule.leaders), rule.answer, rule.reason, *right))
+    heads = ("rule", "where this leads", "answer", "because", "right where it was made", "right where it was tried")
+    return table(heads, rows)

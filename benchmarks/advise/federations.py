@@ -17,7 +17,8 @@ from medsilo.learning.seeds import seed_for
 from medsilo.plan import Plan, parse_plan
 
 Kind = Literal["table", "image"]
-MADE, HELD_OUT = range(1, 25), range(101, 113)  # numbers of federations: rules are made on the first, tried on the last
+# Numbers of federations: rules are made on the first, and tried on the last. Those from 101 on tried older rules.
+MADE, HELD_OUT = (*range(1, 25), *range(101, 113)), range(201, 213)
 COLUMNS, LATENT, CLASSES, SIDE = 12, 6, 4, 32
 SEPARATION, NOISE = 1.6, 0.5  # of class prototypes; of columns
 PARTS = ("train", "validation", "test")

@@ -1,4 +1,4 @@
-"""Outcomes of a federation, as a table: its facts after the measuring rounds, and every method's scores."""
+"""Outcomes of a federation, as a table: each method's loss after the measuring rounds, and its scores at the end."""
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.advise.federations import plan_of
 from benchmarks.advise.making import Trial
-from medsilo.study.adviser import rule_for
-from medsilo.study.adviser_rules import FACTS, Rule
+from medsilo.study.adviser import measuring_rounds, ranked, rule_of
+from medsilo.study.adviser_rules import Rule, standings
 from medsilo.study.measurement import PROBES, read_measured
 
 HERE = Path(__file__).resolve().parent
 TABLES = {"made": HERE / "made.csv", "held_out": HERE / "held_out.csv"}
 POINT = 0.01
-MEASURED = 5  # rounds
-FACT, MEAN, WORST = "fact:", "mean:", "worst:"
+LOSS, MEAN, WORST = "loss:", "mean:", "worst:"
 Pick = Callable[["Outcome"], str]
 
 
@@ -29,13 +29,13 @@ class Score:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One federation: its name, cases and shifts in words, facts, and the score of each method."""
+    """One federation: its name, cases and shifts in words, measured losses, and the score of each method."""
 
     name: str
     cases: str
     shifts: str
     seeds: int  # of training, over which scores are means; the data are the same
-    facts: Mapping[str, float | None]
+    losses: Mapping[str, float | None]
     scores: Mapping[str, Score]
 
     @classmethod
@@ -46,26 +46,26 @@ class Outcome:
         if min(trial.seeds) not in whole:
             return None
         probes = [cell.folder for cell in whole[min(trial.seeds)] if cell.row.title in PROBES]
-        measured = read_measured(probes, MEASURED)
         own = trial.federation
+        measured = read_measured(probes, measuring_rounds(plan_of(own)))
         return cls(
             own.name,
             " ".join(map(str, own.cases)),
             own.words,
             len(whole),
-            {name: fact.of(measured) for name, fact in FACTS.items()},
+            standings(measured),
             {method: _score(trial, method, whole) for method in trial.methods},
         )
 
     @property
     def rule(self) -> Rule | None:
         """The rule that answers."""
-        return rule_for(self.facts)[0]
+        return rule_of(self.advised) if self.advised else None
 
     @property
     def advised(self) -> str | None:
         """The method that the adviser names first."""
-        return self.rule.first if self.rule else None
+        return next(iter(ranked(self.losses)), None)
 
     @property
     def best(self) -> str:
@@ -100,7 +100,7 @@ def write_outcomes(outcomes: Iterable[Outcome], path: Path) -> None:
     """Write a line for each federation."""
     rows = [
         {"federation": one.name, "cases": one.cases, "shifts": one.shifts, "seeds": one.seeds}
-        | {FACT + name: "" if value is None else f"{value:.4g}" for name, value in one.facts.items()}
+        | {LOSS + method: "" if loss is None else f"{loss:.6g}" for method, loss in one.losses.items()}
         | {MEAN + method: score.mean for method, score in one.scores.items()}
         | {WORST + method: score.worst for method, score in one.scores.items()}
         for one in outcomes
@@ -119,7 +119,7 @@ def read_outcomes(path: Path) -> list[Outcome]:
 
 
 def _outcome(row: Mapping[str, str]) -> Outcome:
-    facts = {name.removeprefix(FACT): float(text) if text else None for name, text in row.items() if FACT in name}
+    losses = {name.removeprefix(LOSS): float(text) if text else None for name, text in row.items() if LOSS in name}
     methods = [name.removeprefix(MEAN) for name, text in row.items() if name.startswith(MEAN) and text]
     scores = {method: Score(float(row[MEAN + method]), float(row[WORST + method])) for method in methods}
-    return Outcome(row["federation"], row["cases"], row["shifts"], int(row["seeds"]), facts, scores)
+    return Outcome(row["federation"], row["cases"], row["shifts"], int(row["seeds"]), losses, scores)

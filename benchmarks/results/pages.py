@@ -82,7 +82,8 @@ EVERY = (
     *("adafed", "d-adafed", "f-adafed", "fedsm", "fedsm-extra", "fedsm-ensemble"),
 )
 STEP = "HarmoFL, step: algorithm.name=harmofl algorithm.amplitude=null"  # a table has no spectrum
-OF_PATIENTS = (*EVERY[:2], STEP, "cyclic", "fedadagrad", *EVERY[2:])
+NEWER = ("silobn", "fedrep", "fedbabu", "fedrod", "fedala", "feddyn", "fedlws", "fedawa", "fedce")
+OF_PATIENTS = (*EVERY[:2], STEP, "cyclic", "fedadagrad", *NEWER, *EVERY[2:])
 FEDSM = (
     *(ALONE, "central", "fedavg", "fedprox", "fedsm", "fedsm-extra", "fedsm-ensemble"),
     *(f"fedsm:pull={pull}" for pull in (0.1, 0.3, 0.5, 0.9)),
@@ -235,10 +236,11 @@ PAGES = {
         "there. A network of one hidden layer with batch norm, which AdaFed and FedSM need, "
         "the same few epochs and one learning rate for all, no number tuned for any method. HarmoFL is its step "
         "alone: a table has no spectrum. A network with one output has no probabilities to mix, so FedSM's ensemble is "
-        "left out, and for survival all of FedSM: risks of two models can't be compared.",
+        "left out, and for survival all of FedSM: risks of two models can't be compared. FedRDN normalises images; "
+        "FedRoD needs classes, and FedCE validation cases, so that survival has neither.",
         (
             _patients(HEART, "UCI Heart Disease", "heart", DEAREST[-1:]),
-            _patients(BRCA, "TCGA-BRCA: the model after the last round", "brca", DEAREST),
+            _patients(BRCA, "TCGA-BRCA: the model after the last round", "brca", (*DEAREST, "fedrod", "fedce")),
         ),
     ),
     "adafed-har": Page(

@@ -15,46 +15,36 @@ from benchmarks.advise.outcomes import TABLES, Outcome, Score, read_outcomes, wr
 from benchmarks.advise.page import document
 from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
-from medsilo.study.adviser import Tries, advise, measuring_cells, rule_for, tried_together, tries
-from medsilo.study.adviser_rules import FACTS, RULES, label_distance
+from medsilo.study.adviser import Tries, advise, measuring_cells, rule_of, tried_together, tries
+from medsilo.study.adviser_rules import RULES
 from medsilo.study.measurement import PROBES, MeasuredHospital, Measurement, read_measured
 from tests.conftest import make_plan
 
-# Facts of consortia of which a person would say the same, and the rule that answers.
-BY_HAND = [
-    ({"labels": 0.4, "alone": 0.2, "norms": 0.5, "alone over norms": 0.4}, "labels"),
-    ({"labels": 0.0, "alone": 0.2, "norms": 0.5, "alone over norms": 0.4}, "answers"),
-    ({"labels": 0.0, "alone": 0.7, "norms": 0.5, "alone over norms": 1.4}, "looks"),
-    ({"labels": 0.0, "alone": 1.1, "norms": 0.97, "alone over norms": 1.1}, "in between"),
-    ({"labels": 0.0, "alone": 1.3, "norms": 1.1, "alone over norms": 1.2}, "alike"),
-    ({"labels": 0.0, "alone": 0.7}, "apart, no batch norm"),
-    ({"labels": 0.0, "alone": 1.3}, "alike, no batch norm"),
-]
 
-
-def hospital(losses: dict[str, float], classes: tuple[int, ...] | None = (50, 50)) -> MeasuredHospital:
+def hospital(**losses: float) -> MeasuredHospital:
     """Return a hospital of 100 training and 40 validation cases."""
-    return MeasuredHospital(100, 40, classes, losses)
+    return MeasuredHospital(100, 40, {name.replace("_", "-"): loss for name, loss in losses.items()})
 
 
 def measured(*hospitals: MeasuredHospital) -> Measurement:
     """Return a measuring study of these hospitals."""
-    return Measurement("accuracy", 5, {f"hospital-{place}": own for place, own in enumerate(hospitals)})
+    return Measurement(5, {f"hospital-{place}": own for place, own in enumerate(hospitals)})
 
 
-LOOKS = hospital({"local": 0.4, "fedavg": 0.5, "fedbn": 0.2})
+LOOKS = hospital(local=0.4, fedavg=0.5, fedbn=0.2, fedper=0.3, ditto=0.35, fine_tuning=0.4, adafed=0.25)
 
 
-@pytest.mark.parametrize(("known", "name"), BY_HAND)
-def test_rules_by_hand(known: dict[str, float], name: str) -> None:
-    rule, skipped = rule_for(dict.fromkeys(FACTS, None) | known)
-    assert rule and rule.name == name and bool(skipped) == name.endswith("no batch norm")
+@pytest.mark.parametrize("method", PROBES)
+def test_the_method_with_the_least_loss_answers(method: str) -> None:
+    ahead = replace(LOOKS, losses={**LOOKS.losses, method: 0.1})
+    told = advise(measured(ahead, ahead, ahead))
+    assert told.first == method and told.rule == rule_of(method).name and told.answer == rule_of(method).answer
+    assert told.second == ("fedbn" if method != "fedbn" else "adafed") and not told.unknown
 
 
-def test_every_rule_answers_somebody_and_was_counted() -> None:
-    assert {name for _, name in BY_HAND} == {rule.name for rule in RULES} == set(tries())
-    used = {condition.fact for rule in RULES for condition in rule.when}
-    assert used <= set(FACTS)
+def test_every_method_has_one_rule_and_every_rule_was_counted() -> None:
+    assert sorted(method for rule in RULES for method in rule.leaders) == sorted(PROBES)
+    assert {rule.name for rule in RULES} == set(tries())
 
 
 def test_a_rule_is_sure_by_what_it_was_not_made_from() -> None:
@@ -62,22 +52,19 @@ def test_a_rule_is_sure_by_what_it_was_not_made_from() -> None:
     assert not Tries((9, 9), (2, 2)).often and not Tries((9, 9), (2, 3)).often
 
 
-def test_facts_by_hand() -> None:
-    other = hospital({"local": 0.2, "fedavg": 0.3, "fedbn": 0.2}, (100, 0))
-    told = advise(measured(LOOKS, other))
-    assert told.facts["norms"] == pytest.approx(0.2 / 0.4) and told.facts["alone"] == pytest.approx(0.3 / 0.4)
-    assert told.facts["labels"] == pytest.approx(0.25)  # shares (0.5, 0.5) and (1, 0); together (0.75, 0.25)
-    assert told.rule == "labels" and told.first and told.reason
+def test_the_worst_hospital_counts_for_a_third_more() -> None:
+    told = advise(measured(hospital(local=0.3, fedavg=0.1), hospital(local=0.3, fedavg=0.48)))
+    assert told.losses["local"] == pytest.approx(0.3)
+    assert told.losses["fedavg"] == pytest.approx((2 * 0.29 + 0.48) / 3)  # less in the mean, more at the worst
+    assert told.first == "local" and told.second == "fedavg"
 
 
 def test_what_is_not_told_is_said() -> None:
-    silent = replace(LOOKS, classes=None)
-    told = advise(measured(silent, silent))
-    assert told.rule == "looks" and told.answer == "harmonise" and told.first == "fedbn"
-    assert any("'labels' could not be asked" in line for line in told.unknown) and told.sure == "not sure"
-    assert any("told no shares of classes" in line for line in told.unknown)
-    mute = MeasuredHospital(None, None, None, {})
+    mute = MeasuredHospital(None, None, {})
     assert any("hospital-1 told no losses" in line for line in advise(measured(LOOKS, mute, LOOKS)).unknown)
+    two = hospital(local=0.4, fedavg=0.5)
+    told = advise(measured(LOOKS, two))
+    assert told.first == "local" and any("adafed would do, which was not measured" in line for line in told.unknown)
     nothing = advise(measured(mute, mute))
     assert nothing.answer is None and nothing.first is None and nothing.sure == "cannot be known"
 
@@ -86,7 +73,7 @@ def test_few_cases_and_close_calls_are_said() -> None:
     few = replace(LOOKS, validation=3, train=0)
     lines = " ".join(advise(measured(few, LOOKS)).unknown)
     assert "fewer than 20 validation cases" in lines and "no training cases" in lines
-    near = hospital({"local": 0.6, "fedavg": 0.5, "fedbn": 0.48})
+    near = replace(LOOKS, losses={**LOOKS.losses, "adafed": 0.21})
     assert any("close call" in line for line in advise(measured(near, near, near)).unknown)
     slow, quick = replace(LOOKS, untrained=0.6), replace(LOOKS, untrained=5.0)
     assert not any("--rounds" in line for line in advise(measured(quick, quick)).unknown)
@@ -94,10 +81,7 @@ def test_few_cases_and_close_calls_are_said() -> None:
     assert any("hospitals, and here are" in line for line in advise(measured(LOOKS, LOOKS)).unknown)
 
 
-def test_zeros_and_different_classes_are_no_facts() -> None:
-    zero = hospital(dict.fromkeys(PROBES, 0.0), (0, 0))
-    assert advise(measured(zero, zero)).answer is None
-    assert label_distance(measured(hospital({}, (1, 2)), hospital({}, (1, 2, 3)))) is None
+def test_one_hospital_has_nobody_to_learn_with() -> None:
     with pytest.raises(MedsiloError, match="one hospital only"):
         advise(measured(LOOKS))
 
@@ -118,11 +102,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_measures_and_reads_the_same_runs_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", str(runs), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(told["facts"]) == set(FACTS) and len(told["runs"]) == len(PROBES)
+    assert set(told["losses"]) == set(PROBES) and len(told["runs"]) == len(PROBES)
     assert told["sure"] in ("not sure", "cannot be known")  # two rounds, two hospitals
     assert main(["advise", str(runs)]) == 0
     said = capsys.readouterr().out
-    assert "why: " in said and f"all rules: right on {tried_together()[0]} of 12 federations" in said
+    right, asked = tried_together()
+    assert "why: " in said and f"all rules: right on {right} of {asked} federations" in said
 
 
 @pytest.mark.parametrize(
@@ -132,7 +117,7 @@ def test_the_command_measures_and_reads_the_same_runs_again(runs: Path, capsys: 
         ({"task": "other"}, "another task"),
         ({"seed": 7}, "another seed"),
         ({"sites": {}}, "other hospitals"),
-        ({"method": "ditto"}, "no finished run of fedavg"),
+        ({"method": "moon"}, "no finished run of fedavg"),
         ({"method": "local"}, "two runs are of local"),
         ({"rounds": {"planned": 2, "done": 1}}, "needs 2 rounds at least"),
         ({"mean_test": 7}, "damaged or was changed"),
@@ -178,9 +163,9 @@ def test_a_network_without_batch_norm_is_measured_without_it(tmp_path: Path) -> 
     with pytest.raises(MedsiloError, match="needs 2 rounds"):
         measuring_cells(plan, 1, tmp_path)
     cells, passed = measuring_cells(plan, None, tmp_path)
-    assert [cell.row.method for cell in cells] == [method for method in PROBES if method != "fedbn"]
-    assert len(passed) == 1 and passed[0].startswith("fedbn is not measured")
-    assert {cell.plan.training.rounds for cell in cells} == {4}
+    assert [cell.row.method for cell in cells] == [method for method in PROBES if method not in ("fedbn", "adafed")]
+    assert [line.split(" is not measured")[0] for line in passed] == ["fedbn", "adafed"]
+    assert {cell.plan.training.rounds for cell in cells} == {6}
 
 
 # ------------------------------------------------------------------------------------------------ the benchmark
@@ -212,7 +197,7 @@ def test_a_tiny_federation_goes_through_the_benchmark(
     assert not trial.done and Outcome.of(trial) is None
     assert list(trial.run(None)) == [] and trial.done and tuple(trial.methods) == PROBES
     outcome = Outcome.of(trial)
-    assert outcome and outcome.right(outcome.best) and set(outcome.facts) == set(FACTS)
+    assert outcome and outcome.right(outcome.best) and set(outcome.losses) == set(PROBES)
     write_outcomes([outcome], tmp_path / "table.csv")
     (again,) = read_outcomes(tmp_path / "table.csv")
     assert again.scores == outcome.scores and again.rule == outcome.rule

@@ -627,6 +627,19 @@ def test_a_missing_unseen_hospital_ends_a_run_that_stops_for_anyone_and_no_other
     assert summary.unseen[C].test is None
 
 
+def test_a_hospital_without_validation_cases_has_a_model_of_its_own_too(tmp_path: Path) -> None:
+    plan = planned(
+        "algorithm.personal_method.name=fine-tuning", "training.rounds=1", f"participation.unseen=[{C}]", sites=[A, B]
+    )
+    data = plan.task.load(C, SITES, plan.seed, None)
+    empty = Cases(data.validation.inputs[:0], data.validation.targets[:0], ())
+    study = Study(plan, tmp_path / "run", data={C: replace(data, validation=empty)})
+    study.run()
+    assert study.participants[C].cases["validation"] == 0
+    own, shared = (study.participants[C].state.modules[name].parameters() for name in ("model", "global"))
+    assert not any(map(torch.equal, own, shared))  # every tensor was tuned
+
+
 def test_what_an_unseen_hospital_may_not_be() -> None:
     with pytest.raises(PlanError, match="fedbn leaves no model for hospitals that did not train"):
         make_plan("fedbn", "participation.unseen=[z]")

@@ -39,7 +39,7 @@ def advise(
         typer.Option(
             metavar="N",
             parser=options.positive,
-            help="of each measuring run (default: a third of the plan's); of longer runs, the first ones count",
+            help="of each measuring run (default: half of the plan's); of longer runs, the first ones count",
         ),
     ] = None,
     changes: options.Changes,
@@ -56,14 +56,15 @@ def advise(
 ) -> int:
     """Say which method to try first, why, and how sure that is.
 
-    From the records of short runs of one plan with different methods: local, fedavg, and fedbn where it can run. Only
-    what hospitals told is read, and no test score. docs/evidence.md has the rules.
+    From the records of short runs of one plan with up to seven methods, together some three and a half trainings: the
+    method with the least validation loss comes first. Only what hospitals told is read, and no test score.
+    docs/evidence.md has the rules.
     """
     if bool(runs) == bool(measure):
         raise MedsiloError("give folders of measuring runs, or --measure JOB, and not both")
     screen.note("reading the runs")
     from medsilo.report.read import runs_within
-    from medsilo.study.adviser import FACTS, advise, measuring_cells, tried_together
+    from medsilo.study.adviser import advise, measuring_cells, tried_together
     from medsilo.study.cells import fill
     from medsilo.study.measurement import read_measured
 
@@ -81,8 +82,8 @@ def advise(
     _show(screen, told, notes)
     right, asked = tried_together()
     screen.say(f"all rules: right on {right} of {asked} federations that none was made from; compare before you decide")
-    rows = [(FACTS[name].words, "not known" if value is None else f"{value:.3g}") for name, value in told.facts.items()]
-    screen.table(("fact", "value"), rows, [f"{words}: {value}" for words, value in rows])
+    rows = [(name, "not known" if loss is None else f"{loss:.3g}") for name, loss in told.losses.items()]
+    screen.table(("method", "loss"), rows, [f"{name}: {loss}" for name, loss in rows])
     screen.answer(**vars(told), not_measured=notes, runs=found)
     return 0
 

@@ -73,8 +73,7 @@ It reads {reads} and gives {_gives(task)}.
 
 def _gives(task: PatientTable | SeriesFolder) -> str:
     """Return what the network's numbers mean."""
-    kind = "classes" if task.outputs > 1 else task.kind if isinstance(task, PatientTable) else "classification"
-    named: dict[str, object] = {"last": task.labels[-1], "labels": ", ".join(task.labels)}
-    if isinstance(task, PatientTable):
-        named |= {"target": task.target, "low": task.range[0], "high": task.range[1]}
-    return SAYS[kind].format(**named)
+    kind = "classes" if task.outputs > 1 else task.kind
+    target = task.target if isinstance(task, PatientTable) else "the label"
+    named: dict[str, object] = {"last": task.labels[-1], "labels": ", ".join(task.labels), "target": target}
+    return SAYS[kind].format(**named, low=task.range[0], high=task.range[1])

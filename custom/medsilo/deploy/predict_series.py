@@ -10,7 +10,6 @@ from medsilo.core.errors import DataError, MedsiloError
 from medsilo.deploy.predict import Say
 from medsilo.deploy.predicted_rows import Row, answered, failures, predict_rows, scales_for, write_rows
 from medsilo.deploy.source import Source
-from medsilo.tasks.classification import in_words
 from medsilo.tasks.listing import files_below
 from medsilo.tasks.own.recordings import KINDS, Reader
 from medsilo.tasks.own.series_folder import SeriesFolder
@@ -46,7 +45,7 @@ def predict_series(
         return _predicted(source, task, path, data or DataSource(folder=path.parent), scales, device)
 
     rows = predict_rows(source, files, out, device, say, predicted, COLUMNS)
-    write_rows(out / RECORDINGS, list(_means(rows, task.labels)), ("recording", "patient"))
+    write_rows(out / RECORDINGS, list(_means(rows, task)), ("recording", "patient"))
     return failures(rows)
 
 
@@ -75,9 +74,8 @@ def _predicted(
             yield {**none, "patient": patient or None, **place, **answer}
 
 
-def _means(rows: Sequence[Row], labels: Sequence[str]) -> Iterator[Row]:
-    """Yield a row for each recording of a patient: the mean of its windows' probabilities."""
+def _means(rows: Sequence[Row], task: SeriesFolder) -> Iterator[Row]:
+    """Yield a row for each recording of a patient: what its windows say on average."""
     whole = [row for row in rows if row["error"] is None]
     for (recording, patient), own in groupby(whole, key=lambda row: (row["recording"], row["patient"])):
-        shares = torch.tensor([[row[f"probability_{label}"] for label in labels] for row in own]).mean(0).tolist()
-        yield {"recording": recording, "patient": patient, **in_words(shares, labels)}
+        yield {"recording": recording, "patient": patient, **task.together(list(own))}

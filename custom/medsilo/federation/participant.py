@@ -579,8 +579,9 @@ class Participant:
         self.doing.begin("validating")
         measures: Measures = {}
         how = self.evaluation.chooses_by
-        if self.cases["validation"]:
+        if self.cases["train"]:
             self.plan.algorithm.personalise(self.bench("personalise", rounds, stop))
+        if self.cases["validation"]:
             loss, score, measures = self.evaluate(self.data.validation, stop, self.state.model)
             if how == "noisy":
                 self.noisy_score = self.evaluation.noisy_score("validation", rounds, measures)

@@ -1,6 +1,7 @@
 """The adviser: from a measuring study to an answer, with the rule that gave it and what is not known."""
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -9,17 +10,15 @@ from typing import Literal
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.plan import Plan
-from medsilo.study.adviser_rules import FACTS, RULES, Answer, Condition, Rule
+from medsilo.study.adviser_rules import LEAD, RULES, Answer, Rule, standings
 from medsilo.study.cells import Cell, Row, cells_of
-from medsilo.study.measurement import NEEDED, OWN_NORMS, PROBES, Measurement, check_rounds
+from medsilo.study.measurement import NEEDED, PROBES, Measurement, check_rounds
 
 Surety = Literal["fairly sure", "not sure", "cannot be known"]
-CLOSE = 0.1  # of a condition's number: nearer than this, the answer could as well be the other
 FEW = 20  # validation cases, below which one case is more than a twentieth of what is measured
 MADE_ON = (3, 6)  # hospitals of the federations on which rules were made
 HARDLY = 0.6  # of the untrained model's loss: a mean that is above has hardly learned
 OFTEN, TRIED = 0.75, 3  # a rule is fairly sure that was right so often on federations it was not made from, of so many
-NEED_NORMS = frozenset({"fedbn", "adafed"})  # methods that keep batch norm at home
 TABLE = "adviser.csv"  # how often each rule was right
 
 
@@ -59,7 +58,7 @@ class Advice:
     reason: str
     evidence: str
     sure: Surety
-    facts: Mapping[str, float | None]
+    losses: Mapping[str, float | None]  # of each method, the worst hospital counted more
     unknown: tuple[str, ...]  # what is not known, a sentence each
 
 
@@ -80,64 +79,52 @@ def tried_together() -> tuple[int, int]:
     return sum(right for right, _ in counts), sum(asked for _, asked in counts)
 
 
-def rule_for(facts: Mapping[str, float | None], rules: Sequence[Rule] = RULES) -> tuple[Rule | None, list[Rule]]:
-    """Return the first rule whose conditions all hold, and those before it that could not be asked."""
-    skipped = []
-    for rule in rules:
-        values = [facts[condition.fact] for condition in rule.when]
-        if any(value is None for value in values):
-            skipped.append(rule)
-        elif all(one.holds(value) for one, value in zip(rule.when, values, strict=True) if value is not None):
-            return rule, skipped
-    return None, skipped
+def ranked(losses: Mapping[str, float | None]) -> list[str]:
+    """Return the methods that were measured, the least loss first."""
+    known = {method: loss for method, loss in losses.items() if loss is not None}
+    return sorted(known, key=known.__getitem__)
+
+
+def rule_of(method: str) -> Rule:
+    """Return the rule that answers where this method leads."""
+    return next(rule for rule in RULES if method in rule.leaders)
 
 
 def advise(measured: Measurement) -> Advice:
     """Return the advice that follows from a measuring study."""
     if len(measured.hospitals) < 2:
         raise MedsiloError("there is one hospital only, so nobody to learn with; give runs of two or more")
-    facts = {name: fact.of(measured) for name, fact in FACTS.items()}
-    rule, skipped = rule_for(facts)
-    unknown = [*_not_told(measured, skipped), *_beyond(measured)]
-    if rule is None or not measured.telling:
+    losses = standings(measured)
+    methods = ranked(losses)
+    unknown = [*_not_told(measured, methods), *_beyond(measured)]
+    if not methods:
         reason = "the hospitals do not tell enough for any rule"
-        return Advice(None, None, None, None, reason, "none", "cannot be known", facts, tuple(unknown))
-    close = [one for one in _asked(rule) if _is_close(one, facts[one.fact])]
-    unknown += [f"it is a close call: {one.words}, and it is {facts[one.fact]:.3g}" for one in close]
-    methods = [name for name in (rule.first, rule.second) if name not in NEED_NORMS or measured.losses(OWN_NORMS)]
-    if rule.first not in methods:
-        unknown.append(f"{rule.first} would come first, but no model with batch norm was measured")
+        return Advice(None, None, None, None, reason, "none", "cannot be known", losses, tuple(unknown))
+    first, second = methods[:2]
+    if not leads(losses, first, second):
+        unknown.append(
+            f"it is a close call: {second}'s loss is {losses[second]:.3g}, and {first}'s {losses[first]:.3g}"
+        )
+    rule = rule_of(first)
     tried = tries()[rule.name]
     sure: Surety = "fairly sure" if tried.often and not unknown else "not sure"
-    first, second = [*methods, None, None][:2]
-    return Advice(rule.answer, first, second, rule.name, rule.reason, tried.words, sure, facts, tuple(unknown))
+    return Advice(rule.answer, first, second, rule.name, rule.reason, tried.words, sure, losses, tuple(unknown))
 
 
-def _asked(rule: Rule) -> list[Condition]:
-    """Return the conditions that led to a rule: its own, and those of the rules before it."""
-    return [condition for one in RULES[: RULES.index(rule) + 1] for condition in one.when]
+def leads(losses: Mapping[str, float | None], first: str, second: str) -> bool:
+    """Return whether the first method is clearly ahead of the second."""
+    least, next_least = losses[first], losses[second]
+    return least is not None and next_least is not None and next_least > (1 + LEAD) * least
 
 
-def _is_close(condition: Condition, value: float | None) -> bool:
-    return value is not None and abs(value - condition.number) < CLOSE * abs(condition.number)
-
-
-def _not_told(measured: Measurement, skipped: Sequence[Rule]) -> list[str]:
-    """Say what could not be asked, and whose losses say little."""
-    told = [
-        f"rule '{rule.name}' could not be asked, as {_lacking(rule, measured)}"
-        for rule in skipped
-        if measured.has_classes or "labels" not in {condition.fact for condition in rule.when}
-    ]
+def _not_told(measured: Measurement, methods: Sequence[str]) -> list[str]:
+    """Say what was not measured, and whose losses say little."""
+    told = []
+    if methods and (lacking := [method for method in PROBES if method not in methods]):
+        told.append(f"what {' and '.join(lacking)} would do, which was not measured at all these hospitals")
     silent = [site for site, own in measured.hospitals.items() if own not in measured.telling]
     if silent:
         told.append(f"{', '.join(silent)} told no losses, so nothing here is about them")
-    closed = [site for site, own in measured.hospitals.items() if measured.has_classes and own.classes is None]
-    if closed:
-        told.append(
-            f"{', '.join(closed)} told no shares of classes, as hospitals with a rare class do not; shares may differ "
-            "more than it seems"
-        )
     empty = [site for site, own in measured.hospitals.items() if own.train == 0]
     if empty:
         told.append(f"{', '.join(empty)} had no training cases")
@@ -152,11 +139,6 @@ def _not_told(measured: Measurement, skipped: Sequence[Rule]) -> list[str]:
     return told
 
 
-def _lacking(rule: Rule, measured: Measurement) -> str:
-    absent = [condition.fact for condition in rule.when if FACTS[condition.fact].of(measured) is None]
-    return f"the {' and the '.join(FACTS[name].words for name in absent)} is not known"
-
-
 def _beyond(measured: Measurement) -> list[str]:
     """Say where a consortium is unlike all on which rules were made."""
     least, most = MADE_ON
@@ -165,12 +147,17 @@ def _beyond(measured: Measurement) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ measuring
+def measuring_rounds(plan: Plan) -> int:
+    """Return how long a measuring run is, unless somebody says otherwise: half as long as the study."""
+    return max(3, math.ceil(plan.training.rounds / 2))
+
+
 def measuring_cells(plan: Plan, rounds: int | None, folder: Path) -> tuple[list[Cell], list[str]]:
     """Return the measuring runs of a plan, and a line for each that its network or task can't have.
 
-    rounds: of each run; by default a third of the plan's, and three at least.
+    rounds: of each run; by default half of the plan's, and three at least.
     """
-    chosen = rounds or max(3, round(plan.training.rounds / 3))
+    chosen = rounds or measuring_rounds(plan)
     check_rounds(chosen)
     length = [f"training.rounds={chosen}"]
     cells, passed = [], []

@@ -1,146 +1,67 @@
-"""The adviser's rules as data: facts of a measuring study, conditions on them, and the answer where all hold.
+"""The adviser's rules as data: which answer follows from the method that did best in a measuring study, and why.
 
-The first rule whose conditions hold answers. benchmarks/advise made the numbers on generated federations, and tried the
-rules on others; how often each was right stands in adviser.csv.
+One number ranks methods, and nothing in it was fitted closely: benchmarks/advise chose it on generated federations and
+tried it on others; how often each rule was right stands in adviser.csv.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from medsilo.study.measurement import ALONE, OWN_NORMS, TOGETHER, Measurement
+from medsilo.study.measurement import PROBES, Measurement
 
 Answer = Literal["plain mean", "harmonise", "personalise", "stay alone"]
-
-
-@dataclass(frozen=True)
-class Fact:
-    """A number that follows from a measuring study; None where the hospitals do not tell enough."""
-
-    words: str
-    of: Callable[[Measurement], float | None]
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A fact that is at least, or at most, a number."""
-
-    fact: str
-    sign: Literal["at least", "at most"]
-    number: float
-
-    @property
-    def words(self) -> str:
-        """The condition as a person reads it."""
-        return f"{FACTS[self.fact].words} is {self.sign} {self.number:g}"
-
-    def holds(self, value: float) -> bool:
-        """Return whether a value fulfils it."""
-        return value >= self.number if self.sign == "at least" else value <= self.number
+WORST = 1 / 3  # share of the worst hospital's loss in a method's; the mean over hospitals is the rest
+LEAD = 0.1  # a method is clearly ahead whose loss is so much smaller, as a share of its own, than the next one's
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: its conditions, the answer, the method to try first and the one to try next, and why."""
+    """One rule: the methods whose lead means this answer, and why."""
 
     name: str
-    when: tuple[Condition, ...]
+    leaders: tuple[str, ...]
     answer: Answer
-    first: str
-    second: str
     reason: str
 
 
-def _loss_ratio(one: str, other: str) -> Callable[[Measurement], float | None]:
-    """Return the ratio of two runs' mean losses."""
-
-    def ratio(measured: Measurement) -> float | None:
-        own, others = measured.losses(one), measured.losses(other)
-        if own is None or others is None or fmean(others) <= 0:
-            return None
-        return fmean(own) / fmean(others)
-
-    return ratio
-
-
-def label_distance(measured: Measurement) -> float | None:
-    """Return how far a hospital's shares of classes are from those of all together, on average: 0 alike, 1 apart.
-
-    Hospitals that do not tell their classes are left out; None where fewer than two do.
-    """
-    told = [own.classes for own in measured.hospitals.values() if own.classes and sum(own.classes)]
-    if len(told) < 2 or len({len(own) for own in told}) > 1:
-        return None
-    shares = [[count / sum(own) for count in own] for own in told]
-    middle = [fmean(column) for column in zip(*shares, strict=True)]
-    return fmean(sum(abs(a - b) for a, b in zip(own, middle, strict=True)) / 2 for own in shares)
-
-
-FACTS: Mapping[str, Fact] = {
-    "labels": Fact("distance of the hospitals' shares of classes", label_distance),
-    "alone": Fact("loss of models trained alone, divided by the mean's", _loss_ratio(ALONE, TOGETHER)),
-    "alone over norms": Fact(
-        "loss of models trained alone, divided by that with batch norm at home", _loss_ratio(ALONE, OWN_NORMS)
-    ),
-    "norms": Fact("loss with batch norm at home, divided by the mean's", _loss_ratio(OWN_NORMS, TOGETHER)),
-}
-
 RULES: tuple[Rule, ...] = (
     Rule(
-        "labels",
-        (Condition("labels", "at least", 0.18),),
-        "personalise",
-        "adafed",
-        "fine-tuning",
-        "the hospitals' shares of classes are far apart, so that each needs a model that knows its own shares",
+        "one model",
+        ("fedavg",),
+        "plain mean",
+        "one shared model does best at the hospitals' own cases: they are alike enough, and learn from more cases",
     ),
     Rule(
-        "answers",
-        (Condition("alone", "at most", 0.9), Condition("alone over norms", "at most", 0.95)),
-        "stay alone",
-        "local",
-        "ditto",
-        "models trained alone are ahead, also where batch norm stays at home: not the looks differ but the answers",
-    ),
-    Rule(
-        "looks",
-        (Condition("norms", "at most", 0.95),),
+        "own norms",
+        ("fedbn",),
         "harmonise",
-        "fedbn",
-        "adafed",
-        "the mean gets better where batch norm stays at home: the hospitals' inputs look different",
+        "the shared model does best where batch norm stays at home: inputs look different, the question is the same",
     ),
     Rule(
-        "in between",
-        (Condition("norms", "at most", 1.0),),
+        "own models",
+        ("adafed", "ditto", "fedper", "fine-tuning"),
         "personalise",
-        "fine-tuning",
-        "fedavg",
-        "batch norm at home hardly helps; a model that is tuned at home begins with the mean and loses little",
+        "a model of each hospital's own that also learns from the others does best: neither one model nor none",
     ),
     Rule(
-        "alike",
-        (Condition("norms", "at least", 1.0),),
-        "plain mean",
-        "fedavg",
-        "fine-tuning",
-        "nothing that was measured speaks against one shared model",
-    ),
-    Rule(
-        "apart, no batch norm",
-        (Condition("alone", "at most", 0.9),),
-        "personalise",
-        "ditto",
-        "local",
-        "models trained alone are ahead, and without batch norm nobody can say whether looks or answers differ",
-    ),
-    Rule(
-        "alike, no batch norm",
-        (Condition("alone", "at least", 0.9),),
-        "plain mean",
-        "fedavg",
-        "fine-tuning",
-        "models trained alone are not ahead of the mean; the network has no batch norm that could tell more",
+        "alone",
+        ("local",),
+        "stay alone",
+        "models trained alone do best: what the others know does not help here",
     ),
 )
+
+
+def standing(measured: Measurement, method: str) -> float | None:
+    """Return a method's loss: the mean over hospitals, in which the worst hospital counts once more by WORST.
+
+    None where a hospital that tells losses does not tell this one.
+    """
+    losses = measured.losses(method)
+    return None if losses is None else (1 - WORST) * fmean(losses) + WORST * max(losses)
+
+
+def standings(measured: Measurement) -> dict[str, float | None]:
+    """Return the loss of every method that a measuring study may have."""
+    return {method: standing(measured, method) for method in PROBES}

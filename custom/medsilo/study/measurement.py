@@ -12,8 +12,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.runs.reading import read_rounds, read_summary
 from medsilo.runs.schema import Round, Summary
 
-ALONE, TOGETHER, OWN_NORMS = "local", "fedavg", "fedbn"
-PROBES = (ALONE, TOGETHER, OWN_NORMS)
+ALONE, TOGETHER = "local", "fedavg"
+PROBES = (ALONE, TOGETHER, "fedbn", "fedper", "ditto", "fine-tuning", "adafed")  # one of each family, none dear
 NEEDED = (ALONE, TOGETHER)
 LEAST = 2  # rounds: a hospital tells the loss of the model that arrives, in the first round the untrained one
 
@@ -24,7 +24,6 @@ class MeasuredHospital:
 
     train: int | None
     validation: int | None
-    classes: tuple[int, ...] | None  # of training cases
     losses: Mapping[str, float]  # the least on its validation cases, of each measuring run that told some
     untrained: float | None = None  # the loss before the first round
 
@@ -41,14 +40,8 @@ class Probe:
 class Measurement:
     """A measuring study and its hospitals."""
 
-    metric: str
     rounds: int  # that every run had
     hospitals: Mapping[str, MeasuredHospital]
-
-    @property
-    def has_classes(self) -> bool:
-        """Return whether every case has one class, so that hospitals have shares of them."""
-        return self.metric == "accuracy"
 
     @property
     def fallen_to(self) -> float | None:
@@ -89,7 +82,7 @@ def read_measured(runs: Sequence[Path], rounds: int | None = None) -> Measuremen
     of = {method: Probe(summary, read_rounds(run)[:rounds]) for method, (run, summary) in found.items()}
     together = of[TOGETHER]
     hospitals = {site: _hospital(site, of) for site in together.summary.sites}
-    return Measurement(together.summary.metric, rounds, hospitals)
+    return Measurement(rounds, hospitals)
 
 
 def check_rounds(rounds: int) -> None:
@@ -110,13 +103,12 @@ def _check(run: Path, summary: Summary, first: Summary) -> None:
 
 
 def _hospital(site: str, probes: Mapping[str, Probe]) -> MeasuredHospital:
-    own = probes[TOGETHER].summary.sites[site]
-    cases, classes = own.cases or {}, (own.classes or {}).get("train")
+    cases = probes[TOGETHER].summary.sites[site].cases or {}
     losses, untrained = {}, None
     for method, probe in probes.items():
         told = [line.sites[site].validation_loss for line in probe.lines if site in line.sites]
         if known := [loss for loss in told if loss is not None]:
             losses[method] = min(known)
-            untrained = told[0]
-    counts = cases.get("train"), cases.get("validation"), tuple(classes) if classes else None
-    return MeasuredHospital(*counts, losses, untrained)
+            if method == TOGETHER:
+                untrained = told[0]
+    return MeasuredHospital(cases.get("train"), cases.get("validation"), losses, untrained)

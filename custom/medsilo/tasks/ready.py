@@ -47,7 +47,8 @@ class Facts:
 
 @dataclass(frozen=True)
 class PreparedEntry:
-    """An entry as the network takes it: inputs [cases, C, *grid]; targets [cases, *grid] as bytes, or [cases]."""
+    """An entry as the network takes it: inputs [cases, C, *grid]; targets [cases, *grid] or [cases], as bytes where
+    they are labels."""
 
     inputs: Tensor
     targets: Tensor
@@ -147,7 +148,7 @@ class HeldEntry:
     def case(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs [C, *grid] and target of one case."""
         inputs, targets, _ = self.kept(number)
-        return inputs, targets.long()
+        return inputs, targets if targets.is_floating_point() else targets.long()
 
     def kept(self, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs and target of one case as they are kept, and the places of its structures."""

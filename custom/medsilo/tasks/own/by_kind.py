@@ -2,11 +2,20 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from medsilo.models.network import Network
+from medsilo.tasks.classification import Classification
 from medsilo.tasks.metrics import Counts, Figures, Measures
-from medsilo.tasks.task import Task
+from medsilo.tasks.regression import Regression
+from medsilo.tasks.survival import Survival
+from medsilo.tasks.task import SiteData, Task
+
+Kind = Literal["classification", "regression", "survival"]
 
 
 class ByKind(Task):
@@ -46,3 +55,42 @@ class ByKind(Task):
 
     def figures(self, counts: Counts) -> Figures:
         return self._family.figures(counts)
+
+
+# ------------------------------------------------------------------------------------------------ of numbers
+class _Judge(Task):
+    title: ClassVar[str] = "of another task"
+
+    def default_network(self) -> Network:
+        raise TypeError("this measures and has no network")
+
+    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
+        raise TypeError("this measures and has no data")
+
+
+class _Classes(_Judge, Classification):
+    names: tuple[str, ...]
+
+    @property
+    def classes(self) -> int:  # type: ignore[override]
+        return len(self.names)
+
+
+class _Values(_Judge, Regression):
+    range: tuple[float, float]
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        return self.range
+
+
+class _Risks(_Judge, Survival):
+    pass
+
+
+@cache
+def family_of(kind: Kind, labels: tuple[str, ...], limits: tuple[float, float]) -> Task:
+    """Return what measures a task of this kind with these classes, or numbers between these limits."""
+    if kind == "classification":
+        return _Classes(names=labels)
+    return _Values(range=limits) if kind == "regression" else _Risks()

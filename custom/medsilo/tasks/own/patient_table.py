@@ -5,7 +5,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -19,7 +18,7 @@ from medsilo.models.linear import Linear
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification, in_words
 from medsilo.tasks.listing import OTHER_NAMES, TABLE, Entry, Listing, check_parts, check_patients
-from medsilo.tasks.own.by_kind import ByKind
+from medsilo.tasks.own.by_kind import ByKind, Kind, family_of
 from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number, own_labels, own_names
 from medsilo.tasks.own.dividing import dealt, divided
 from medsilo.tasks.own.own_data import OwnData
@@ -28,7 +27,7 @@ from medsilo.tasks.own.standardising import Scales, Standardise, check_scales, l
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
-from medsilo.tasks.survival import Survival, concordant_pairs
+from medsilo.tasks.survival import concordant_pairs
 from medsilo.tasks.task import Cases, SiteData, Task, patients_of
 
 EVENTS = ("censored", "event")  # 0 and 1
@@ -48,7 +47,7 @@ class PatientTable(OwnData, ByKind):
     evaluation_batch: ClassVar[int] = 1_000_000  # a table lies in memory, and concordance compares all cases of a part
 
     name: Literal["table"] = "table"
-    kind: Literal["classification", "regression", "survival"] = Field("classification", description="what is learned")
+    kind: Kind = Field("classification", description="what is learned")
     columns: ReadColumns = Field(
         default=(Column(name="age"),),
         description="what the network reads: names of columns with numbers, or `{name: ..., levels: [...]}` of "
@@ -145,7 +144,7 @@ class PatientTable(OwnData, ByKind):
 
     @property
     def _family(self) -> Task:
-        return _family(self)
+        return family_of(self.kind, self.labels, self.range)
 
     def default_network(self) -> Network:
         return Linear()
@@ -456,41 +455,3 @@ def _pairs(data: Cases) -> float:
 def _name_of(cells: Mapping[str, str]) -> str:
     """Return what stands for a line that names no patient: the same wherever the line stands."""
     return hashlib.sha256("\x1f".join(cells.values()).encode()).hexdigest()[:32]
-
-
-class _Judge(Task):
-    title: ClassVar[str] = "of another task"
-
-    def default_network(self) -> Network:
-        raise TypeError("this measures and has no network")
-
-    def load(self, site: str, sites: Sequence[str], seed: int, folder: Path | None) -> SiteData:
-        raise TypeError("this measures and has no data")
-
-
-class _Classes(_Judge, Classification):
-    names: tuple[str, ...]
-
-    @property
-    def classes(self) -> int:  # type: ignore[override]
-        return len(self.names)
-
-
-class _Values(_Judge, Regression):
-    range: tuple[float, float]
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        return self.range
-
-
-class _Risks(_Judge, Survival):
-    pass
-
-
-@cache
-def _family(task: PatientTable) -> Task:
-    """Return what measures this kind of task."""
-    if task.kind == "classification":
-        return _Classes(names=task.labels)
-    return _Values(range=task.range) if task.kind == "regression" else _Risks()

@@ -1,9 +1,10 @@
 """A hospital's own time series: windows of recordings that lie in files."""
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -16,36 +17,40 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
+from medsilo.core.section import added
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.network import Network
-from medsilo.tasks.classification import Classification, in_words
+from medsilo.tasks.classification import in_words
 from medsilo.tasks.listing import Entry, Listing, check_patients, find_recordings
-from medsilo.tasks.own.columns import Column, ReadColumns, Text, as_level, own_labels
+from medsilo.tasks.own.by_kind import ByKind, family_of
+from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number, own_labels
 from medsilo.tasks.own.own_folder import Found, OwnFolder
 from medsilo.tasks.own.recordings import ROUGH, Coded, Reader, Recording
 from medsilo.tasks.own.standardising import Scales, Standardise, check_scales, largest, scaled, scales_told
 from medsilo.tasks.own.windows import Cutting, Missing, Windows, cut
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
+from medsilo.tasks.regression import Regression
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import digest, range_of
-from medsilo.tasks.task import SiteData, labels_of, patients_of
+from medsilo.tasks.task import SiteData, Task, labels_of, patients_of
 
 NEAR = 0.01  # of a rate: times that say another one are not believed
 MOST_TERM = 1000  # of the fraction by which recordings are resampled
 AT_ONCE = 256  # windows that are measured together
-UNLABELLED = -1  # rows from which nothing is learned
+VALUE = "value"  # what predictions call the number of a regression
 ROWS = ("names", "inside", "label_map", "missing", "rate", "time_unit", "decimal", "order")  # of a site's settings
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 
 
-class SeriesFolder(OwnFolder, Classification):
-    """Windows of recordings (CSV, Parquet, arrays of numpy) and their classes, from a folder that the site describes.
+class SeriesFolder(OwnFolder, ByKind):
+    """Windows of recordings (CSV, Parquet, arrays of numpy) and their classes, or a number each, from a folder that the
+    site describes.
 
     A window is `window` steps of all signals, [signals, steps], and the next begins `step` steps later. It never holds
     a gap, a value that is not known, or a change of label or patient, and none is shorter.
     """
 
-    title: ClassVar[str] = "A hospital's own time series: classification of windows"
+    title: ClassVar[str] = "A hospital's own time series: classification or regression of windows"
     reads_series: ClassVar[bool] = True
     files: ClassVar[str] = "recordings"
 
@@ -57,6 +62,10 @@ class SeriesFolder(OwnFolder, Classification):
     )
     labels: tuple[Text, ...] = Field(
         default=("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
+    )
+    kind: Literal["classification", "regression"] = added("classification", description="what is learned of a window")
+    range: tuple[float, float] = added(
+        (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
     )
     rate: float = Field(
         default=50.0, gt=0, le=1e6, description="steps in a second; a site resamples where it says another `data.rate`"
@@ -86,6 +95,10 @@ class SeriesFolder(OwnFolder, Classification):
             raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove them")
         if len({as_level(label) for label in self.labels}) < len(self.labels):
             raise ValueError(f"labels {list(self.labels)}: name each once")
+        if not -LARGEST <= self.range[0] < self.range[1] <= LARGEST:
+            raise ValueError(f"range {list(self.range)}: give the least and the greatest number of a regression")
+        if self.partition and self.partition.kind == "dirichlet" and self.kind == "regression":
+            raise ValueError("partition: dirichlet deals classes, and a regression has none; take iid or column")
         check_scales(self.signals, self.standardise)
         return self
 
@@ -98,7 +111,23 @@ class SeriesFolder(OwnFolder, Classification):
     @property
     def classes(self) -> int:  # type: ignore[override]
         """The plan's labels."""
-        return len(self.labels)
+        return len(self.labels) if self.kind == "classification" else 0
+
+    @property
+    def outputs(self) -> int:
+        """A score per class, or one number."""
+        return self._family.outputs
+
+    @property
+    def _family(self) -> Task:
+        return family_of(self.kind, self.labels, self.range)
+
+    def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.outputs,)
+
+    @property
+    def cross_entropy(self) -> float:
+        return self._family.cross_entropy
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -106,7 +135,7 @@ class SeriesFolder(OwnFolder, Classification):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        return self.labels
+        return self.labels if self.kind == "classification" else ()
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -123,7 +152,17 @@ class SeriesFolder(OwnFolder, Classification):
 
     def answers(self, output: Tensor) -> list[dict[str, float | str]]:
         """Return what a network's output says of each window, by the name of a column of predictions.csv."""
-        return [in_words(own, self.labels) for own in self.scores(output.double()).softmax(1).tolist()]
+        family = self._family
+        if isinstance(family, Regression):
+            return [{VALUE: value} for value in family.values_of(output.double()).tolist()]
+        return [in_words(own, self.labels) for own in output.double().softmax(1).tolist()]
+
+    def together(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float | str]:
+        """Return what the mean of a recording's windows says."""
+        if self.kind == "regression":
+            return {VALUE: sum(answer[VALUE] for answer in answers) / len(answers)}
+        shares = torch.tensor([[answer[f"probability_{label}"] for label in self.labels] for answer in answers])
+        return in_words(shares.mean(0).tolist(), self.labels)
 
     # ------------------------------------------------------------------------------------------ standardised
     @property
@@ -166,7 +205,7 @@ class SeriesFolder(OwnFolder, Classification):
         if source.images or source.labels:
             raise DataError("data: recordings have no images or labels; name files under data.recordings")
         listing = find_recordings(source, folder)
-        reader, known = Reader(self.signals, source), _Known(self.labels, source)
+        reader, known = Reader(self.signals, source), _Known.of(self, source)
         shown = _opened(listing, reader) if reader.labels or reader.patients else {}
         strangers = [
             f"{entry.name}: {label}"
@@ -174,10 +213,9 @@ class SeriesFolder(OwnFolder, Classification):
             for label in shown.get(entry.name) or [str(entry.label)]
             if known.number(label) is None
         ]
-        what = f"recordings have a label that is not among the plan's ({', '.join(self.labels)})"
         where = "" if reader.labels else ", or name the column that has it under data.inside.label"
-        listing.add("stops", f"{what}; add it to data.label_map{where}", strangers)
-        classes = {entry.name: max(known.number(str(entry.label)) or 0, 0) for entry in listing.entries}
+        listing.add("stops", f"{known.stranger}{where}", strangers)
+        classes = {entry.name: int(known.learned(str(entry.label)) or 0) for entry in listing.entries}
         settings = json.dumps(source.model_dump(mode="json", include=set(ROWS)))
         return Found(listing, classes, partial(self._made, reader=reader, known=known), settings)
 
@@ -188,15 +226,15 @@ class SeriesFolder(OwnFolder, Classification):
         if recording.patients:
             own = recording.patients.rows == recording.patients.names.index(entry.patient)
         names = recording.labels.names if recording.labels else (str(entry.label),)
-        numbers = [known.number(name) for name in names]
-        usable = [number is not None and number != UNLABELLED for number in numbers]
+        numbers = [known.learned(name) for name in names]
+        usable = [number is not None for number in numbers]
         found = cut(recording, self.cutting(recording, reader.source), own, usable)
         if not len(found.inputs) or not any(usable):
             raise DataError(
                 f"recordings have no window of {self.window} steps in a row that are whole and of one label; correct "
                 "task.window or the recordings"
             )
-        labels = np.array([number or 0 for number in numbers])[found.labels]
+        targets = np.array([number or 0 for number in numbers], known.stored)[found.labels]
         rate = recording.rate or reader.source.rate or self.rate
         facts = Facts(
             len(found.inputs),
@@ -205,12 +243,12 @@ class SeriesFolder(OwnFolder, Classification):
             (),
             (float(found.inputs.min()), float(found.inputs.max())),
             (),
-            tuple((int(label),) for label in labels),
+            tuple((int(label),) if self.kind == "classification" else () for label in targets),
             seconds=float(own.sum() / rate),
             gaps=found.gaps,
             turned=recording.turned,
         )
-        return PreparedEntry(torch.from_numpy(found.inputs), torch.from_numpy(labels.astype(np.uint8)), facts)
+        return PreparedEntry(torch.from_numpy(found.inputs), torch.from_numpy(targets), facts)
 
     def windows(self, path: Path, reader: Reader) -> Iterator[tuple[str, Recording, Windows]]:
         """Yield each patient of a file, its rows, and the patient's windows, whatever they show."""
@@ -250,18 +288,63 @@ class SeriesFolder(OwnFolder, Classification):
         return {"seconds": range_of(one.facts.seconds for one in every)}
 
 
+@dataclass(frozen=True)
 class _Known:
+    """Meaning of a site's labels."""
+
+    missing: frozenset[str]
+    stranger: str  # what is said where a label stands for nothing
+    stored: type[np.generic]  # how numbers are kept
+
+    @classmethod
+    def of(cls, task: SeriesFolder, source: DataSource) -> "_Known":
+        """Return what a plan's labels are at this site: classes, or numbers within its range."""
+        missing = frozenset(source.missing)
+        if task.kind == "regression":
+            low, high = task.range
+            what = f"recordings have a label that is not a number from {low:g} to {high:g}; correct it"
+            return _KnownValues(missing, what, np.float32, task.range)
+        what = f"recordings have a label that is not among the plan's ({', '.join(task.labels)})"
+        return _KnownClasses(missing, f"{what}; add it to data.label_map", np.uint8, _numbers(task.labels, source))
+
+    def number(self, label: str) -> float | None:
+        """Return what a label stands for; nan where nothing is learned from it, None where nobody knows it."""
+        return math.nan if label in self.missing else None
+
+    def learned(self, label: str) -> float | None:
+        """Return what is learned from a label; None where nothing is."""
+        number = self.number(label)
+        return None if number is None or math.isnan(number) else number
+
+
+@dataclass(frozen=True)
+class _KnownClasses(_Known):
     """The plan's classes by what a site calls them."""
 
-    def __init__(self, names: Sequence[str], source: DataSource) -> None:
-        said = source.label_map
-        self.numbers = own_labels(names, {own: plans for own, plans in said.items() if plans != ""})
-        self.numbers |= {as_level(str(own)): UNLABELLED for own, plans in said.items() if plans == ""}
-        self.missing = frozenset(source.missing)
+    numbers: Mapping[str, float]
 
-    def number(self, label: str) -> int | None:
-        """Return a label's class; UNLABELLED where nothing is learned from it, None where nobody knows it."""
-        return self.numbers.get(as_level(label), UNLABELLED if label in self.missing else None)
+    def number(self, label: str) -> float | None:
+        found = self.numbers.get(as_level(label))
+        return super().number(label) if found is None else found
+
+
+@dataclass(frozen=True)
+class _KnownValues(_Known):
+    """The numbers that a regression can have."""
+
+    range: tuple[float, float]
+
+    def number(self, label: str) -> float | None:
+        value = as_number(label.strip())
+        within = value is not None and self.range[0] <= value <= self.range[1]
+        return value if within else super().number(label)
+
+
+def _numbers(names: Sequence[str], source: DataSource) -> dict[str, float]:
+    """Return the plan's classes by what a site calls them; nan where nothing is learned."""
+    said = source.label_map
+    known: dict[str, float] = dict(own_labels(names, {own: plans for own, plans in said.items() if plans != ""}))
+    return known | {as_level(str(own)): math.nan for own, plans in said.items() if plans == ""}
 
 
 def _opened(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:
@@ -294,7 +377,8 @@ class _Finished(Dataset):
 
     def __init__(self, task: SeriesFolder, data: Dataset, scales: Scales) -> None:
         self.task, self.data, self.scales = task, data, scales
-        self.patients, self.labels = tuple(patients_of(data)), labels_of(data)
+        self.patients = tuple(patients_of(data))
+        self.labels = labels_of(data) if task.classifies else None
 
     def __len__(self) -> int:
         return len(self.patients)
