@@ -32,7 +32,7 @@ def free_port() -> int:
 def write_consortium(
     path: Path, policies: Mapping[str, str], port: int, relays: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """The consortium's file for one server, relays and who is behind each, hospitals with their policies, and a lead."""
+    """The consortium's file: one server, who is behind each relay, hospitals with their policies, and a lead."""
     hospitals = [
         {
             "name": name,

@@ -122,9 +122,13 @@ class Consortium(Section):
             places.add((relay.host, relay.port))
             for name in relay.behind:
                 if name not in known:
-                    raise ValueError(f"behind relay {relay.name} is {name!r}, which is no hospital or relay of this file")
+                    raise ValueError(
+                        f"behind relay {relay.name} is {name!r}, which is no hospital or relay of this file"
+                    )
                 if name in above:
-                    raise ValueError(f"{name} is behind relay {above[name]} and again behind {relay.name}; name it once")
+                    raise ValueError(
+                        f"{name} is behind relay {above[name]} and again behind {relay.name}; name it once"
+                    )
                 above[name] = relay.name
         for relay in self.relays:
             if relay.name in _way(above, relay.name):
@@ -141,7 +145,14 @@ class Consortium(Section):
             {"name": server.host, "type": "server", "org": server.organisation, **ports},
             *(
                 {"name": relay.name, "type": "relay", "org": relay.organisation}
-                | {"listening_host": {"scheme": server.scheme, "default_host": relay.host, "port": relay.port, **MUTUAL}}
+                | {
+                    "listening_host": {
+                        "scheme": server.scheme,
+                        "default_host": relay.host,
+                        "port": relay.port,
+                        **MUTUAL,
+                    }
+                }
                 | onward.get(relay.name, directly)
                 for relay in self.relays
             ),
