@@ -179,7 +179,7 @@ def test_a_hospital_behind_relays_knows_the_nearest_and_trusts_the_root(tmp_path
         listens.verify_directly_issued_by(root_of(kits / "north"))
         names = listens.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert names.get_values_for_type(x509.DNSName) == [host]
-        where = json.loads((kits / name / CONNECTIONS).read_text())["internal"]["resources"]
+        where = json.loads((kits / name / "local/comm_config.json").read_text())["internal"]["resources"]
         assert where == {"host": host, "port": 8002, "connection_security": "mtls"}
         assert [finding.severity for finding in check_seal(read_kit(kits / name))] == ["ok"]
         assert {finding.severity for finding in check_certificates(read_kit(kits / name))} == {"ok"}
@@ -187,7 +187,7 @@ def test_a_hospital_behind_relays_knows_the_nearest_and_trusts_the_root(tmp_path
     assert (north.name, north.meets, north.host, north.port) == ("north", "the relay relay-n", "relay.north.org", 8002)
     assert (relay.name, relay.meets, relay.host) == ("relay-n", "the relay relay-top", "relay.top.org")
     assert {(top.meets, top.host), (direct.meets, direct.host)} == {("the server", "localhost")}
-    told = json.loads((kits / "north/startup/relay__resources.json").read_text())["relay_config"]
+    told = json.loads((kits / "north/local/relay__resources.json").read_text())["relay_config"]
     assert (told["fqcn"], told["connection_security"]) == ("relay-top.relay-n", "mtls")
 
 
@@ -197,9 +197,11 @@ def test_a_hospital_moves_behind_a_relay_and_back_with_a_renewed_kit(tmp_path: P
     with pytest.raises(MedsiloError, match="kit of north that is out connects in another way; give --renew north"):
         kits_of(tmp_path, put("relays", [NORTH]))
     assert kits_of(tmp_path, put("relays", [NORTH]), renew=("north",)) == ["relay-n", "north"]
-    assert read_kit(north).meets == "the relay relay-n" and (north / CONNECTIONS).exists()
+    assert read_kit(north).meets == "the relay relay-n" and all(
+        (north / "local" / file).exists() for file in CONNECTIONS
+    )
     assert kits_of(tmp_path, renew=("north",)) == ["north"]
-    assert read_kit(north).meets == "the server" and not (north / CONNECTIONS).exists()
+    assert read_kit(north).meets == "the server" and not any((north / "local" / file).exists() for file in CONNECTIONS)
     assert (north / "local/medsilo.yaml").exists() and contents(tmp_path / "kits/st-anna") == others
     with pytest.raises(MedsiloError, match="no kits for relays"):
         write_requests(read_consortium(write(tmp_path, put("relays", [NORTH]))), tmp_path, tmp_path / "requests")

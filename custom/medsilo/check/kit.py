@@ -18,7 +18,7 @@ SEAL = "signature.json"
 SOON = timedelta(days=30)
 PATIENCE = 5.0  # seconds for the server to answer
 STARTS = ("fed_client.json", "fed_server.json", "fed_admin.json", "fed_relay.json")
-RELAY = "relay__resources.json"  # in the kit of a hospital that is behind a relay
+RELAY = Path("local/relay__resources.json")  # in the kit of a hospital that is behind a relay
 AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
 
 
@@ -71,8 +71,8 @@ def _described(startup: Path, name: str, values: dict[str, Any]) -> Kit:
     files = server if serves else values["client"]
     party = host if serves else files["fqsn"].rpartition(".")[2]
     own = (files["ssl_cert"], files["ssl_private_key"], files["ssl_root_cert"])
-    if (startup / RELAY).is_file():
-        relay = json.loads((startup / RELAY).read_text(encoding="utf-8"))["relay_config"]
+    if (startup.parent / RELAY).is_file():
+        relay = json.loads((startup.parent / RELAY).read_text(encoding="utf-8"))["relay_config"]
         return Kit(startup, False, party, *_onward(relay), *own, _met(relay))
     return Kit(startup, serves, party, host, int(port), *own)
 

@@ -14,7 +14,7 @@ from medsilo.core.files import load_yaml, why_unread
 from medsilo.core.section import Section, checked, in_words
 
 PRIVATE = "private-root"  # the folder beside the kits that never leaves the lead
-ROOT = "server"  # NVFlare's own name for the server, where names of relays and hospitals lead to it
+ROOT = "server"  # NVFlare's own name for the server
 MUTUAL = {"connection_security": "mtls"}
 
 
@@ -102,8 +102,7 @@ class Consortium(Section):
     @model_validator(mode="after")
     def _each_name_once(self) -> "Consortium":
         seen = {PRIVATE}
-        parties = [party.name for party in (*self.relays, *self.hospitals, *self.people)]
-        for name in [self.server.host, *parties]:
+        for name in [self.server.host, *self._sites(), *(person.name for person in self.people)]:
             if name.casefold() in seen:
                 why = "is medsilo's own folder" if name.casefold() == PRIVATE else "is given twice"
                 raise ValueError(f"the name {name!r} {why}; every hospital, relay and person needs one of its own")
@@ -113,7 +112,7 @@ class Consortium(Section):
     @model_validator(mode="after")
     def _relays_lead_to_the_server(self) -> "Consortium":
         places = {(self.server.host, self.server.port), (self.server.host, self.server.admin_port)}
-        known, above = {party.name for party in (*self.relays, *self.hospitals)}, dict[str, str]()
+        known, above = self._sites(), dict[str, str]()
         for relay in self.relays:
             if relay.name == ROOT:
                 raise ValueError(f"NVFlare calls the server {ROOT!r}; give the relay another name")
@@ -144,15 +143,7 @@ class Consortium(Section):
         return [
             {"name": server.host, "type": "server", "org": server.organisation, **ports},
             *(
-                {"name": relay.name, "type": "relay", "org": relay.organisation}
-                | {
-                    "listening_host": {
-                        "scheme": server.scheme,
-                        "default_host": relay.host,
-                        "port": relay.port,
-                        **MUTUAL,
-                    }
-                }
+                {"name": relay.name, "type": "relay", "org": relay.organisation, "listening_host": self._listens(relay)}
                 | onward.get(relay.name, directly)
                 for relay in self.relays
             ),
@@ -166,6 +157,13 @@ class Consortium(Section):
                 for person in self.people
             ),
         ]
+
+    def _sites(self) -> list[str]:
+        """Return the names of all who may be behind a relay."""
+        return [relay.name for relay in self.relays] + [hospital.name for hospital in self.hospitals]
+
+    def _listens(self, relay: Relay) -> dict[str, Any]:
+        return {"scheme": self.server.scheme, "default_host": relay.host, "port": relay.port, **MUTUAL}
 
     def project(self) -> dict[str, Any]:
         """NVFlare's project.yml."""
@@ -204,7 +202,7 @@ class Consortium(Section):
 
 
 def _way(above: Mapping[str, str], name: str) -> Iterator[str]:
-    """Yield the relays between a party and the server; for ever the same ones where they form a circle, so no longer.
+    """Yield the relays between a party and the server; it ends where they form a circle, too.
 
     above: the relay that each party is behind.
     """

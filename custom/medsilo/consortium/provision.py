@@ -22,7 +22,8 @@ from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, write_json, write_text
 from medsilo.site.settings import read_settings
 
-CONNECTIONS = Path("local/comm_config.json")  # in a kit: where a relay listens, and that who is behind one asks it only
+# In the kit of a relay: where it listens; of who is behind one: where it is, and that nobody else is connected to.
+CONNECTIONS = ("comm_config.json", "relay__resources.json")
 
 
 class _Log:
@@ -67,9 +68,10 @@ def provision(consortium: Consortium, policies: Path, kits: Path, renew: Collect
         for name in sorted(set(renew) - set(new)):
             shutil.rmtree(kits / name / "startup")
             (fresh / name / "startup").rename(kits / name / "startup")
-            (kits / name / CONNECTIONS).unlink(missing_ok=True)
-            if (fresh / name / CONNECTIONS).exists():
-                (fresh / name / CONNECTIONS).rename(kits / name / CONNECTIONS)
+            for file in CONNECTIONS:
+                (kits / name / "local" / file).unlink(missing_ok=True)
+                if (fresh / name / "local" / file).exists():
+                    (fresh / name / "local" / file).rename(kits / name / "local" / file)
     finally:
         shutil.rmtree(fresh)
     write_text(root / "project.yml", yaml.safe_dump(project, sort_keys=False))
@@ -129,7 +131,7 @@ def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[
         if name in now and name not in renew and _route(known, name) != _route(now, name):
             raise MedsiloError(
                 f"the kit of {name} that is out connects in another way; give --renew {name}, and its owner replaces "
-                f"startup/ and {CONNECTIONS}"
+                f"startup/, and {' and '.join(CONNECTIONS)} in local/"
             )
 
 
