@@ -94,17 +94,17 @@ class Consortium:
         resources["components"][0]["args"]["num_of_gpus"] = 0
         (local / "resources.json").write_text(json.dumps(resources))
 
-    def start(self) -> None:
+    def start(self, within: float = 120) -> None:
         """Start everybody and wait until the hospitals are there."""
         for party in [SERVER, *self.relays, *self.hospitals]:
             self.start_party(party)
-        self.await_hospitals()
+        self.await_hospitals(within)
 
-    def await_hospitals(self) -> None:
+    def await_hospitals(self, within: float = 120) -> None:
         """Wait until all are connected."""
         session = self.session()
         try:
-            wait_until(lambda: len(session.get_system_info().client_info) == len(self.hospitals), 120, "hospitals")
+            wait_until(lambda: len(session.get_system_info().client_info) == len(self.hospitals), within, "hospitals")
         finally:
             session.close()
 

@@ -33,7 +33,7 @@ def measure(sites: int, rounds: int, kills: int, folder: Path) -> None:
         isolation = "true" if name in killed else "false"
         (consortium.kit(name) / "local/medsilo.yaml").write_text(f"device: cpu\nisolation: {isolation}\n")
     try:
-        consortium.start()
+        consortium.start(HOURS)
         changes = [f"training.rounds={rounds}", "participation.when_missing=continue", "participation.minimum=1"]
         write_job(folder / "job", make_plan("fedavg", *changes, "participation.timeout=600", sites=names), study="many")
         job = lead.submit(folder / "job", consortium.kit(LEAD), print)
