@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from medsilo.consortium import lead
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.runs.record import Record
@@ -44,13 +43,16 @@ def test_a_study_with_personal_rows_is_the_same_behind_relays(relayed: Consortiu
 @pytest.mark.long
 def test_a_relay_that_dies_and_comes_back_costs_time_only(relayed: Consortium, tmp_path: Path) -> None:
     """What was on its way through it is lost, and NVFlare sends it again after five minutes."""
-    plan = make_plan("ditto", "training.rounds=12", "participation.timeout=900")
+    plan = make_plan("ditto", "training.rounds=60", "participation.timeout=900")
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "job", plan, study="cut-off")
-    job = lead.submit(tmp_path / "job", relayed.kit(LEAD), print)
+    session = relayed.session()
+    job = session.submit_job(str(tmp_path / "job"))
+    session.close()
     record = Record(relayed.kit(SERVER) / "medsilo" / "cut-off")
     wait_until(lambda: len(record.rounds()) >= 3, 300, "round 3")
     relayed.kill("city")
+    assert len(record.rounds()) < plan.rounds
     relayed.start_party("city")
     assert ended(relayed.kit(LEAD), job, 1200) == "FINISHED:COMPLETED"
     assert all(site.missed == {} for site in record.summary().sites.values())
