@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# server | site: run the kit in /kit (or $KIT) in the foreground; anything else is a command of medsilo.
+# server | relay | site: run the kit in /kit (or $KIT) in the foreground; anything else is a command of medsilo.
 set -euo pipefail
 kit="${KIT:-/kit}"
 case "${1:-}" in
   server) file=fed_server.json ;;
+  relay) file=fed_relay.json ;;
   site) file=fed_client.json ;;
   *) exec medsilo "$@" ;;
 esac

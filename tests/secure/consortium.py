@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,8 +29,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def write_consortium(path: Path, policies: Mapping[str, str], port: int) -> None:
-    """The consortium's file for one server, these hospitals with their policies, and a lead."""
+def write_consortium(
+    path: Path, policies: Mapping[str, str], port: int, relays: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """The consortium's file: one server, who is behind each relay, hospitals with their policies, and a lead."""
     hospitals = [
         {
             "name": name,
@@ -47,6 +49,11 @@ def write_consortium(path: Path, policies: Mapping[str, str], port: int) -> None
         {"name": MEMBER, "organisation": "consortium", "role": "member"},
     ]
     values = {"name": "consortium", "server": server, "hospitals": hospitals, "people": people}
+    if relays:
+        values["relays"] = [
+            {"name": name, "host": SERVER, "port": free_port(), "organisation": "relays", "behind": list(behind)}
+            for name, behind in relays.items()
+        ]
     path.write_text(yaml.safe_dump(values, sort_keys=False))
 
 
@@ -58,14 +65,20 @@ def provision(file: Path, kits: Path) -> None:
 class Consortium:
     """Kits and the processes that run from them; ends only what it started."""
 
-    def __init__(self, root: Path, policies: Mapping[str, str], make: Callable[[Path, Path], None] = provision) -> None:
+    def __init__(
+        self,
+        root: Path,
+        policies: Mapping[str, str],
+        make: Callable[[Path, Path], None] = provision,
+        relays: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         """`policies`: for each hospital the folder in site_configs that it uses; `make` makes kits of the file."""
-        self.root, self.hospitals = root, list(policies)
+        self.root, self.hospitals, self.relays = root, list(policies), list(relays or {})
         self.environment = {**os.environ, "HOME": str(root / "home"), "OMP_NUM_THREADS": "1"}
         self.processes: dict[str, subprocess.Popen] = {}
         (root / "home").mkdir()
         self.port = free_port()
-        write_consortium(root / "consortium.yaml", policies, self.port)
+        write_consortium(root / "consortium.yaml", policies, self.port, relays)
         make(root / "consortium.yaml", root / "kits")
         for hospital in self.hospitals:
             self._settle(hospital)
@@ -81,17 +94,17 @@ class Consortium:
         resources["components"][0]["args"]["num_of_gpus"] = 0
         (local / "resources.json").write_text(json.dumps(resources))
 
-    def start(self) -> None:
+    def start(self, within: float = 120) -> None:
         """Start everybody and wait until the hospitals are there."""
-        for party in [SERVER, *self.hospitals]:
+        for party in [SERVER, *self.relays, *self.hospitals]:
             self.start_party(party)
-        self.await_hospitals()
+        self.await_hospitals(within)
 
-    def await_hospitals(self) -> None:
+    def await_hospitals(self, within: float = 120) -> None:
         """Wait until all are connected."""
         session = self.session()
         try:
-            wait_until(lambda: len(session.get_system_info().client_info) == len(self.hospitals), 120, "hospitals")
+            wait_until(lambda: len(session.get_system_info().client_info) == len(self.hospitals), within, "hospitals")
         finally:
             session.close()
 
@@ -119,8 +132,8 @@ class Consortium:
         """Start the server or a hospital, from its own kit or another; `environment` is beside what all have."""
         kit = kit or self.kit(party)
         is_server = party == SERVER
-        role = "server.server_train" if is_server else "client.client_train"
-        start_file = "fed_server.json" if is_server else "fed_client.json"
+        kind = "server" if is_server else "relay" if party in self.relays else "client"
+        role, start_file = f"{kind}.{'relay' if kind == 'relay' else f'{kind}_train'}", f"fed_{kind}.json"
         org = "consortium" if is_server else party.replace("-", "_")
         settings = ["secure_train=true", f"org={org}", "config_folder=config", *([] if is_server else [f"uid={party}"])]
         command = [sys.executable, "-m", f"nvflare.private.fed.app.{role}", "-m", str(kit), "-s", start_file, "--set"]

@@ -20,14 +20,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pair")]
 TWO = SITES[:2]
 
 
-def ended(kit: Path, job: str) -> str:
+def ended(kit: Path, job: str, within: float = 240) -> str:
     """Wait for a job's end; its status."""
 
     def over() -> bool:
         with lead.connected(kit) as session:
             return str(session.get_job_status(job)).startswith("FINISHED")
 
-    wait_until(over, 240, f"the end of {job}")
+    wait_until(over, within, f"the end of {job}")
     return status_of(kit, job)
 
 

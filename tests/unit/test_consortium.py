@@ -24,6 +24,10 @@ GOOD: dict[str, Any] = {
 }
 
 
+NORTH = {"name": "relay-n", "host": "relay.north.org", "port": 8002, "organisation": "north", "behind": ["north"]}
+TOP = {**NORTH, "name": "relay-top", "host": "relay.top.org", "behind": ["relay-n"]}
+
+
 def write(folder: Path, change: Callable[[dict[str, Any]], None] = lambda values: None) -> Path:
     (folder / "policies").mkdir(exist_ok=True)
     (folder / "policies" / "medsilo.yaml").write_text("device: cpu\n")
@@ -66,6 +70,17 @@ def put(*path: Any) -> Callable[[dict[str, Any]], None]:
         (put("server", "storage", "jobs"), ["server.storage", "absolute"]),
         (put("server", "prot", 8002), ["server.prot", "8002", "host, port"]),
         (put("root_valid_days", 0), ["root_valid_days"]),
+        (put("relays", [NORTH | {"behind": []}]), ["relays.0.behind", "at least 1"]),
+        (put("relays", [NORTH | {"port": 0}]), ["relays.0.port", "too small"]),
+        (put("relays", [NORTH | {"name": "relay.n"}]), ["relays.0.name", "odd characters"]),
+        (put("relays", [NORTH | {"name": "North"}]), ["'north'", "twice"]),
+        (put("relays", [NORTH | {"name": "server"}]), ["'server'", "another name"]),
+        (put("relays", [NORTH | {"behind": ["south"]}]), ["relay-n", "'south'", "no hospital or relay"]),
+        (put("relays", [NORTH, TOP | {"behind": ["north"]}]), ["north is behind relay relay-n and again", "relay-top"]),
+        (put("relays", [NORTH | {"behind": ["north", "north"]}]), ["north is behind relay relay-n and again"]),
+        (put("relays", [NORTH, TOP | {"host": NORTH["host"]}]), ["port 8002", "relay.north.org", "relay-top"]),
+        (put("relays", [NORTH | {"host": "localhost"}]), ["port 8002", "localhost", "relay-n"]),
+        (put("relays", [NORTH | {"behind": ["relay-top"]}, TOP]), ["relay-n is behind itself"]),
     ],
 )
 def test_what_is_wrong_is_one_line(

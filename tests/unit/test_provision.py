@@ -9,11 +9,12 @@ import yaml
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
+from medsilo.check.kit import check_certificates, check_seal, read_kit
 from medsilo.consortium.description import read_consortium
 from medsilo.consortium.lead import connected
-from medsilo.consortium.provision import provision, write_requests
+from medsilo.consortium.provision import CONNECTIONS, provision, write_requests
 from medsilo.core.errors import MedsiloError
-from tests.unit.test_consortium import put, write
+from tests.unit.test_consortium import NORTH, TOP, put, write
 
 SOUTH = {"name": "south", "organisation": "south", "contact": "it@south.org", "policies": "policies"}
 
@@ -167,6 +168,43 @@ def test_requests_hold_no_key_and_no_project_admin(tmp_path: Path) -> None:
     with pytest.raises(MedsiloError, match="lead@clinic.org another role"):
         write_requests(admin, tmp_path, tmp_path / "others")
     assert not (tmp_path / "others").exists()
+
+
+def test_a_hospital_behind_relays_knows_the_nearest_and_trusts_the_root(tmp_path: Path) -> None:
+    """A relay has two certificates: as it connects, and as others connect to it."""
+    assert kits_of(tmp_path, put("relays", [NORTH, TOP]))[:3] == ["localhost", "relay-n", "relay-top"]
+    kits = tmp_path / "kits"
+    for name, host in (("relay-n", "relay.north.org"), ("relay-top", "relay.top.org")):
+        listens = certificate(kits / name)
+        listens.verify_directly_issued_by(root_of(kits / "north"))
+        names = listens.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert names.get_values_for_type(x509.DNSName) == [host]
+        where = json.loads((kits / name / "local/comm_config.json").read_text())["internal"]["resources"]
+        assert where == {"host": host, "port": 8002, "connection_security": "mtls"}
+        assert [finding.severity for finding in check_seal(read_kit(kits / name))] == ["ok"]
+        assert {finding.severity for finding in check_certificates(read_kit(kits / name))} == {"ok"}
+    north, direct, relay, top = (read_kit(kits / name) for name in ("north", "st-anna", "relay-n", "relay-top"))
+    assert (north.name, north.meets, north.host, north.port) == ("north", "the relay relay-n", "relay.north.org", 8002)
+    assert (relay.name, relay.meets, relay.host) == ("relay-n", "the relay relay-top", "relay.top.org")
+    assert {(top.meets, top.host), (direct.meets, direct.host)} == {("the server", "localhost")}
+    told = json.loads((kits / "north/local/relay__resources.json").read_text())["relay_config"]
+    assert (told["fqcn"], told["connection_security"]) == ("relay-top.relay-n", "mtls")
+
+
+def test_a_hospital_moves_behind_a_relay_and_back_with_a_renewed_kit(tmp_path: Path) -> None:
+    kits_of(tmp_path)
+    north, others = tmp_path / "kits/north", contents(tmp_path / "kits/st-anna")
+    with pytest.raises(MedsiloError, match="kit of north that is out connects in another way; give --renew north"):
+        kits_of(tmp_path, put("relays", [NORTH]))
+    assert kits_of(tmp_path, put("relays", [NORTH]), renew=("north",)) == ["relay-n", "north"]
+    assert read_kit(north).meets == "the relay relay-n" and all(
+        (north / "local" / file).exists() for file in CONNECTIONS
+    )
+    assert kits_of(tmp_path, renew=("north",)) == ["north"]
+    assert read_kit(north).meets == "the server" and not any((north / "local" / file).exists() for file in CONNECTIONS)
+    assert (north / "local/medsilo.yaml").exists() and contents(tmp_path / "kits/st-anna") == others
+    with pytest.raises(MedsiloError, match="no kits for relays"):
+        write_requests(read_consortium(write(tmp_path, put("relays", [NORTH]))), tmp_path, tmp_path / "requests")
 
 
 def test_project_file_is_nvflares_own(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from medsilo.core.errors import MedsiloError
 SEAL = "signature.json"
 SOON = timedelta(days=30)
 PATIENCE = 5.0  # seconds for the server to answer
-STARTS = ("fed_client.json", "fed_server.json", "fed_admin.json")
+STARTS = ("fed_client.json", "fed_server.json", "fed_admin.json", "fed_relay.json")
+RELAY = Path("local/relay__resources.json")  # in the kit of a hospital that is behind a relay
 AGAIN = "ask the consortium's lead for a new startup folder and replace yours"
 
 
@@ -33,6 +34,7 @@ class Kit:
     certificate: str
     key: str
     root: str
+    meets: str = "the server"  # at that address
 
 
 def read_kit(kit: Path) -> Kit:
@@ -61,13 +63,27 @@ def _described(startup: Path, name: str, values: dict[str, Any]) -> Kit:
             Path(admin["client_key"]).name,
             Path(admin["ca_cert"]).name,
         )
+    if name == "fed_relay.json":
+        own = ("client.crt", "client.key", "rootCA.pem")  # NVFlare's names for them, which stand in no file of this kit
+        return Kit(startup, False, values["identity"], *_onward(values["connect_to"]), *own, _met(values["connect_to"]))
     serves, server = name == "fed_server.json", values["servers"][0]
     host, _, port = server["service"]["target"].rpartition(":")
     files = server if serves else values["client"]
     party = host if serves else files["fqsn"].rpartition(".")[2]
-    return Kit(
-        startup, serves, party, host, int(port), files["ssl_cert"], files["ssl_private_key"], files["ssl_root_cert"]
-    )
+    own = (files["ssl_cert"], files["ssl_private_key"], files["ssl_root_cert"])
+    if (startup.parent / RELAY).is_file():
+        relay = json.loads((startup.parent / RELAY).read_text(encoding="utf-8"))["relay_config"]
+        return Kit(startup, False, party, *_onward(relay), *own, _met(relay))
+    return Kit(startup, serves, party, host, int(port), *own)
+
+
+def _onward(connection: dict[str, str]) -> tuple[str, int]:
+    host, _, port = connection["address"].rpartition(":")
+    return host, int(port)
+
+
+def _met(connection: dict[str, str]) -> str:
+    return "the server" if connection["fqcn"] == "server" else f"the relay {connection['identity']}"
 
 
 def check_certificates(kit: Kit, now: datetime | None = None) -> Iterator[Finding]:
@@ -153,7 +169,7 @@ def check_network(kit: Kit) -> Finding:
     except socket.gaierror:
         told, remedy = f"{kit.host} does not resolve here", "ask your network's administrator, or the lead for the name"
     except OSError as error:
-        told = f"the server at {address} does not answer ({type(error).__name__})"
+        told = f"{kit.meets} at {address} does not answer ({type(error).__name__})"
         remedy = "is it started? if so, let this machine open outbound connections to it (no proxy with tcp)"
     return Finding("network", "stops", told, remedy)
 
@@ -161,7 +177,7 @@ def check_network(kit: Kit) -> Finding:
 def _handshake(kit: Kit, plain: socket.socket, address: str) -> Finding:
     context = ssl.create_default_context(cafile=str(kit.folder / kit.root))
     context.check_hostname = False  # NVFlare's clients look at the root, too
-    told = f"the server at {address}"
+    told = f"{kit.meets} at {address}"
     try:
         context.load_cert_chain(kit.folder / kit.certificate, kit.folder / kit.key)
         with context.wrap_socket(plain, server_hostname=kit.host):

@@ -3,6 +3,7 @@
 import errno
 import re
 import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,8 @@ from medsilo.core.files import load_yaml, why_unread
 from medsilo.core.section import Section, checked, in_words
 
 PRIVATE = "private-root"  # the folder beside the kits that never leaves the lead
+ROOT = "server"  # NVFlare's own name for the server
+MUTUAL = {"connection_security": "mtls"}
 
 
 def _matching(pattern: str, hint: str) -> AfterValidator:
@@ -68,6 +71,16 @@ class Hospital(Section):
     policies: Path  # the folder that goes into the kit's local/; relative to the consortium's file
 
 
+class Relay(Section):
+    """A machine that stands for others before the server: they connect to it, and it connects on."""
+
+    name: Name
+    host: Host  # under which those behind it reach it
+    port: Port = 8002
+    organisation: Organisation
+    behind: list[Name] = Field(min_length=1)  # the hospitals and relays that connect to it
+
+
 class Person(Section):
     """Somebody who may connect with NVFlare's console or medsilo; rights come with the role."""
 
@@ -84,26 +97,59 @@ class Consortium(Section):
     server: Server
     hospitals: list[Hospital] = Field(min_length=1)
     people: list[Person] = Field(min_length=1)
+    relays: list[Relay] = Field(default_factory=list)  # hospitals behind none connect to the server
 
     @model_validator(mode="after")
     def _each_name_once(self) -> "Consortium":
         seen = {PRIVATE}
-        parties = [hospital.name for hospital in self.hospitals] + [person.name for person in self.people]
-        for name in [self.server.host, *parties]:
+        for name in [self.server.host, *self._sites(), *(person.name for person in self.people)]:
             if name.casefold() in seen:
                 why = "is medsilo's own folder" if name.casefold() == PRIVATE else "is given twice"
-                raise ValueError(f"the name {name!r} {why}; every hospital and person needs one of its own")
+                raise ValueError(f"the name {name!r} {why}; every hospital, relay and person needs one of its own")
             seen.add(name.casefold())
+        return self
+
+    @model_validator(mode="after")
+    def _relays_lead_to_the_server(self) -> "Consortium":
+        places = {(self.server.host, self.server.port), (self.server.host, self.server.admin_port)}
+        known, above = self._sites(), dict[str, str]()
+        for relay in self.relays:
+            if relay.name == ROOT:
+                raise ValueError(f"NVFlare calls the server {ROOT!r}; give the relay another name")
+            if (relay.host, relay.port) in places:
+                raise ValueError(f"two listen on port {relay.port} of {relay.host}; give relay {relay.name} another")
+            places.add((relay.host, relay.port))
+            for name in relay.behind:
+                if name not in known:
+                    raise ValueError(
+                        f"behind relay {relay.name} is {name!r}, which is no hospital or relay of this file"
+                    )
+                if name in above:
+                    raise ValueError(
+                        f"{name} is behind relay {above[name]} and again behind {relay.name}; name it once"
+                    )
+                above[name] = relay.name
+        for relay in self.relays:
+            if relay.name in _way(above, relay.name):
+                raise ValueError(f"relay {relay.name} is behind itself; one of its relays must connect to the server")
         return self
 
     def participants(self) -> list[dict[str, Any]]:
         """Everybody, as NVFlare's project file names them."""
         server = self.server
         ports = {"fed_learn_port": server.port, "admin_port": server.admin_port or server.port}
+        onward = {name: {"connect_to": {"name": relay.name}} for relay in self.relays for name in relay.behind}
+        directly = {"connect_to": {"name": server.host, "host": server.host, **MUTUAL}}
         return [
             {"name": server.host, "type": "server", "org": server.organisation, **ports},
             *(
+                {"name": relay.name, "type": "relay", "org": relay.organisation, "listening_host": self._listens(relay)}
+                | onward.get(relay.name, directly)
+                for relay in self.relays
+            ),
+            *(
                 {"name": hospital.name, "type": "client", "org": hospital.organisation, "contact": hospital.contact}
+                | onward.get(hospital.name, {})
                 for hospital in self.hospitals
             ),
             *(
@@ -111,6 +157,13 @@ class Consortium(Section):
                 for person in self.people
             ),
         ]
+
+    def _sites(self) -> list[str]:
+        """Return the names of all who may be behind a relay."""
+        return [relay.name for relay in self.relays] + [hospital.name for hospital in self.hospitals]
+
+    def _listens(self, relay: Relay) -> dict[str, Any]:
+        return {"scheme": self.server.scheme, "default_host": relay.host, "port": relay.port, **MUTUAL}
 
     def project(self) -> dict[str, Any]:
         """NVFlare's project.yml."""
@@ -146,6 +199,18 @@ class Consortium(Section):
                         raise MedsiloError(
                             f"port {port} of {host} is in use on this machine; choose another in the consortium's file"
                         ) from error
+
+
+def _way(above: Mapping[str, str], name: str) -> Iterator[str]:
+    """Yield the relays between a party and the server; it ends where they form a circle, too.
+
+    above: the relay that each party is behind.
+    """
+    for _ in above:
+        if name not in above:
+            return
+        name = above[name]
+        yield name
 
 
 def read_consortium(path: Path) -> Consortium:

@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from medsilo.consortium.description import PRIVATE, Consortium
 from medsilo.core.errors import MedsiloError, YamlError
 from medsilo.core.files import load_yaml, write_json, write_text
 from medsilo.site.settings import read_settings
+
+# In the kit of a relay: where it listens; of who is behind one: where it is, and that nobody else is connected to.
+CONNECTIONS = ("comm_config.json", "relay__resources.json")
 
 
 class _Log:
@@ -48,10 +51,10 @@ def provision(consortium: Consortium, policies: Path, kits: Path, renew: Collect
     for folder in (kits, root):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     project = consortium.project()
-    _check_kept_promises(root / "project.yml", project)
     names = [participant["name"] for participant in project["participants"]]
     if unknown := sorted(set(renew) - set(names)):
         raise MedsiloError(f"nobody in {consortium.name} is called {unknown[0]!r}; known: {', '.join(names)}")
+    _check_kept_promises(root / "project.yml", project, renew)
     state = root / consortium.name / "state" / "cert.json"
     _forget(state, renew)
     fresh = _build(project, root)
@@ -65,6 +68,10 @@ def provision(consortium: Consortium, policies: Path, kits: Path, renew: Collect
         for name in sorted(set(renew) - set(new)):
             shutil.rmtree(kits / name / "startup")
             (fresh / name / "startup").rename(kits / name / "startup")
+            for file in CONNECTIONS:
+                (kits / name / "local" / file).unlink(missing_ok=True)
+                if (fresh / name / "local" / file).exists():
+                    (fresh / name / "local" / file).rename(kits / name / "local" / file)
     finally:
         shutil.rmtree(fresh)
     write_text(root / "project.yml", yaml.safe_dump(project, sort_keys=False))
@@ -78,6 +85,10 @@ def write_requests(consortium: Consortium, policies: Path, folder: Path) -> None
     """
     if unsigned := [person.name for person in consortium.people if person.role == "project_admin"]:
         raise MedsiloError(f"NVFlare signs no request of a project_admin; give {unsigned[0]} another role")
+    if consortium.relays:
+        raise MedsiloError(
+            "NVFlare's 'package' makes no kits for relays; provision without --requests, or take relays out"
+        )
     server = consortium.server
     ports = {"fed_learn_port": server.port, "admin_port": server.admin_port or server.port}
     connection = {"scheme": server.scheme, "connection_security": "mtls"}
@@ -92,8 +103,8 @@ def write_requests(consortium: Consortium, policies: Path, folder: Path) -> None
             shutil.copytree(Path(unused) / "kits" / name / "local", folder / name / "local", dirs_exist_ok=True)
 
 
-def _check_kept_promises(path: Path, project: dict[str, Any]) -> None:
-    """Refuse to change what certificates and kits that are out say."""
+def _check_kept_promises(path: Path, project: dict[str, Any], renew: Collection[str]) -> None:
+    """Refuse to change what certificates and kits that are out say, unless these kits are renewed."""
     if not path.exists():
         return
     try:
@@ -117,6 +128,20 @@ def _check_kept_promises(path: Path, project: dict[str, Any]) -> None:
                     f"{name} has a certificate as {before.get(key)!r} and can't become {after.get(key)!r}; "
                     "use another name"
                 )
+        if name in now and name not in renew and _route(known, name) != _route(now, name):
+            raise MedsiloError(
+                f"the kit of {name} that is out connects in another way; give --renew {name}, and its owner replaces "
+                f"startup/, and {' and '.join(CONNECTIONS)} in local/"
+            )
+
+
+def _route(participants: Mapping[str, dict[str, Any]], name: str) -> list[Any]:
+    """Return where a party listens and connects to, and all relays between it and the server."""
+    route: list[Any] = []
+    while here := participants.get(name):
+        route += [name, here.get("listening_host"), here.get("connect_to")]
+        name = here.get("connect_to", {}).get("name", "")
+    return route
 
 
 def _forget(path: Path, names: Collection[str]) -> None:

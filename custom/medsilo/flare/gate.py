@@ -219,7 +219,8 @@ def _checked(answer: object) -> Shareable:
 
 def _unread(reason: str, origin: str) -> Shareable:
     """Return what stands for an answer that can't be read: NVFlare knows from its sender's token whose it is."""
-    site, _, job = origin.rpartition(".")
+    sender, _, job = origin.rpartition(".")
+    site = sender.rpartition(".")[2]  # after the relays that it is behind
     context = FLContext()
     context.set_prop(FLContextKey.CURRENT_RUN, job, private=False, sticky=False)
     context.set_prop(ReservedKey.IDENTITY_NAME, site, private=False, sticky=False)

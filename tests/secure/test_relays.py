@@ -1,0 +1,59 @@
+"""Hospitals behind relays, over mutual TLS: the same numbers as without, and a relay that dies costs time only."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from medsilo.federation import inprocess
+from medsilo.flare.jobs import write_job
+from medsilo.runs.record import Record
+from tests.conftest import SITES, make_plan
+from tests.federation.test_simulator import assert_same_outcome
+from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
+from tests.secure.test_mutual_tls import gathered
+from tests.secure.test_resume import ended
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("relays")]
+
+
+@pytest.fixture(scope="module")
+def relayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
+    """Two hospitals behind a relay that is itself behind another, and one that connects to the server."""
+    relays = {"country": ["city"], "city": SITES[:2]}
+    relayed = Consortium(tmp_path_factory.mktemp("relayed"), dict.fromkeys(SITES, "teaching-hospital"), relays=relays)
+    try:
+        relayed.start()
+        yield relayed
+    finally:
+        relayed.stop()
+
+
+def test_a_study_with_personal_rows_is_the_same_behind_relays(relayed: Consortium, tmp_path: Path) -> None:
+    plan = make_plan("ditto")
+    inprocess.run(plan, folder=tmp_path / "loop")
+    write_job(tmp_path / "job", plan, study="relayed")
+    assert relayed.run(tmp_path / "job") == "FINISHED:COMPLETED"
+    assert_same_outcome(tmp_path / "loop", gathered(relayed, "relayed", SITES, tmp_path / "secure"))
+    for site in SITES[:2]:  # they have no line of their own to the server
+        links = [link for process in relayed.family(site) for link in process.net_connections("tcp")]
+        assert links and not any(link.raddr and link.raddr.port == relayed.port for link in links)
+
+
+@pytest.mark.long
+def test_a_relay_that_dies_and_comes_back_costs_time_only(relayed: Consortium, tmp_path: Path) -> None:
+    """What was on its way through it is lost, and NVFlare sends it again after five minutes."""
+    plan = make_plan("ditto", "training.rounds=60", "participation.timeout=900")
+    inprocess.run(plan, folder=tmp_path / "loop")
+    write_job(tmp_path / "job", plan, study="cut-off")
+    session = relayed.session()
+    job = session.submit_job(str(tmp_path / "job"))
+    session.close()
+    record = Record(relayed.kit(SERVER) / "medsilo" / "cut-off")
+    wait_until(lambda: len(record.rounds()) >= 3, 300, "round 3")
+    relayed.kill("city")
+    assert len(record.rounds()) < plan.rounds
+    relayed.start_party("city")
+    assert ended(relayed.kit(LEAD), job, 1200) == "FINISHED:COMPLETED"
+    assert all(site.missed == {} for site in record.summary().sites.values())
+    assert_same_outcome(tmp_path / "loop", gathered(relayed, "cut-off", SITES, tmp_path / "secure"))
