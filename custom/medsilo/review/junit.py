@@ -1,0 +1,74 @@
+"""Results of tests, read from the JUnit XML that pytest writes."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.text import plain
+
+LARGEST = 100_000_000  # bytes of such a file
+LONGEST_REASON = 300  # bytes of why a test failed
+Outcome = Literal["passed", "failed", "skipped", "missing"]
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The result of one test, with one set of parameters."""
+
+    test: str  # tests/unit/test_docs.py::test_links, without the parameters
+    name: str  # test_links[page]
+    outcome: Outcome
+    reason: str
+
+
+class SuiteResults:
+    """The results of a run of tests; several files are one run in parts."""
+
+    def __init__(self, cases: Iterable[CaseResult]) -> None:
+        self.cases = list(cases)
+        self._by_test: dict[str, list[CaseResult]] = defaultdict(list)
+        for case in self.cases:
+            self._by_test[case.test].append(case)
+
+    def outcome(self, test: str) -> Outcome:
+        """Return the worst result of a test over its parameters: it passed only if all that ran did."""
+        found = {case.outcome for case in self._by_test.get(test, [])}
+        outcomes: tuple[Outcome, ...] = ("failed", "skipped", "passed")
+        return next((outcome for outcome in outcomes if outcome in found), "missing")
+
+    def count(self, outcome: Outcome) -> int:
+        """Return how many cases ended so."""
+        return sum(case.outcome == outcome for case in self.cases)
+
+
+def read_junit(*paths: Path) -> SuiteResults:
+    """Return the results in these files."""
+    return SuiteResults(case for path in paths for case in _cases(path))
+
+
+def _cases(path: Path) -> list[CaseResult]:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise MedsiloError(f"{path} is larger than any test report; give pytest's --junitxml file")
+        found = ElementTree.parse(path).getroot().iter("testcase")
+    except (OSError, ElementTree.ParseError) as error:
+        why = type(error).__name__
+        raise MedsiloError(f"{path} can't be read as JUnit XML ({why}); pytest --junitxml={path} writes it") from error
+    return [_case(element) for element in found]
+
+
+def _case(element: ElementTree.Element) -> CaseResult:
+    name, module = plain(element.get("name", "")), element.get("classname", "")
+    if not module:  # a file that could not be imported
+        name, module = "import", name
+    test = f"{module.replace('.', '/')}.py::{re.split(r'[[(]', name)[0]}"
+    for kind, outcome in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
+        if (child := element.find(kind)) is not None:
+            said = (child.get("message") or child.text or "").strip() or kind
+            return CaseResult(test, name, outcome, plain(said.splitlines()[0], LONGEST_REASON))  # type: ignore[arg-type]
+    return CaseResult(test, name, "passed", "")
