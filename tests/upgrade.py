@@ -37,7 +37,14 @@ LONGEST = 4 * 3600  # seconds that one command may take
 QUICK_JOBS = ("fedavg", "harmofl", "fedsm")
 SHORT = ("--set", "training.rounds=2")
 # Pages with commands that need neither a kit nor a hospital's data; those of docs/reproduce.md are in `make test-long`.
-WITH_COMMANDS = ("README.md", "docs/start.md", "docs/fedsm.md", "docs/harmofl.md", "docs/robust.md", "docs/guides/lead.md")
+WITH_COMMANDS = (
+    "README.md",
+    "docs/start.md",
+    "docs/fedsm.md",
+    "docs/harmofl.md",
+    "docs/robust.md",
+    "docs/guides/lead.md",
+)
 NEEDS_MORE = re.compile(r"\bX\b|--kit|--data|runs/|kits/|unet")  # a reader's own, or what an earlier command left
 
 

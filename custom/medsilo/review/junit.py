@@ -13,6 +13,7 @@ from medsilo.core.text import plain
 
 LARGEST = 100_000_000  # bytes of such a file
 LONGEST_REASON = 300  # bytes of why a test failed
+BRACKET = r"[\[(]"  # where a test's parameters begin
 Outcome = Literal["passed", "failed", "skipped", "missing"]
 
 
@@ -66,9 +67,18 @@ def _case(element: ElementTree.Element) -> CaseResult:
     name, module = plain(element.get("name", "")), element.get("classname", "")
     if not module:  # a file that could not be imported
         name, module = "import", name
-    test = f"{module.replace('.', '/')}.py::{re.split(r'[[(]', name)[0]}"
-    for kind, outcome in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
-        if (child := element.find(kind)) is not None:
-            said = (child.get("message") or child.text or "").strip() or kind
-            return CaseResult(test, name, outcome, plain(said.splitlines()[0], LONGEST_REASON))  # type: ignore[arg-type]
-    return CaseResult(test, name, "passed", "")
+    test = f"{module.replace('.', '/')}.py::{re.split(BRACKET, name)[0]}"
+    failed = next((child for kind in ("failure", "error") if (child := element.find(kind)) is not None), None)
+    if failed is not None:
+        return CaseResult(test, name, "failed", _reason(failed))
+    skipped = element.find("skipped")
+    return CaseResult(
+        test, name, "passed" if skipped is None else "skipped", "" if skipped is None else _reason(skipped)
+    )
+
+
+def _reason(element: ElementTree.Element) -> str:
+    """Return what pytest says of a failure; of a file that could not be imported, the error that ended it."""
+    said = element.get("message") or ""
+    raised = [line[1:] for line in (element.text or "").splitlines() if line.startswith("E ")]
+    return plain(raised[-1] if said == "collection failure" and raised else said, LONGEST_REASON)
