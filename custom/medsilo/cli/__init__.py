@@ -9,7 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from medsilo import __version__
-from medsilo.cli import advising, hospital, leading, lists, plan_approval, receiving, results, running, starting
+from medsilo.cli import (
+    advising,
+    hospital,
+    leading,
+    lists,
+    plan_approval,
+    receiving,
+    results,
+    reviewing,
+    running,
+    starting,
+)
 from medsilo.cli.show import command
 from medsilo.cli.usage import Commands, one_line
 from medsilo.core.text import plain
@@ -60,6 +71,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (plan_approval.site_page, "--kit kits/st-anna"),
         (receiving.receive, "/data/received --allow PACS --port 11112"),
         (hospital.ledger, "show --kit kits/st-anna"),
+        (reviewing.evidence, "jobs/fedavg --tests build/tests/test.xml -o evidence"),
         (hospital.audit_privacy, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),
     "What there is": (

@@ -14,6 +14,7 @@ from medsilo.core.text import plain
 LARGEST = 100_000_000  # bytes of such a file
 LONGEST_REASON = 300  # bytes of why a test failed
 BRACKET = r"[\[(]"  # where a test's parameters begin
+BUILD = "medsilo"  # the property with the hash of the package that was tested
 Outcome = Literal["passed", "failed", "skipped", "missing"]
 
 
@@ -30,15 +31,20 @@ class CaseResult:
 class SuiteResults:
     """The results of a run of tests; several files are one run in parts."""
 
-    def __init__(self, cases: Iterable[CaseResult]) -> None:
-        self.cases = list(cases)
+    def __init__(self, cases: Iterable[CaseResult], builds: Iterable[str] = ()) -> None:
+        """builds: the hashes of the packages that were tested; an empty one where a file does not say."""
+        self.cases, self.builds = list(cases), set(builds)
         self._by_test: dict[str, list[CaseResult]] = defaultdict(list)
         for case in self.cases:
             self._by_test[case.test].append(case)
 
+    def of(self, test: str) -> list[CaseResult]:
+        """Return the results of a test, one for each set of parameters that ran."""
+        return self._by_test.get(test, [])
+
     def outcome(self, test: str) -> Outcome:
         """Return the worst result of a test over its parameters: it passed only if all that ran did."""
-        found = {case.outcome for case in self._by_test.get(test, [])}
+        found = {case.outcome for case in self.of(test)}
         outcomes: tuple[Outcome, ...] = ("failed", "skipped", "passed")
         return next((outcome for outcome in outcomes if outcome in found), "missing")
 
@@ -48,19 +54,25 @@ class SuiteResults:
 
 
 def read_junit(*paths: Path) -> SuiteResults:
-    """Return the results in these files."""
-    return SuiteResults(case for path in paths for case in _cases(path))
+    """Return the results in these files, and which builds they say that they are of."""
+    roots = [_root(path) for path in paths]
+    cases = (_case(element) for root in roots for element in root.iter("testcase"))
+    return SuiteResults(cases, (_build(root) for root in roots))
 
 
-def _cases(path: Path) -> list[CaseResult]:
+def _root(path: Path) -> ElementTree.Element:
     try:
         if path.stat().st_size > LARGEST:
             raise MedsiloError(f"{path} is larger than any test report; give pytest's --junitxml file")
-        found = ElementTree.parse(path).getroot().iter("testcase")
+        return ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError) as error:
         why = type(error).__name__
         raise MedsiloError(f"{path} can't be read as JUnit XML ({why}); pytest --junitxml={path} writes it") from error
-    return [_case(element) for element in found]
+
+
+def _build(root: ElementTree.Element) -> str:
+    stated = (own.get("value", "") for own in root.iter("property") if own.get("name") == BUILD)
+    return plain(next(stated, ""))
 
 
 def _case(element: ElementTree.Element) -> CaseResult:
