@@ -424,8 +424,8 @@ def buffers(module: Any) -> None:
 )
 def cell(module: Any) -> None:
     """A handler that is registered later takes the place of the one before. The registry finds the handler of a channel
-    and topic; its BlobHandler has blob_cb, which can be called with a message that was read already. An interceptor sees
-    each request first. A request that waits is in requests_dict and ends when it has a result. NVFlare has no public
+    and topic; its BlobHandler has blob_cb, which can be called with a message that was read already. An interceptor
+    sees each request first. A request that waits is in requests_dict and ends when it has a result. NVFlare has no public
     way to bound a message's size by what the study needs: tests/federation/test_gate.py shows the whole."""
     found = module.Cell("medsilo-contract", "tcp://127.0.0.1:1", secure=False, credentials={})
     try:
@@ -465,7 +465,7 @@ def names_of_cells(module: Any) -> None:
 
 @relies("fuel.f3.cellnet.utils", "decode_payload make_reply")
 def cell_utils(module: Any) -> None:
-    """A payload is decoded in place, by the encoding that a header of our choice names; a reply has a code and a reason."""
+    """A payload is decoded in place, by the encoding that a header of our choice names; a reply has a code."""
     takes(module.decode_payload, "message", "encoding key", fobs_ctx={})
     assert module.make_reply("comm_error", error="why") is not None
 
@@ -537,7 +537,7 @@ def streams(module: Any) -> None:
     "SystemInfo.job_info.job_id SystemInfo.server_info.start_time TargetType.SERVER",
 )
 def session_words(module: Any) -> None:
-    """Each kind of failure is an exception of its own; a system's facts say when the server started and which jobs run."""
+    """Each kind of failure is an exception of its own; a system's facts say since when it is up and which jobs run."""
     kinds = [module.AuthenticationError, module.AuthorizationError, module.InternalError, module.JobNotFound]
     kinds += [module.JobNotRunning, module.NoConnection, module.NoReply, module.SessionClosed]
     assert all(issubclass(kind, Exception) for kind in kinds) and len(set(kinds)) == 8
@@ -592,7 +592,8 @@ def environments(module: Any) -> None:
 
 @relies(
     "recipe.spec",
-    "?ExecEnv.clients ?ExecEnv.workspace_root Recipe.__init__ Recipe.process_env Recipe._apply_per_site_config Recipe.name",
+    "?ExecEnv.clients ?ExecEnv.workspace_root Recipe.__init__ Recipe.process_env Recipe._apply_per_site_config",
+    "Recipe.name",
 )
 def recipe(module: Any) -> None:
     """A recipe is made from a job, and is asked before it runs in an environment. What a job would set for one site
@@ -639,7 +640,7 @@ def project(module: Any) -> None:
 
 @relies("lighter.provisioner", "Provisioner.provision.get Provisioner.provision.get_state_dir")
 def provisioner(module: Any) -> None:
-    """Kits are made under a folder, with the root kept as state; the context says where. test_provision.py makes some."""
+    """Kits are made under a folder, with the root kept as state; the context says where."""
     takes(module.Provisioner, "folder", [])
     takes(module.Provisioner.provision, "self", "project", logger="log")
     takes(import_module(f"{MODULES}.lighter.ctx").ProvisionContext.get_state_dir, "self")

@@ -1,8 +1,8 @@
 """Find what a source file uses of NVFlare: what it imports, and what it asks of those things.
 
 A use is a chain of names from an imported one: `nvflare.apis.fl_context.FLContext.get_engine.get_clients` is a call of
-`get_clients` on what `get_engine` of a context returns. A variable is known by its annotation, by what is assigned to it
-and by what it runs over; an attribute of `self` by the same, and where the class has an NVFlare base, by that.
+`get_clients` on what `get_engine` of a context returns. A variable is known by its annotation, by what is assigned to
+it and by what it runs over; an attribute of `self` by the same, and where the class has an NVFlare base, by that.
 """
 
 import ast

@@ -18,7 +18,7 @@ from tests.nvflare_names import CONTRACTS, KEYS, MODULES, PATHS, Contract, lost_
 from tests.nvflare_uses import uses_of
 
 KNOW_NVFLARE = ("flare", "consortium")  # tests/unit/test_houserules.py holds all other rooms to import none of it
-# Uses that the reader of our source does not see: of variables that anything may be, and what our classes set for NVFlare.
+# Uses that the reader of our source does not see: of variables that may be anything, and what our classes set.
 BY_HAND = {
     "apis.shareable.Shareable.get_peer_context",
     "apis.shareable.Shareable.set_peer_context",

@@ -13,7 +13,9 @@ def evidence(
     screen: Screen,
     jobs: Annotated[
         list[str] | None,
-        typer.Argument(help="jobs whose leak reports go in (default: all in ./jobs)", autocompletion=options.complete_job),
+        typer.Argument(
+            help="jobs whose leak reports go in (default: all in ./jobs)", autocompletion=options.complete_job
+        ),
     ] = None,
     *,
     out: Annotated[

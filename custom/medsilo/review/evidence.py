@@ -39,7 +39,9 @@ def judge(claim: Claim, results: SuiteResults, other_build: bool = False) -> Ver
         return Verdict(claim, ("the results are not of this build",))
     outcomes = {test: results.outcome(test) for test in claim.tests}
     words = {"missing": "did not run", "skipped": "was skipped", "failed": "failed"}
-    return Verdict(claim, tuple(f"{test} {words[outcome]}" for test, outcome in outcomes.items() if outcome != "passed"))
+    return Verdict(
+        claim, tuple(f"{test} {words[outcome]}" for test, outcome in outcomes.items() if outcome != "passed")
+    )
 
 
 def write_evidence(folder: Path, plans: Mapping[str, Plan], reports: Sequence[Path]) -> list[Verdict]:
@@ -69,7 +71,9 @@ def write_evidence(folder: Path, plans: Mapping[str, Plan], reports: Sequence[Pa
         notices=_notices(plans, reports, other, results, list(without_licence(packages))),
         limits=LIMITS,
         claims=[
-            ShownClaim(own.claim.question, own.claim.answer, own.shown, own.why_not, own.claim.tests, own.claim.left_open)
+            ShownClaim(
+                own.claim.question, own.claim.answer, own.shown, own.why_not, own.claim.tests, own.claim.left_open
+            )
             for own in verdicts
         ],
         tests=[
@@ -105,7 +109,9 @@ def flows(plans: Mapping[str, Plan]) -> list[Flow]:
 
 def _answer(verdicts: Sequence[Verdict], results: SuiteResults, reports: Sequence[Path]) -> Answer:
     shown = sum(verdict.shown for verdict in verdicts)
-    ran = f"{results.count('passed')} tests passed, {results.count('failed')} failed, {results.count('skipped')} skipped."
+    ran = (
+        f"{results.count('passed')} tests passed, {results.count('failed')} failed, {results.count('skipped')} skipped."
+    )
     headline = f"{shown} of {len(verdicts)} claims are shown by tests of this build that ran and passed."
     return Answer(headline, (ran,) if reports else ())
 
@@ -127,7 +133,9 @@ def _notices(
     if results.count("failed"):
         found.append(Notice("failed", "Tests failed", f"{results.count('failed')} tests failed; tests/ says which."))
     if not plans:
-        found.append(Notice("missing", "No job was given", "So nothing is said of what leaves. Give jobs to the command."))
+        found.append(
+            Notice("missing", "No job was given", "So nothing is said of what leaves. Give jobs to the command.")
+        )
     if unlicensed:
         found.append(Notice("caution", "No licence stated", ", ".join(unlicensed)))
     return found
