@@ -33,11 +33,12 @@ test-long: $(VENV)/.test-ready
 upgrade: $(VENV)/.test-ready
 	$(BIN)/python -m tests.upgrade $(NVFLARE) $(if $(QUICK),--quick)
 
-# The same commit gives the same bytes, whoever builds it and when. build/lib may hold files of another commit.
+# The same commit gives the same bytes, whoever builds it and when: only what is committed goes in, with the same rights.
 wheel image: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 wheel: $(VENV)/.test-ready
-	rm -rf build/lib build/bdist.*
-	umask 022; $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	rm -rf build/wheel && mkdir -p build/wheel
+	umask 022; git archive HEAD | tar --extract --no-same-permissions --directory build/wheel
+	umask 022; $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./build/wheel
 
 # Give BASE=python@sha256:... for the same base image as another builder.
 image:

@@ -425,7 +425,7 @@ def buffers(module: Any) -> None:
 def cell(module: Any) -> None:
     """A handler that is registered later takes the place of the one before. The registry finds the handler of a channel
     and topic; its BlobHandler has blob_cb, which can be called with a message that was read already. An interceptor
-    sees each request first. A request that waits is in requests_dict and ends when it has a result. NVFlare has no public
+    sees each request first. A request that waits is in requests_dict and ends when it has a result. There is no public
     way to bound a message's size by what the study needs: tests/federation/test_gate.py shows the whole."""
     found = module.Cell("medsilo-contract", "tcp://127.0.0.1:1", secure=False, credentials={})
     try:

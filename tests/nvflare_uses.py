@@ -173,10 +173,10 @@ def _is_set_on_self(node: ast.AST) -> bool:
 
 
 def is_module(name: str) -> bool:
-    """Return whether a dotted name is a module."""
+    """Return whether a dotted name is a module; one that can't be imported as a name in it is gone is an error."""
     try:
         import_module(name)
-    except ImportError:
+    except ModuleNotFoundError:
         return False
     return True
 

@@ -42,8 +42,7 @@ def installed() -> list[Installed]:
 
 def licence_of(facts: metadata.PackageMetadata) -> str:
     """Return a package's licence, as it states it in any of three ways."""
-    stated = facts.get("License-Expression") or ""
-    short = facts.get("License") or ""
+    stated, short = ("".join(facts.get_all(key) or ()) for key in ("License-Expression", "License"))
     classes = [line.rpartition("::")[2].strip() for line in facts.get_all("Classifier") or () if "License ::" in line]
     if not stated and short and len(short) <= LONGEST_LICENCE and short.upper() != "UNKNOWN":
         stated = short
