@@ -12,7 +12,7 @@ import pytest
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
 from medsilo.review.claims import CLAIMS, Claim
-from medsilo.review.evidence import CLAIMED, PACKAGES, PAGE, REPORTS, judge, write_evidence
+from medsilo.review.evidence_folder import CLAIMED, PACKAGES, PAGE, REPORTS, judge, write_evidence
 from medsilo.review.installed import SBOM, installed, write_sbom
 from medsilo.review.junit import BUILD, read_junit
 from tests.conftest import make_plan

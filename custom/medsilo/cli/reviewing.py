@@ -26,8 +26,6 @@ def evidence(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            exists=True,
-            dir_okay=False,
             help="JUnit results of this build's tests, as often as wanted (default: build/tests/*.xml)",
         ),
     ] = None,
@@ -39,7 +37,7 @@ def evidence(
     """
     screen.note("reading the jobs")
     from medsilo.flare.jobs import JOBS, PLAN, find_job, plan_of
-    from medsilo.review.evidence import PAGE, write_evidence
+    from medsilo.review.evidence_folder import PAGE, write_evidence
     from medsilo.review.installed import SBOM, write_sbom
 
     shipped = sorted(path.relative_to(JOBS).parts[0] for path in JOBS.glob(f"*/{PLAN}"))

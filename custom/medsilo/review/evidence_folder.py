@@ -22,7 +22,7 @@ REPORTS, TESTS = "leak-reports", "tests"  # folders
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JudgedClaim:
     """A claim, and why the tests of this build do not show it, if they do not."""
 
     claim: Claim
@@ -33,23 +33,22 @@ class Verdict:
         return not self.why_not
 
 
-def judge(claim: Claim, results: SuiteResults, other_build: bool = False) -> Verdict:
+def judge(claim: Claim, results: SuiteResults, other_build: bool = False) -> JudgedClaim:
     """Return whether all tests of a claim ran and passed, in a run of this very build."""
     if other_build:
-        return Verdict(claim, ("the results are not of this build",))
+        return JudgedClaim(claim, ("the results are not of this build",))
     outcomes = {test: results.outcome(test) for test in claim.tests}
     words = {"missing": "did not run", "skipped": "was skipped", "failed": "failed"}
-    return Verdict(
+    return JudgedClaim(
         claim, tuple(f"{test} {words[outcome]}" for test, outcome in outcomes.items() if outcome != "passed")
     )
 
 
-def write_evidence(folder: Path, plans: Mapping[str, Plan], reports: Sequence[Path]) -> list[Verdict]:
+def write_evidence(folder: Path, plans: Mapping[str, Plan], reports: Sequence[Path]) -> list[JudgedClaim]:
     """Write page, packages, leak report of each plan and results of tests; return the verdicts.
 
     reports: JUnit files of this build's tests.
     """
-
     results, packages = read_junit(*reports), installed()
     build = package_facts()
     other = bool(reports) and results.builds != {build["hash"]}
@@ -107,7 +106,7 @@ def flows(plans: Mapping[str, Plan]) -> list[Flow]:
     return found
 
 
-def _answer(verdicts: Sequence[Verdict], results: SuiteResults, reports: Sequence[Path]) -> Answer:
+def _answer(verdicts: Sequence[JudgedClaim], results: SuiteResults, reports: Sequence[Path]) -> Answer:
     shown = sum(verdict.shown for verdict in verdicts)
     ran = (
         f"{results.count('passed')} tests passed, {results.count('failed')} failed, {results.count('skipped')} skipped."
