@@ -236,7 +236,7 @@ def _told(own: dict[str, Result]) -> Iterator[str]:
     for step, result in own.items():
         yield f"- **{step}** (`{result.command}`): {result.in_short()}"
         for what, why in list(result.failed.items())[:MOST_TOLD]:
-            yield f"    - `{what}`: `{why.replace('`', chr(39))}`"
+            yield f"    - `{what.replace('::', ' ')}`: `{why.replace('`', chr(39))}`"
         if len(result.failed) > MOST_TOLD:
             yield f"    - and {len(result.failed) - MOST_TOLD} more"
 
