@@ -8,7 +8,7 @@ test test-slow test-long test-nnunet soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
 test test-slow test-long test-nnunet soak: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo jobs test test-slow test-long test-nnunet soak bench docs screenshots docs-tables clean
+.PHONY: demo jobs test test-slow test-long test-nnunet soak bench upgrade wheel image audit docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -21,10 +21,10 @@ test: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not slow and not long" $(PARALLEL) --durations=10
+	$(BIN)/python -m pytest -m "not slow and not long" $(PARALLEL) --durations=10 --junitxml=build/tests/test.xml
 
 test-slow: $(VENV)/.test-ready
-	$(BIN)/python -m pytest -m "slow and not long" $(PARALLEL) --durations=10
+	$(BIN)/python -m pytest -m "slow and not long" $(PARALLEL) --durations=10 --junitxml=build/tests/test-slow.xml
 
 test-long: $(VENV)/.test-ready
 	$(BIN)/python -m pytest -m long $(PARALLEL) --durations=10
@@ -34,10 +34,34 @@ HOURS ?= 2
 SEED ?= 0
 soak: $(VENV)/.test-ready
 	$(BIN)/python -m tests.secure.soak --hours $(HOURS) --seed $(SEED) --folder runs/soak
+
 # The tests that need nnU-Net, whose packages take minutes to install; they are no part of the gate.
 test-nnunet: $(VENV)/.test-ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[nnunet]'
 	$(BIN)/python -m pytest -m "not long" --durations=10 tests/unit/test_nnunet_*.py
+
+# Everything with another NVFlare, and its row in docs/compatibility.md: make upgrade NVFLARE=2.9.0 [QUICK=1]
+upgrade: $(VENV)/.test-ready
+	$(BIN)/python -m tests.upgrade $(NVFLARE) $(if $(QUICK),--quick)
+
+# The same commit gives the same bytes, whoever builds it and when: only what is committed goes in, with the same rights.
+wheel image: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
+wheel: $(VENV)/.test-ready
+	rm -rf build/wheel && mkdir -p build/wheel
+	umask 022; git archive HEAD | tar --extract --no-same-permissions --directory build/wheel
+	umask 022; $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./build/wheel
+
+# Give BASE=python@sha256:... for the same base image as another builder.
+image:
+	docker buildx build --file provisioning/containers/Dockerfile --no-cache --provenance=false \
+		--build-arg SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(if $(BASE),--build-arg BASE=$(BASE)) \
+		--output type=oci,dest=dist/medsilo.oci.tar,rewrite-timestamp=true .
+
+# Known weaknesses of the pinned packages and all that they need, from a public service: needs a network.
+audit:
+	test -x build/audit/bin/pip-audit || { $(PYTHON) -m venv build/audit && \
+		build/audit/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-audit.txt; }
+	build/audit/bin/pip-audit --requirement requirements.txt
 
 # A dash: what misses its bound does not stop the others.
 bench: $(VENV)/.test-ready

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.junitxml import xml_key
 
 from medsilo.cli import parsed
+from medsilo.core.package import package_facts
 from medsilo.plan import Plan, parse_plan
+from medsilo.review.junit import BUILD
 from medsilo.runs.schema import About
 from medsilo.site.settings import SiteSettings
 from medsilo.study.asked import Asked
@@ -62,6 +65,13 @@ def same_locale() -> Iterator[None]:
     """ITK's writer of DICOM sets the locale to "C", and files of later tests would be read as ASCII."""
     yield
     locale.setlocale(locale.LC_ALL, "")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Say in JUnit files which build was tested: `medsilo evidence` takes no results of another."""
+    if xml := config.stash.get(xml_key, None):
+        xml.add_global_property(BUILD, package_facts()["hash"])
 
 
 def pytest_sessionfinish() -> None:

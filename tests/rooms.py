@@ -86,6 +86,10 @@ ROOMS = {
         "the papers' figures from finished runs", "core course federation learning plan privacy runs site tasks"
     ),
     "report": room("tables, and runs and studies as one HTML page", "core runs study"),
+    "review": room(
+        "`medsilo evidence`: packages, leak reports and claims with the tests that show them, for a hospital's review",
+        "check core plan report runs site",
+    ),
     "site_page": room(
         "`medsilo site-page`: a hospital's own web page, on its own machine",
         "check core plan report runs site study",

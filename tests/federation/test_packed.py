@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 from pathlib import Path
 
@@ -22,7 +21,8 @@ def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[
     place = tmp_path_factory.mktemp("foreign")
     venv.create(place, with_pip=False, symlinks=True)
     # Folders on PYTHONPATH don't have their .pth files read, so an editable install of medsilo stays invisible.
-    environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
+    packages = [path for path in sys.path if Path(path).name == "site-packages"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(packages)}
     python = str(place / "bin" / "python")
     done = subprocess.run(
         [python, "-c", "import medsilo"], env=environment, capture_output=True, cwd=place, check=False

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from nvflare.apis.client import Client
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.impl.wf_comm_server import WFCommServer
@@ -46,10 +46,12 @@ class Server:
         self.controller = BareController(task_check_period=0.05)
         self.controller.set_communicator(self.communicator)
         engine = SimpleNamespace(get_clients=lambda: list(self.clients.values()), new_context=self._context)
+        context = FLContext()
+        context.set_prop(ReservedKey.ENGINE, engine, private=True, sticky=False)
         engine.validate_targets = lambda names: ([self.clients[name] for name in names], [])
         self.controller._engine = self.communicator._engine = engine
         self.abort = Signal()
-        self.transport = FlareTransport(self.controller, FLContext(), self.abort)
+        self.transport = FlareTransport(self.controller, context, self.abort)
         self.monitor = threading.Thread(target=self.communicator._monitor_tasks, daemon=True)
         self.monitor.start()
 

@@ -56,8 +56,9 @@ def _mlflow(run: Path, sites: list[str]) -> AnalyticsReceiver:
         def _get_run_name(self, kwargs: dict, site_name: str, job_id_tag: str, job_name: str) -> str:
             return site_name
 
-        def _get_record_origin(self, fl_ctx: FLContext, data: Shareable) -> str | None:
-            return origin(fl_ctx, data)
+        def save(self, fl_ctx: FLContext, shareable: Shareable, record_origin: str) -> None:
+            if who := origin(fl_ctx, shareable):
+                super().save(fl_ctx, shareable, who)
 
     return Mlflow(address(run), events=[ANALYTIC_EVENT_TYPE], buffer_flush_time=0)
 
@@ -79,9 +80,7 @@ class TensorBoard(TBAnalyticsReceiver):
         self.folder.mkdir(parents=True, exist_ok=True)
         self.root_log_dir = str(self.folder)
 
-    def _get_record_origin(self, fl_ctx: FLContext, data: Shareable) -> str | None:
-        return origin(fl_ctx, data)
-
     def save(self, fl_ctx: FLContext, shareable: Shareable, record_origin: str) -> None:
-        super().save(fl_ctx, shareable, record_origin)
-        self.writers_table[record_origin].flush()
+        if who := origin(fl_ctx, shareable):
+            super().save(fl_ctx, shareable, who)
+            self.writers_table[who].flush()

@@ -11,7 +11,6 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.widgets.streaming import AnalyticsReceiver
-from nvflare.private.fed.server.server_commands import ServerCommands
 from nvflare.widgets.info_collector import InfoCollector
 
 from medsilo.core.errors import Aborted, MedsiloError
@@ -72,9 +71,10 @@ class MedsiloController(Controller):
         let_tensors_travel()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
-        self.gate = Gate(self._engine.server.command_agent.cell)  # where sites' answers come in, in a simulation, too
+        engine = fl_ctx.get_engine()
+        self.gate = Gate(engine.server.command_agent.cell)  # where sites' answers come in, in a simulation, too
         self.gate.guard_server()
-        ServerCommands.register_app_command(PROGRESS, self._tell_lead)
+        engine.register_app_command(PROGRESS, self._tell_lead)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Pass on what is tracked; tell the last rounds to who asks for the job's statistics, if the lead shares them.
@@ -123,7 +123,7 @@ class MedsiloController(Controller):
             self.system_panic(str(error), fl_ctx)
 
     def _call(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        sites = [client.name for client in self._engine.get_clients()]
+        sites = [client.name for client in fl_ctx.get_engine().get_clients()]
         transport = self.transport = FlareTransport(self, fl_ctx, abort_signal)
         missing = transport.ask(sites, lambda site: Parcel(facts=PRESENT), lambda site, reply: None, ROLL_CALL)
         if missing:
@@ -155,7 +155,7 @@ class MedsiloController(Controller):
         elif earlier:
             self.log_warning(fl_ctx, f"{earlier.folder.name} has no checkpoint: begins anew as {record.folder.name}")
         record.claim(submitter_of(fl_ctx), resume)
-        sites = [client.name for client in self._engine.get_clients()]
+        sites = [client.name for client in fl_ctx.get_engine().get_clients()]
         transport = self.transport = FlareTransport(self, fl_ctx, abort_signal)
         if self.gate:
             self.gate.allow(answer_bounds(plan))

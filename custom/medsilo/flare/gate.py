@@ -24,7 +24,6 @@ from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, Stream, StreamError, StreamFuture
-from nvflare.private.fed.server.server_runner import ServerRunner
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import plain, size_text
@@ -33,6 +32,8 @@ from medsilo.flare.outline import check_outline
 from medsilo.flare.wire import REFUSAL, TASK, refusal
 
 UNREAD = "medsilo.unread"
+# What a hospital's answer may be; of the others, some let NVFlare end the job.
+CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
 FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)  # all that a hospital may ask of a job
 
 
@@ -211,7 +212,7 @@ def _checked(answer: object) -> Shareable:
     if not isinstance(answer.get_peer_context(), FLContext):
         raise Refused("its answer does not say whose it is")
     code = answer.get_return_code(ReturnCode.OK)
-    if code in ServerRunner.ABORT_RETURN_CODES:
+    if code not in CODES:
         answer.set_return_code(ReturnCode.EXECUTION_EXCEPTION)
         answer.set_header(REFUSAL, f"the site answered {code}; its own log says why")
     return answer

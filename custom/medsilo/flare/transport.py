@@ -161,7 +161,7 @@ class FlareTransport:
 
     def _absent(self, sites: Sequence[str]) -> dict[str, Missing]:
         """Sites that can't answer; asking a dead one would cost NVFlare's whole lead time in every round."""
-        connected = {client.name for client in self.controller._engine.get_clients()}
+        connected = {client.name for client in self.fl_ctx.get_engine().get_clients()}
         absent = {site: Missing("lost", "is not connected") for site in sites if site not in connected}
         for site in connected.intersection(sites):
             if self.controller.get_client_disconnect_time(site):

@@ -1,0 +1,96 @@
+"""Results of tests, read from the JUnit XML that pytest writes."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree
+
+from medsilo.core.errors import MedsiloError
+from medsilo.core.text import plain
+
+LARGEST = 100_000_000  # bytes of such a file
+LONGEST_REASON = 300  # bytes of why a test failed
+BRACKET = r"[\[(]"  # where a test's parameters begin
+BUILD = "medsilo"  # the property with the hash of the package that was tested
+Outcome = Literal["passed", "failed", "skipped", "missing"]
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The result of one test, with one set of parameters."""
+
+    test: str  # tests/unit/test_docs.py::test_links, without the parameters
+    name: str  # test_links[page]
+    outcome: Outcome
+    reason: str
+
+
+class SuiteResults:
+    """The results of a run of tests; several files are one run in parts."""
+
+    def __init__(self, cases: Iterable[CaseResult], builds: Iterable[str] = ()) -> None:
+        """builds: the hashes of the packages that were tested; an empty one where a file does not say."""
+        self.cases, self.builds = list(cases), set(builds)
+        self._by_test: dict[str, list[CaseResult]] = defaultdict(list)
+        for case in self.cases:
+            self._by_test[case.test].append(case)
+
+    def of(self, test: str) -> list[CaseResult]:
+        """Return the results of a test, one for each set of parameters that ran."""
+        return self._by_test.get(test, [])
+
+    def outcome(self, test: str) -> Outcome:
+        """Return the worst result of a test over its parameters: it passed only if all that ran did."""
+        found = {case.outcome for case in self.of(test)}
+        outcomes: tuple[Outcome, ...] = ("failed", "skipped", "passed")
+        return next((outcome for outcome in outcomes if outcome in found), "missing")
+
+    def count(self, outcome: Outcome) -> int:
+        """Return how many cases ended so."""
+        return sum(case.outcome == outcome for case in self.cases)
+
+
+def read_junit(*paths: Path) -> SuiteResults:
+    """Return the results in these files, and which builds they say that they are of."""
+    roots = [_root(path) for path in paths]
+    cases = (_case(element) for root in roots for element in root.iter("testcase"))
+    return SuiteResults(cases, (_build(root) for root in roots))
+
+
+def _root(path: Path) -> ElementTree.Element:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise MedsiloError(f"{path} is larger than any test report; give pytest's --junitxml file")
+        return ElementTree.parse(path).getroot()
+    except (OSError, ElementTree.ParseError) as error:
+        why = type(error).__name__
+        raise MedsiloError(f"{path} can't be read as JUnit XML ({why}); pytest --junitxml={path} writes it") from error
+
+
+def _build(root: ElementTree.Element) -> str:
+    stated = (own.get("value", "") for own in root.iter("property") if own.get("name") == BUILD)
+    return plain(next(stated, ""))
+
+
+def _case(element: ElementTree.Element) -> CaseResult:
+    name, module = plain(element.get("name", "")), element.get("classname", "")
+    if not module:  # a file that could not be imported
+        name, module = "import", name
+    test = f"{module.replace('.', '/')}.py::{re.split(BRACKET, name)[0]}"
+    failed = next((child for kind in ("failure", "error") if (child := element.find(kind)) is not None), None)
+    if failed is not None:
+        return CaseResult(test, name, "failed", _reason(failed))
+    skipped = element.find("skipped")
+    return CaseResult(
+        test, name, "passed" if skipped is None else "skipped", "" if skipped is None else _reason(skipped)
+    )
+
+
+def _reason(element: ElementTree.Element) -> str:
+    """Return what pytest says of a failure; of a file that could not be imported, the error that ended it."""
+    said = element.get("message") or ""
+    raised = [line[1:] for line in (element.text or "").splitlines() if line.startswith("E ")]
+    return plain(raised[-1] if said == "collection failure" and raised else said, LONGEST_REASON)

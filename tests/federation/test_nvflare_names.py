@@ -1,0 +1,133 @@
+"""NVFlare keeps what tests/nvflare_names.py says that we rely on, and that list is whole."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nvflare
+import pytest
+
+from medsilo.core.package import ROOT
+from medsilo.flare.jobs import canonical_job
+from tests.conftest import make_plan
+from tests.nvflare_names import CONTRACTS, KEYS, MODULES, PATHS, Contract, lost_keys, stands, texts_of_nvflare
+from tests.nvflare_uses import uses_of
+
+KNOW_NVFLARE = ("flare", "consortium")  # tests/unit/test_houserules.py holds all other rooms to import none of it
+# Uses that the reader of our source does not see: of variables that may be anything, and what our classes set.
+BY_HAND = {
+    "apis.shareable.Shareable.get_peer_context",
+    "apis.shareable.Shareable.set_peer_context",
+    "apis.shareable.Shareable.set_return_code",
+    "app_common.widgets.streaming.AnalyticsReceiver.handle_event",
+    "app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver.root_log_dir",
+    "fuel.f3.streaming.blob_streamer.BlobHandler.max_blob_size",
+    "job_config.api.FedJob.clients",
+    "job_config.api.FedJob.job",
+}
+OURS = {"id", "name", "app"}  # keys of a job's files whose values are ours alone
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda own: f"{own.module}-{own.shows.__name__}")
+def test_nvflare_keeps_a_contract(contract: Contract) -> None:
+    contract.check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_class_that_our_files_name_is_there(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    assert stands(f"{MODULES}.{module}", name), f"{MODULES}.{path} is gone; a file of ours names it"
+
+
+@pytest.mark.slow
+def test_the_keys_of_files_still_mean_something() -> None:
+    assert list(lost_keys(texts_of_nvflare())) == []
+
+
+# ---------------------------------------------------------------------------------------------------- the list is whole
+def listed() -> set[str]:
+    return {f"{contract.module}.{name}" for contract in CONTRACTS for name in contract.names}
+
+
+def used() -> set[str]:
+    return {use for room in KNOW_NVFLARE for path in (ROOT / room).glob("*.py") for use in uses_of(path)}
+
+
+def test_every_use_is_in_the_list_and_every_line_of_the_list_is_used() -> None:
+    """What is used may be part of a longer name of the list, and the other way round."""
+    uses, names = used(), listed()
+    assert len(uses) > 150
+    assert {use for use in uses if not any(f"{name}.".startswith(f"{use}.") for name in names)} == set()
+    optional = {f"{own.module}.{name}" for own in CONTRACTS if own.extra for name in own.names}
+    unseen = {name for name in names - optional if not any(f"{use}.".startswith(f"{name}.") for use in uses)}
+    assert unseen == {f"{MODULES}.{name}" for name in BY_HAND}
+
+
+def test_a_new_use_is_found(tmp_path: Path) -> None:
+    source = tmp_path / "new.py"
+    source.write_text(
+        "from nvflare.apis.fl_context import FLContext\n"
+        "from nvflare.apis.fl_component import FLComponent\n\n\n"
+        "class Own(FLComponent):\n"
+        "    def handle_event(self, event: str, fl_ctx: FLContext) -> None:\n"
+        "        names = [client.token for client in fl_ctx.get_engine().get_clients()]\n"
+        "        self.log_debug(fl_ctx, str(names))\n"
+    )
+    found = {use.removeprefix("nvflare.apis.") for use in uses_of(source)}
+    assert found == {
+        "fl_component.FLComponent.handle_event",
+        "fl_component.FLComponent.log_debug",
+        "fl_context.FLContext.get_engine.get_clients.token",
+    }
+
+
+def test_every_key_of_a_job_and_of_a_kit_is_in_the_list(root: Path) -> None:
+    known = {key.text for key in KEYS} | OURS
+    plan = make_plan("fedavg")
+    assert {
+        key.removeprefix("tensor_") for content in canonical_job(plan).values() for key in keys_of(content)
+    } <= known
+    files = [path.read_text() for path in root.glob("site_configs/*/resources.json")]
+    assert {key for text in files for key in json.loads(text)} <= known | {"client"}
+    described = (ROOT / "consortium/description.py").read_text()
+    named = {*re.findall(r"nvflare\.([\w.]+\.[A-Z]\w+)", "".join(files))}
+    named |= {f"lighter.impl.{part}" for part in re.findall(r"\{room\}\.([\w.]+)", described)}
+    assert named == set(PATHS)
+
+
+def keys_of(value: object) -> set[str]:
+    if isinstance(value, list):
+        return {key for item in value for key in keys_of(item)}
+    if isinstance(value, dict):
+        return set(value) | {key for item in value.values() for key in keys_of(item)}
+    return set()
+
+
+# ---------------------------------------------------------------------------------------------------- a seeded break
+@pytest.mark.slow
+def test_a_name_that_nvflare_renamed_is_named(root: Path, tmp_path: Path) -> None:
+    """A copy of NVFlare in which a function and two methods have other names, wherever NVFlare uses them itself."""
+    broken = {
+        "add_job_audit_event": "apis.utils.fl_context_utils.add_job_audit_event",
+        "get_startup_kit_dir": "apis.workspace.Workspace.get_startup_kit_dir",
+        "set_message_interceptor": "fuel.f3.cellnet.cell.Cell.core_cell.set_message_interceptor",
+    }
+    installed = Path(str(nvflare.__file__)).parent
+    shutil.copytree(installed, tmp_path / "nvflare", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (tmp_path / "nvflare").rglob("*.py"):
+        text = path.read_text("utf-8")
+        if any(name in text for name in broken):
+            path.write_text(re.sub(rf"\b({'|'.join(broken)})\b", r"\1_now", text), "utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT.parent), str(root)])}
+    command = [sys.executable, "-m", "tests.nvflare_names"]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(broken), "what was not renamed still holds"
+    for old, name in broken.items():
+        module = next(own.module for own in CONTRACTS if name.startswith(own.module.removeprefix(f"{MODULES}.")))
+        assert any(line.startswith(module) and old in line for line in lines), done.stdout

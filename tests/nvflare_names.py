@@ -1,0 +1,763 @@
+"""The one list of NVFlare's names that the package uses, with what it relies on of each.
+
+Each contract names what it covers and says in words what must hold; its body is a small real use that fails when it
+does not. tests/federation/test_nvflare_names.py runs them, and holds the list to what the package uses: a new use
+without a line here fails, and so does a line without a use. Whoever tries another NVFlare (`make upgrade`) reads here
+what changed.
+"""
+
+import inspect
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nvflare_uses import has, is_module
+
+MODULES = "nvflare"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Names of one NVFlare module, what the package relies on, and a use that shows it."""
+
+    module: str
+    names: tuple[str, ...]
+    shows: Callable[[Any], None]  # gets the module
+    extra: str = ""  # the package that must be installed for it
+    given: tuple[str, ...] = ()  # names of what NVFlare hands us, which is of a subclass: the use shows them
+
+    @property
+    def words(self) -> str:
+        return inspect.cleandoc(self.shows.__doc__ or "")
+
+    def check(self) -> None:
+        """Fail with the name that is gone, or with what no longer holds."""
+        if self.extra:
+            pytest.importorskip(self.extra)
+        for name in self.names:
+            assert name in self.given or stands(self.module, name), (
+                f"{self.module}.{name} is gone; we rely on it: {self.words}"
+            )
+        self.shows(import_module(self.module))
+
+
+def stands(module: str, name: str) -> bool:
+    """Return whether a dotted name is in a module; what a call returns is for the contract's own use to show."""
+    if not is_module(module):
+        return False
+    found: Any = import_module(module)
+    for part in name.split("."):
+        if inspect.isclass(found):
+            if not has(f"{found.__module__}.{found.__qualname__}", part):
+                return False
+            found = getattr(found, part, None)
+        elif inspect.ismodule(found):
+            if not hasattr(found, part) and not is_module(f"{found.__name__}.{part}"):
+                return False
+            found = getattr(found, part, None) or import_module(f"{found.__name__}.{part}")
+        else:
+            return True
+    return True
+
+
+CONTRACTS: list[Contract] = []
+
+
+def relies(module: str, *names: str, extra: str = "") -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """Enter a contract into the list; each text may hold several names, and `?` marks those of a subclass."""
+    every = " ".join(names).split()
+    plain = tuple(name.removeprefix("?") for name in every)
+    given = tuple(name.removeprefix("?") for name in every if name.startswith("?"))
+
+    def enter(shows: Callable[[Any], None]) -> Callable[[Any], None]:
+        CONTRACTS.append(Contract(f"{MODULES}.{module}", plain, shows, extra, given))
+        return shows
+
+    return enter
+
+
+def takes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Fail unless a function takes these arguments."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise AssertionError(f"{getattr(function, '__qualname__', function)} is called otherwise: {error}") from error
+
+
+def source_holds(thing: Any, *texts: str) -> None:
+    """Fail unless the source of something of NVFlare's holds these texts: for what only a running server shows."""
+    source = inspect.getsource(thing)
+    for text in texts:
+        assert text in source, f"{thing.__name__} no longer holds {text!r}"
+
+
+# ---------------------------------------------------------------------------------------------------- messages
+@relies(
+    "apis.shareable",
+    "Shareable.get_header Shareable.set_header Shareable.get_return_code Shareable.set_return_code",
+    "Shareable.get_peer_context Shareable.set_peer_context ReservedHeaderKey.HEADERS make_reply",
+)
+def shareable(module: Any) -> None:
+    """A message is a dictionary with headers under ReservedHeaderKey.HEADERS; a return code and a peer's context are
+    headers; without a code it is the given default, and make_reply gives one that has this code."""
+    reply = module.make_reply("SOME_CODE")
+    reply.set_header("medsilo.x", [1])
+    assert reply.get_header("medsilo.x") == [1] and reply.get_header("other") is None
+    assert reply.get_return_code("OK") == "SOME_CODE" and module.Shareable().get_return_code("OK") == "OK"
+    reply.set_return_code("OTHER")
+    assert reply.get_return_code() == "OTHER"
+    assert isinstance(reply, dict) and isinstance(reply.get(module.ReservedHeaderKey.HEADERS), dict)
+    context = import_module(f"{MODULES}.apis.fl_context").FLContext()
+    context.set_prop("who", "hospital-a", private=False, sticky=False)
+    reply.set_peer_context(context)
+    assert reply.get_peer_context().get_prop("who") == "hospital-a"
+
+
+@relies(
+    "apis.dxo",
+    "DXO.data DXO.data_kind DXO.meta DXO.to_shareable.set_header DXO.update_shareable DataKind.COLLECTION",
+    "DataKind.WEIGHTS from_shareable",
+)
+def dxo(module: Any) -> None:
+    """A collection of tensors by group, with meta beside them, survives the way through a Shareable unchanged; what is
+    no DXO raises ValueError."""
+    member = module.DXO(module.DataKind.WEIGHTS, data={"w": [1.0]})
+    sent = module.DXO(
+        module.DataKind.COLLECTION, data={"model": member}, meta={"medsilo": {"samples": 3}}
+    ).to_shareable()
+    got = module.from_shareable(sent)
+    assert got.data_kind == module.DataKind.COLLECTION and got.meta["medsilo"] == {"samples": 3}
+    assert got.data["model"].data == {"w": [1.0]} and got.data["model"].data_kind == module.DataKind.WEIGHTS
+    got.data["model"].data = {"w": [2.0]}
+    assert module.from_shareable(got.update_shareable(sent)).data["model"].data == {"w": [2.0]}
+    with pytest.raises(ValueError):
+        module.from_shareable(import_module(f"{MODULES}.apis.shareable").Shareable())
+
+
+@relies(
+    "apis.fl_context",
+    "FLContext.get_prop FLContext.set_prop FLContext.get_identity_name FLContext.get_job_id",
+    "FLContext.get_engine.get_clients.name FLContext.get_engine.get_cell FLContext.get_engine.get_workspace",
+    "FLContext.get_engine.register_app_command FLContext.get_engine.server.command_agent.cell",
+    "FLContext.get_engine.job_runner.update_abnormal_finished_jobs FLContext.get_prop.set_info",
+)
+def context(module: Any) -> None:
+    """A context has properties, and knows the party's name, the job and the engine. The server's engine tells its
+    clients, registers commands of an app and has the job's cell at server.command_agent.cell, in a simulation, too; the
+    hospital's engine has get_cell. The collector of statistics takes set_info(group, values). The parent's engine has
+    the job runner, which ends in its books the jobs that it is not told of as running."""
+    found = module.FLContext()
+    found.set_prop("own", 1, private=True, sticky=False)
+    assert found.get_prop("own") == 1 and found.get_prop("other") is None
+    key = import_module(f"{MODULES}.apis.fl_constant").ReservedKey
+    found.set_prop(key.ENGINE, "engine", private=True, sticky=False)
+    found.set_prop(key.IDENTITY_NAME, "hospital-a", private=False, sticky=False)
+    assert found.get_engine() == "engine" and found.get_identity_name() == "hospital-a"
+    takes(found.get_job_id)
+    server = f"{MODULES}.private.fed.server"
+    engine = import_module(f"{server}.server_engine").ServerEngine
+    takes(engine.register_app_command, "self", "topic", print)
+    takes(engine.get_clients, "self")
+    takes(engine.get_workspace, "self")
+    takes(import_module(f"{MODULES}.private.fed.client.client_run_manager").ClientRunManager.get_cell, "self")
+    source_holds(import_module(f"{server}.server_command_agent").ServerCommandAgent.__init__, "self.cell = cell")
+    source_holds(import_module(f"{server}.fed_server").FederatedServer, "self.command_agent = ServerCommandAgent(")
+    source_holds(engine, "self.job_runner", "self.server = server")
+    takes(import_module(f"{server}.job_runner").JobRunner.update_abnormal_finished_jobs, "self", [], found)
+    collector = import_module(f"{MODULES}.widgets.info_collector").GroupInfoCollector()
+    collector.set_info("medsilo", {"rounds": 1})
+
+
+@relies(
+    "apis.fl_constant",
+    "EventScope.FEDERATION FLContextKey.CURRENT_RUN FLContextKey.EVENT_DATA FLContextKey.EVENT_SCOPE",
+    "FLContextKey.TASK_NAME FLContextKey.WORKSPACE_OBJECT ReservedKey.IDENTITY_NAME ReturnCode.EXECUTION_EXCEPTION",
+    "ReturnCode.OK ReturnCode.TASK_ABORTED ReturnCode.TASK_RESULT_FILTER_ERROR ServerCommandNames.GET_TASK",
+    "ServerCommandNames.SUBMIT_UPDATE",
+)
+def constants(module: Any) -> None:
+    """The four return codes of an answer do not end a job at NVFlare's server; other codes may, and do not pass."""
+    runner = import_module(f"{MODULES}.private.fed.server.server_runner").ServerRunner
+    code = module.ReturnCode
+    passing = {code.OK, code.EXECUTION_EXCEPTION, code.TASK_ABORTED, code.TASK_RESULT_FILTER_ERROR}
+    assert len(passing) == 4 and not passing & set(runner.ABORT_RETURN_CODES)
+    assert module.ServerCommandNames.GET_TASK != module.ServerCommandNames.SUBMIT_UPDATE
+
+
+@relies("apis.job_def", "ALL_SITES")
+def all_sites(module: Any) -> None:
+    """A job for all connected hospitals is deployed to this name, as our meta.json has it."""
+    assert module.ALL_SITES == "@ALL"
+
+
+@relies("apis.signal", "Signal.triggered")
+def abort_signal(module: Any) -> None:
+    """An abort signal is quiet until it is triggered."""
+    found = module.Signal()
+    assert not found.triggered
+    found.trigger("end")
+    assert found.triggered
+
+
+@relies("apis.utils.fl_context_utils", "add_job_audit_event")
+def audit(module: Any) -> None:
+    """A line goes into the job's audit log; without one, as in a simulation, nothing happens."""
+    takes(module.add_job_audit_event, "context", msg="medsilo refused")
+
+
+@relies(
+    "apis.workspace",
+    "Workspace.get_app_config_dir Workspace.get_job_meta_path Workspace.get_root_dir Workspace.get_run_dir",
+    "Workspace.get_site_config_dir Workspace.get_startup_kit_dir",
+)
+def workspace(module: Any) -> None:
+    """Where a kit has its certificates, its local/ folder, and a job's plan, meta.json and results."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("startup", "local"):
+            Path(folder, name).mkdir()
+        found = module.Workspace(folder, site_name="hospital-a")
+        assert found.get_site_config_dir() == f"{folder}/local" and found.get_startup_kit_dir() == f"{folder}/startup"
+        assert found.get_root_dir() == folder and found.get_run_dir("job") == f"{folder}/job"
+        assert found.get_app_config_dir("job").startswith(f"{folder}/job/")
+        assert found.get_job_meta_path("job") == f"{folder}/job/meta.json"
+
+
+# ---------------------------------------------------------------------------------------------------- the workflow
+@relies("apis.client", "Client.name")
+def client(module: Any) -> None:
+    """A client has the hospital's name."""
+    assert module.Client("hospital-a", "token").name == "hospital-a"
+
+
+@relies(
+    "apis.controller_spec",
+    "ClientTask.client.name ClientTask.result ClientTask.task.data SendOrder.SEQUENTIAL Task.client_tasks",
+    "Task.completion_status TaskCompletionStatus.CANCELLED TaskCompletionStatus.CLIENT_DEAD",
+)
+def tasks(module: Any) -> None:
+    """A task has data, a time limit and three callbacks, keeps its deliveries in a list that may be replaced, and has
+    no completion status while it stands. A delivery names its task and its client, and gets the result."""
+    data = import_module(f"{MODULES}.apis.shareable").Shareable()
+    task = module.Task(
+        name="medsilo",
+        data=data,
+        timeout=1,
+        before_task_sent_cb=lambda client_task, fl_ctx: None,
+        after_task_sent_cb=lambda client_task, fl_ctx: None,
+        result_received_cb=lambda client_task, fl_ctx: None,
+    )
+    assert task.client_tasks == [] and task.completion_status is None and task.data is data
+    sent = module.ClientTask(client=import_module(f"{MODULES}.apis.client").Client("hospital-a", "token"), task=task)
+    assert sent.task.data is data and sent.client.name == "hospital-a" and sent.result is None
+    assert module.TaskCompletionStatus.CANCELLED != module.TaskCompletionStatus.CLIENT_DEAD
+
+
+@relies(
+    "apis.impl.controller",
+    "Controller.__init__ Controller.control_flow Controller.handle_event Controller.start_controller",
+    "Controller.stop_controller Controller.process_result_of_unknown_task Controller.log_error",
+    "Controller.log_exception Controller.log_info Controller.log_warning Controller.system_panic Controller.send",
+    "Controller.cancel_task Controller.get_client_disconnect_time",
+)
+def controller(module: Any) -> None:
+    """A workflow runs control_flow between start_controller and stop_controller, sends a task to one named site, takes
+    tasks back, and is told of answers that come too late. tests/federation/test_transport.py runs NVFlare's own."""
+    own = module.Controller
+    takes(own.__init__, "self", task_check_period=0.05)
+    takes(own.send, "self", "task", "context", targets=["hospital-a"], send_order="sequential")
+    takes(own.cancel_task, "self", "task", "status")
+    takes(own.get_client_disconnect_time, "self", "hospital-a")
+    takes(own.process_result_of_unknown_task, "self", "client", "name", "id", "result", "context")
+    takes(own.control_flow, "self", "abort_signal", "context")
+    takes(own.system_panic, "self", "reason", "context")
+    for log in (own.log_error, own.log_exception, own.log_info, own.log_warning):
+        takes(log, "self", "context", "text")
+
+
+@relies(
+    "apis.executor",
+    "Executor.__init__ Executor.execute Executor.handle_event Executor.log_error Executor.log_warning",
+)
+def executor(module: Any) -> None:
+    """A hospital's executor is told events and executes tasks, with a signal that says when the job is aborted."""
+    assert list(inspect.signature(module.Executor.execute).parameters)[1:] == [
+        *("task_name", "shareable", "fl_ctx", "abort_signal")
+    ]
+    takes(module.Executor.handle_event, "self", "event", "context")
+
+
+@relies("apis.filter", "Filter.__init__ Filter.process")
+def filters(module: Any) -> None:
+    """A filter of privacy.json is given each answer and returns what leaves."""
+    assert list(inspect.signature(module.Filter.process).parameters)[1:] == ["shareable", "fl_ctx"]
+
+
+@relies("apis.fl_component", "FLComponent.fire_event FLComponent.handle_event")
+def component(module: Any) -> None:
+    """A component of a job or a kit fires events, and is told all."""
+    takes(module.FLComponent.fire_event, "self", "event", "context")
+    takes(module.FLComponent.handle_event, "self", "event", "context")
+
+
+@relies("apis.event_type", "EventType.START_RUN EventType.END_RUN EventType.SYSTEM_START")
+def events(module: Any) -> None:
+    """A job's start and end, and the start of a server, are events of their own."""
+    assert len({module.EventType.START_RUN, module.EventType.END_RUN, module.EventType.SYSTEM_START}) == 3
+
+
+@relies("widgets.info_collector", "InfoCollector.CTX_KEY_STATS_COLLECTOR InfoCollector.EVENT_TYPE_GET_STATS")
+def statistics(module: Any) -> None:
+    """Who asks for a job's statistics fires an event, with the collector in its context."""
+    takes(module.InfoCollector.handle_event, "self", module.InfoCollector.EVENT_TYPE_GET_STATS, "context")
+
+
+# ---------------------------------------------------------------------------------------------------- tracking
+@relies("apis.analytix", "ANALYTIC_EVENT_TYPE AnalyticsDataType.SCALAR")
+def analytics(module: Any) -> None:
+    """A number with a step is an analytics event."""
+    assert isinstance(module.ANALYTIC_EVENT_TYPE, str)
+
+
+@relies("apis.utils.analytix_utils", "create_analytic_dxo")
+def analytic_dxo(module: Any) -> None:
+    """A tag, a value and a step become a DXO, whose Shareable takes a header of ours."""
+    kind = import_module(f"{MODULES}.apis.analytix").AnalyticsDataType.SCALAR
+    event = module.create_analytic_dxo("loss", 0.5, kind, global_step=2).to_shareable()
+    event.set_header("medsilo.whose", "server")
+    assert event.get_header("medsilo.whose") == "server"
+
+
+@relies("app_common.widgets.streaming", "AnalyticsReceiver.handle_event")
+def receiver(module: Any) -> None:
+    """A receiver that is handed events by another component initializes at START_RUN and then saves each."""
+    takes(module.AnalyticsReceiver.handle_event, "self", "event", "context")
+    source_holds(module.AnalyticsReceiver, "self.save(shareable=data, fl_ctx=fl_ctx, record_origin=record_origin)")
+
+
+@relies(
+    "app_opt.tracking.tb.tb_receiver",
+    "TBAnalyticsReceiver.__init__ TBAnalyticsReceiver.initialize TBAnalyticsReceiver.save",
+    "TBAnalyticsReceiver.root_log_dir TBAnalyticsReceiver.writers_table.flush",
+)
+def tensorboard(module: Any) -> None:
+    """The receiver writes each origin's numbers into a folder of its name under root_log_dir, which may be any, with
+    a writer of its own in writers_table. tests/unit/test_tracking.py reads what was written."""
+    takes(module.TBAnalyticsReceiver)
+    takes(module.TBAnalyticsReceiver.save, "self", "context", "shareable", "server")
+
+
+@relies(
+    "app_opt.tracking.mlflow.mlflow_receiver",
+    "MLflowReceiver._mlflow_setup MLflowReceiver._init_buffer MLflowReceiver._get_run_name",
+    "MLflowReceiver.initialize MLflowReceiver.save MLflowReceiver.tracking_uri",
+    extra="mlflow",
+)
+def mlflow(module: Any) -> None:
+    """The study is an experiment, the server and each site a run of it. Its own `initialize` knows connected clients
+    only and names runs after the job, so its parts are called; there is no public way to name runs."""
+    own = module.MLflowReceiver
+    takes(own, "address", events=["event"], buffer_flush_time=0)
+    takes(own._mlflow_setup, "self", "folder", "experiment", {}, ["server"], "context")
+    takes(own._init_buffer, "self", ["server"])
+    takes(own._get_run_name, "self", {}, "server", "job", "name")
+
+
+# ---------------------------------------------------------------------------------------------------- bytes
+@relies("app_opt.pt.decomposers", "TensorDecomposer")
+def decomposer(module: Any) -> None:
+    """Tensors travel as they are, and no pickle is used for them."""
+    import torch
+
+    assert module.TensorDecomposer().supported_type() is torch.Tensor
+
+
+@relies("fuel.utils.fobs", "register")
+def fobs(module: Any) -> None:
+    """A decomposer is registered by its class, any number of times."""
+    for _ in range(2):
+        module.register(import_module(f"{MODULES}.app_opt.pt.decomposers").TensorDecomposer)
+
+
+@relies("fuel.utils.fobs", "dots.TENSOR_DOWNLOAD dots.NUMPY_DOWNLOAD")
+def dots(module: Any) -> None:
+    """Sections of a message that say where tensors or arrays are fetched from have numbers of their own."""
+    kinds = import_module(f"{module.__name__}.dots")
+    assert kinds.TENSOR_DOWNLOAD != kinds.NUMPY_DOWNLOAD and 0 not in (kinds.TENSOR_DOWNLOAD, kinds.NUMPY_DOWNLOAD)
+
+
+@relies(
+    "fuel.utils.fobs.lobs",
+    "DATUM_ID_LEN HEADER_LEN HEADER_STRUCT MARKER_MAIN MARKER_DATUM_TEXT MARKER_DATUM_BLOB",
+)
+def sections(module: Any) -> None:
+    """A message is sections, each with a marker, a kind and its size in front; the first is the body (msgpack)."""
+    packed = b"".join(map(bytes, _as_list(module.dump_to_bytes({"a": 1}))))
+    marker, dot, size = module.HEADER_STRUCT.unpack(packed[: module.HEADER_LEN])
+    assert (marker, dot) == (module.MARKER_MAIN, 0) and len(packed) == module.HEADER_LEN + size
+    assert packed[module.HEADER_LEN] >> 4 == 8, "the body is a msgpack map"
+
+
+def _as_list(packed: Any) -> list[Any]:
+    return packed if isinstance(packed, list) else [packed]
+
+
+@relies("fuel.utils.buffer_list", "BufferList.get_size BufferList.read_bytes")
+def buffers(module: Any) -> None:
+    """Bytes that came in pieces can be read across the pieces' borders."""
+    found = module.BufferList([b"abc", b"def"])
+    assert found.get_size() == 6 and bytes(found.read_bytes(2, 5)) == b"cde"
+
+
+# ---------------------------------------------------------------------------------------------------- the cell
+@relies(
+    "fuel.f3.cellnet.cell",
+    "Cell._process_reply Cell.byte_receiver.registry.find.cb.__self__.blob_cb Cell.byte_receiver.registry.reg.values",
+    "Cell.core_cell.set_message_interceptor Cell.get_fobs_context Cell.register_blob_cb Cell.register_stream_cb",
+    "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",
+)
+def cell(module: Any) -> None:
+    """A handler that is registered later takes the place of the one before. The registry finds the handler of a channel
+    and topic; its BlobHandler has blob_cb, which can be called with a message that was read already. An interceptor
+    sees each request first. A request that waits is in requests_dict and ends when it has a result. There is no public
+    way to bound a message's size by what the study needs: tests/federation/test_gate.py shows the whole."""
+    found = module.Cell("medsilo-contract", "tcp://127.0.0.1:1", secure=False, credentials={})
+    try:
+        assert callable(found._process_reply) and isinstance(found.requests_dict, dict)
+        heard: list[Any] = []
+        found.register_request_cb(channel="server_command", topic="*", cb=heard.append)
+        handler = found.byte_receiver.registry.find("server_command", "submit_update").cb.__self__
+        assert callable(handler.blob_cb) and handler.max_blob_size is not None
+        found.register_blob_cb("server_command", "submit_update", heard.append)
+        assert found.byte_receiver.registry.find("server_command", "submit_update").cb.__self__ is not handler
+        assert len(found.byte_receiver.registry.reg) >= 2
+        takes(found.register_stream_cb, "channel", "topic", print)
+        found.core_cell.set_message_interceptor(lambda message: None)
+        assert isinstance(found.get_fobs_context(), dict)
+        source_holds(module.Cell._process_stream_error, "waiter.stream_error", "waiter.result", "in_receiving.set()")
+    finally:
+        core = import_module(f"{MODULES}.fuel.f3.cellnet.core_cell").CoreCell
+        core.ALL_CELLS.pop("medsilo-contract", None)
+
+
+@relies(
+    "fuel.f3.cellnet.defs",
+    "CellChannel.RETURN_ONLY CellChannel.SERVER_COMMAND Encoding.FOBS MessageHeaderKey.CHANNEL MessageHeaderKey.ORIGIN",
+    "MessageHeaderKey.TOPIC ReturnCode.COMM_ERROR ReturnCode.INVALID_REQUEST",
+)
+def cell_constants(module: Any) -> None:
+    """Tasks and answers go over one channel, replies over another."""
+    assert module.CellChannel.RETURN_ONLY != module.CellChannel.SERVER_COMMAND
+
+
+@relies("fuel.f3.cellnet.fqcn", "FqcnInfo.is_on_server")
+def names_of_cells(module: Any) -> None:
+    """The server and its jobs are on the server by their names, hospitals are not."""
+    assert module.FqcnInfo("server").is_on_server and module.FqcnInfo("server.job").is_on_server
+    assert not module.FqcnInfo("hospital-a.job").is_on_server
+
+
+@relies("fuel.f3.cellnet.utils", "decode_payload make_reply")
+def cell_utils(module: Any) -> None:
+    """A payload is decoded in place, by the encoding that a header of our choice names; a reply has a code."""
+    takes(module.decode_payload, "message", "encoding key", fobs_ctx={})
+    assert module.make_reply("comm_error", error="why") is not None
+
+
+@relies("fuel.f3.message", "Message.get_header Message.set_header Message.payload")
+def message(module: Any) -> None:
+    """A message has headers and a payload."""
+    found = module.Message({"a": 1}, b"x")
+    found.set_header("b", 2)
+    assert (found.get_header("a"), found.get_header("b"), found.get_header("c")) == (1, 2, None)
+    assert found.payload == b"x"
+
+
+@relies("fuel.f3.streaming.blob_streamer", "BlobHandler.handle_blob_cb BlobHandler.max_blob_size")
+def blobs(module: Any) -> None:
+    """A stream that announces more than max_blob_size is refused before any memory is taken for it."""
+    stream = import_module(f"{MODULES}.fuel.f3.streaming.stream_types")
+    told: list[Any] = []
+    handler = module.BlobHandler(told.append)
+    handler.max_blob_size = 10
+    takes(handler.handle_blob_cb, "future", "stream", False)
+    with pytest.raises(stream.BlobSizeError):
+        module.BlobTask(stream.StreamFuture(1), module.BlobStream(b"x" * 11, {}), max_size=handler.max_blob_size)
+
+
+@relies("fuel.f3.streaming.download_service", "OBJ_DOWNLOADER_CHANNEL OBJ_DOWNLOADER_TOPIC")
+def downloads(module: Any) -> None:
+    """Tensors are fetched over this channel and topic."""
+    assert module.OBJ_DOWNLOADER_CHANNEL and module.OBJ_DOWNLOADER_TOPIC
+
+
+@relies(
+    "fuel.f3.streaming.stream_const",
+    "STREAM_CHANNEL STREAM_DATA_TOPIC StreamHeaderKey.CHANNEL StreamHeaderKey.ERROR_TYPE",
+    "StreamHeaderKey.PAYLOAD_ENCODING StreamHeaderKey.STREAM_REQ_ID StreamHeaderKey.TOPIC",
+)
+def stream_constants(module: Any) -> None:
+    """A piece of a stream says in its headers which channel and topic, request and error it belongs to."""
+    keys = module.StreamHeaderKey
+    assert len({keys.CHANNEL, keys.ERROR_TYPE, keys.PAYLOAD_ENCODING, keys.STREAM_REQ_ID, keys.TOPIC}) == 5
+
+
+@relies(
+    "fuel.f3.streaming.stream_types",
+    "BlobSizeError.__name__ Stream.get_headers Stream.get_size ?Stream.task.stop StreamError.__name__",
+    "StreamFuture.add_done_callback StreamFuture.error StreamFuture.get_size StreamFuture.headers StreamFuture.result",
+)
+def streams(module: Any) -> None:
+    """A stream announces its size and headers; its future calls back when it is done, and has its error or result. The
+    error for a size is one of streams, and the sender is told its class's name. A received stream has its task."""
+    assert issubclass(module.BlobSizeError, module.StreamError)
+    future = module.StreamFuture(1, {"a": 1})
+    future.set_size(5)
+    told: list[Any] = []
+    future.add_done_callback(told.append, "done")
+    future.set_result(b"bytes")
+    assert (future.result(), future.error, future.headers, future.get_size(), told) == (
+        *(b"bytes", None, {"a": 1}, 5, ["done"]),
+    )
+    received = import_module(f"{MODULES}.fuel.f3.streaming.byte_receiver")
+    source_holds(received.RxStream, "self.task = task")
+    takes(received.RxTask.stop, "self", module.StreamError("why"))
+
+
+# ---------------------------------------------------------------------------------------------------- from outside
+@relies(
+    "fuel.flare_api.api_spec",
+    "AuthenticationError AuthorizationError InternalError JobNotFound JobNotRunning NoConnection NoReply SessionClosed",
+    "SystemInfo.job_info.job_id SystemInfo.server_info.start_time TargetType.SERVER",
+)
+def session_words(module: Any) -> None:
+    """Each kind of failure is an exception of its own; a system's facts say since when it is up and which jobs run."""
+    kinds = [module.AuthenticationError, module.AuthorizationError, module.InternalError, module.JobNotFound]
+    kinds += [module.JobNotRunning, module.NoConnection, module.NoReply, module.SessionClosed]
+    assert all(issubclass(kind, Exception) for kind in kinds) and len(set(kinds)) == 8
+    info = module.SystemInfo(module.ServerInfo("started", 1.0), [], [module.JobInfo("job", "app")])
+    assert info.server_info.start_time == 1.0 and [job.job_id for job in info.job_info] == ["job"]
+    assert info.client_info == []
+
+
+@relies(
+    "fuel.flare_api.flare_api",
+    "Session.abort_job Session.clone_job Session.close Session.do_app_command Session.download_job_result",
+    "Session.get_job_meta Session.get_job_status Session.get_system_info.client_info.name",
+    "Session.get_system_info.server_info.start_time Session.list_jobs Session.show_stats Session.submit_job",
+    "new_secure_session",
+)
+def session(module: Any) -> None:
+    """The lead's commands over mutual TLS. tests/secure/test_lead.py runs each against a real server."""
+    own = module.Session
+    takes(module.new_secure_session, "lead", "kit", timeout=10.0)
+    for asks in (own.abort_job, own.clone_job, own.get_job_meta, own.get_job_status, own.submit_job):
+        takes(asks, "self", "job")
+    takes(own.download_job_result, "self", "job", "folder")
+    takes(own.do_app_command, "self", "job", "topic", {"after": 1})
+    takes(own.show_stats, "self", "job", "server")
+    takes(own.list_jobs, "self", detailed=True, reverse=True, limit=20)
+    takes(own.get_system_info, "self")
+
+
+@relies("job_config.api", "FedJob.__init__ FedJob.to FedJob.add_file_to FedJob.job FedJob.clients")
+def fed_job(module: Any) -> None:
+    """A job that is exported and simulated asks its `job` for its files, and knows its clients."""
+    found = module.FedJob("medsilo", 2)
+    assert found.job.job_name == "medsilo" and isinstance(found.clients, list)
+
+
+@relies(
+    "job_config.fed_job_config",
+    "FedJobConfig.__init__ FedJobConfig.generate_job_config FedJobConfig.job_name FedJobConfig.meta_props",
+)
+def fed_job_config(module: Any) -> None:
+    """A job's files are written by generate_job_config(folder), with what a recipe adds to its meta.json."""
+    found = module.FedJobConfig("medsilo", 2)
+    assert found.job_name == "medsilo" and not found.meta_props
+    takes(found.generate_job_config, "folder")
+
+
+@relies("recipe", "SimEnv PocEnv")
+def environments(module: Any) -> None:
+    """The simulator and a proof of concept are environments that name their clients."""
+    assert module.SimEnv(clients=["a", "b"]).clients == ["a", "b"]
+
+
+@relies(
+    "recipe.spec",
+    "?ExecEnv.clients ?ExecEnv.workspace_root Recipe.__init__ Recipe.process_env Recipe._apply_per_site_config",
+    "Recipe.name",
+)
+def recipe(module: Any) -> None:
+    """A recipe is made from a job, and is asked before it runs in an environment. What a job would set for one site
+    passes by _apply_per_site_config, which NVFlare's documentation tells recipes to override."""
+    takes(module.Recipe, "job")
+    takes(module.Recipe.process_env, "self", "environment")
+    takes(module.Recipe._apply_per_site_config, "self", {})
+    found = import_module(f"{MODULES}.recipe").SimEnv(clients=["a"], workspace_root="folder")
+    assert (found.clients, found.workspace_root) == (["a"], "folder")
+
+
+@relies("private.fed.app.simulator.simulator_runner", "SimulatorRunner.run")
+def simulator(module: Any) -> None:
+    """The simulator, in this process: its command is deprecated, and SimEnv starts another process with a command line
+    that is split at spaces, so that no folder may have one."""
+    takes(module.SimulatorRunner, "job", "workspace", clients="a,b", threads=2)
+
+
+# ---------------------------------------------------------------------------------------------------- provisioning
+@relies("lighter.constants", "CtxKey.BUILD_ERROR CtxKey.CURRENT_PROD_DIR ProvFileName.SIGNATURE_JSON")
+def provision_constants(module: Any) -> None:
+    """Whether kits were made, where, and the name of the file with their signatures."""
+    assert module.ProvFileName.SIGNATURE_JSON == "signature.json"
+
+
+@relies("lighter.prov_utils", "prepare_builders")
+def builders(module: Any) -> None:
+    """The builders of a project file, among them the four that make our kits."""
+    room = f"{MODULES}.lighter.impl"
+    parts = ("workspace.WorkspaceBuilder", "static_file.StaticFileBuilder", "cert.CertBuilder")
+    assert all(stands(f"{room}.{part.partition('.')[0]}", part.partition(".")[2]) for part in parts)
+    made = module.prepare_builders({"api_version": 3, "builders": [{"path": f"{room}.signature.SignatureBuilder"}]})
+    assert len(made) == 1
+
+
+@relies("lighter.provision", "prepare_project")
+def project(module: Any) -> None:
+    """A project file's participants become a project, which is then provisioned."""
+    people = [{"name": "server.example", "type": "server", "org": "one", "fed_learn_port": 8002, "admin_port": 8002}]
+    people += [{"name": "hospital-a", "type": "client", "org": "two"}]
+    found = module.prepare_project({"api_version": 3, "name": "study", "participants": people})
+    assert found.name == "study" and [client.name for client in found.get_clients()] == ["hospital-a"]
+
+
+@relies("lighter.provisioner", "Provisioner.provision.get Provisioner.provision.get_state_dir")
+def provisioner(module: Any) -> None:
+    """Kits are made under a folder, with the root kept as state; the context says where."""
+    takes(module.Provisioner, "folder", [])
+    takes(module.Provisioner.provision, "self", "project", logger="log")
+    takes(import_module(f"{MODULES}.lighter.ctx").ProvisionContext.get_state_dir, "self")
+
+
+@relies("lighter.utils", "load_private_key sign_folders")
+def signing(module: Any) -> None:
+    """A folder's files are signed with the root's key into one file, which a kit checks when it starts."""
+    key, _ = module.generate_keys()
+    text = module.serialize_pri_key(key).decode("ascii")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "fed_client.json").write_text("{}")
+        module.sign_folders(folder, module.load_private_key(text), signature_file="signature.json")
+        assert "fed_client.json" in Path(folder, "signature.json").read_text()
+
+
+# ---------------------------------------------------------------------------------------------------- texts
+@dataclass(frozen=True)
+class Key:
+    """A text that NVFlare reads from a file of ours, or that we read from one of its."""
+
+    text: str
+    means: str
+
+
+KEYS = (
+    # meta.json and the configurations of a job (flare/jobs.py)
+    Key("min_clients", "the job waits for so many hospitals"),
+    Key("resource_spec", "what the job asks of a hospital's resource manager: nothing"),
+    Key("deploy_map", "which parties get the job's app"),
+    Key("format_version", "2: components have paths and arguments"),
+    Key("task_data_filters", "filters of a job: none"),
+    Key("task_result_filters", "filters of a job: none"),
+    Key("components", "what a job or a kit has beside its workflow"),
+    Key("workflows", "the controller"),
+    Key("executors", "the executor, for tasks of all names"),
+    Key("tasks", "the names of tasks that an executor takes; `*` for all"),
+    Key("executor", "the class of an executor, and its arguments"),
+    Key("path", "the class of a component"),
+    Key("args", "the arguments of a component"),
+    Key("server", "the server's own settings in its configuration"),
+    Key("task_request_interval", "seconds between a hospital's questions for work; by default 2"),
+    Key(
+        "streaming_per_request_timeout",
+        "with tensor_ before it: seconds without a byte until a tensor is asked for again",
+    ),
+    Key("scope", "the privacy scope that a job asks for"),
+    Key("launcher_spec", "left out of a clone"),
+    Key("custom_props", "what a job says of itself beside NVFlare's own keys"),
+    # a kit's local/resources.json (site_configs, consortium/provision.py)
+    Key("class_list_enforcement_mode", "enforce: only listed classes are made from a job"),
+    Key("class_allow_list", "classes that a job may name; ours are added"),
+    Key("allow_log_streaming", "false: no log leaves a hospital"),
+    Key("snapshot_persistor", "where a server keeps snapshots"),
+    Key("job_manager", "where a server keeps jobs"),
+    # a job's facts, as the server tells them (consortium/lead.py, flare/workspace.py)
+    Key("submitter_name", "who submitted, as NVFlare authenticated them"),
+    Key("cloned_from", "the job that this is a clone of"),
+    Key("schedule_history", "why a job waits"),
+    Key("job_deploy_detail", "why a job could not start"),
+    Key("submit_time", "when it was submitted"),
+    Key("submit_time_iso", "the same, for people"),
+    Key("FINISHED:COMPLETED", "a job whose workflow ended well"),
+    # files of a kit, and what the container's entry point calls
+    Key("fed_admin.json", "a person's kit has it"),
+    Key("fed_client.json", "a hospital's kit has it"),
+    Key("fed_server.json", "a server's kit has it"),
+    Key("resources.json.default", "what a kit's resources are without ours"),
+    Key("authorization.json.default", "who may do what, without ours"),
+    Key("client.crt", "a hospital's certificate"),
+    Key("client.key", "its key"),
+    Key("rootCA.pem", "the consortium's root"),
+    Key("sub_start.sh", "runs a kit in the foreground"),
+    Key("--once", "of sub_start.sh: not again when it ends"),
+    Key("--config", "of `nvflare deploy prepare`"),
+    Key("--output", "of `nvflare deploy prepare`"),
+)
+# Classes that files of ours name.
+PATHS = (
+    "app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
+    "app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
+    "app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher",
+    "app_common.logging.site_log_streamer.SiteLogStreamer",
+    "lighter.impl.workspace.WorkspaceBuilder",
+    "lighter.impl.static_file.StaticFileBuilder",
+    "lighter.impl.cert.CertBuilder",
+    "lighter.impl.signature.SignatureBuilder",
+)
+
+
+def texts_of_nvflare() -> str:
+    """Return all that NVFlare's files say, but its own list of licences."""
+    root = Path(str(import_module(MODULES).__file__)).parent
+    files = (path for path in root.rglob("*") if path.suffix in {".py", ".yml", ".sh", ".json", ".default"})
+    return "\n".join(path.read_text("utf-8", "replace") for path in sorted(files))
+
+
+def lost_keys(said: str) -> Iterator[str]:
+    """Yield the keys that stand nowhere any more."""
+    for key in KEYS:
+        if not re.search(rf"(?<![\w.]){re.escape(key.text)}(?![\w])", said) and key.text.partition(":")[0] not in said:
+            yield f"{key.text!r} is gone; we rely on it: {key.means}"
+
+
+def main() -> int:
+    """Say what does not hold of the NVFlare that is installed, a line each; 1 when there is something."""
+    broken = 0
+    for contract in CONTRACTS:
+        try:
+            contract.check()
+        except pytest.skip.Exception:
+            continue
+        except Exception as error:  # whatever a changed NVFlare raises
+            broken += 1
+            print(f"{contract.module}: {type(error).__name__}: {' '.join(str(error).split())}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
