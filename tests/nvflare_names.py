@@ -370,12 +370,33 @@ def mlflow(module: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- bytes
-@relies("app_opt.pt.decomposers", "TensorDecomposer")
+@relies("app_opt.pt.decomposers", "TensorDecomposer.download TensorDecomposer.to_downloadable")
 def decomposer(module: Any) -> None:
-    """Tensors travel as they are, and no pickle is used for them."""
+    """Tensors travel as they are, and no pickle is used for them. One call makes them ready, with the largest size of a
+    piece; another fetches them, and gives an error or the tensors."""
     import torch
 
-    assert module.TensorDecomposer().supported_type() is torch.Tensor
+    found = module.TensorDecomposer()
+    assert found.supported_type() is torch.Tensor
+    takes(found.to_downloadable, {"w": torch.zeros(2)}, 100, {})
+    takes(found.download, from_fqcn="server", ref_id="id", per_request_timeout=1.0, cell=None)
+    assert "dict" in str(inspect.signature(found.download).return_annotation)
+
+
+@relies("app_opt.pt.tensor_downloader", "TensorDownloadable.__init__ TensorDownloadable.produce")
+def pieces(module: Any) -> None:
+    """Each call gives one or several whole tensors and the state for the next, and the last one says that it is."""
+    import torch
+
+    codes = import_module(f"{MODULES}.fuel.f3.streaming.download_service").ProduceRC
+    ready = module.TensorDownloadable({"a": torch.zeros(3), "b": torch.ones(3)}, 1)
+    code, first, state = ready.produce({}, "hospital-a")
+    assert code == codes.OK and len(first) == 1 and state
+    told = [code]
+    while code != codes.EOF:
+        code, _, state = ready.produce(state, "hospital-a")
+        told.append(code)
+    assert told == [codes.OK, codes.OK, codes.EOF]
 
 
 @relies("fuel.utils.fobs", "register")
@@ -421,15 +442,21 @@ def buffers(module: Any) -> None:
     "Cell._process_reply Cell.byte_receiver.registry.find.cb.__self__.blob_cb Cell.byte_receiver.registry.reg.values",
     "Cell.core_cell.set_message_interceptor Cell.get_fobs_context Cell.register_blob_cb Cell.register_stream_cb",
     "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",
+    "?Cell.send_request.get_header",
 )
 def cell(module: Any) -> None:
     """A handler that is registered later takes the place of the one before. The registry finds the handler of a channel
     and topic; its BlobHandler has blob_cb, which can be called with a message that was read already. An interceptor
     sees each request first. A request that waits is in requests_dict and ends when it has a result. There is no public
-    way to bound a message's size by what the study needs: tests/federation/test_gate.py shows the whole."""
+    way to bound a message's size by what the study needs: tests/federation/test_gate.py shows the whole. All requests
+    go through send_request, by keywords, and another function may take its place."""
     found = module.Cell("medsilo-contract", "tcp://127.0.0.1:1", secure=False, credentials={})
     try:
         assert callable(found._process_reply) and isinstance(found.requests_dict, dict)
+        takes(found._send_request, channel="c", target="t", topic="t", request=None, timeout=1.0, abort_signal=None)
+        assert callable(found.send_request)
+        found.send_request = print
+        assert found.send_request is print
         heard: list[Any] = []
         found.register_request_cb(channel="server_command", topic="*", cb=heard.append)
         handler = found.byte_receiver.registry.find("server_command", "submit_update").cb.__self__
@@ -449,11 +476,16 @@ def cell(module: Any) -> None:
 @relies(
     "fuel.f3.cellnet.defs",
     "CellChannel.RETURN_ONLY CellChannel.SERVER_COMMAND Encoding.FOBS MessageHeaderKey.CHANNEL MessageHeaderKey.ORIGIN",
-    "MessageHeaderKey.TOPIC ReturnCode.COMM_ERROR ReturnCode.INVALID_REQUEST",
+    "MessageHeaderKey.RETURN_CODE MessageHeaderKey.TOPIC ReturnCode.COMM_ERROR ReturnCode.INVALID_REQUEST",
+    "ReturnCode.MSG_TOO_BIG ReturnCode.SERVICE_UNAVAILABLE ReturnCode.TARGET_UNREACHABLE ReturnCode.TIMEOUT",
 )
 def cell_constants(module: Any) -> None:
-    """Tasks and answers go over one channel, replies over another."""
+    """Tasks and answers go over one channel, replies over another. A reply's code tells a line that is down from a
+    request that is refused."""
     assert module.CellChannel.RETURN_ONLY != module.CellChannel.SERVER_COMMAND
+    codes = module.ReturnCode
+    down = {codes.TIMEOUT, codes.COMM_ERROR, codes.TARGET_UNREACHABLE}
+    assert len(down | {codes.MSG_TOO_BIG, codes.SERVICE_UNAVAILABLE, codes.INVALID_REQUEST}) == 6
 
 
 @relies("fuel.f3.cellnet.fqcn", "FqcnInfo.is_on_server")
@@ -491,10 +523,11 @@ def blobs(module: Any) -> None:
         module.BlobTask(stream.StreamFuture(1), module.BlobStream(b"x" * 11, {}), max_size=handler.max_blob_size)
 
 
-@relies("fuel.f3.streaming.download_service", "OBJ_DOWNLOADER_CHANNEL OBJ_DOWNLOADER_TOPIC")
+@relies("fuel.f3.streaming.download_service", "OBJ_DOWNLOADER_CHANNEL OBJ_DOWNLOADER_TOPIC ProduceRC.EOF")
 def downloads(module: Any) -> None:
-    """Tensors are fetched over this channel and topic."""
+    """Tensors are fetched over this channel and topic, until a reply says that there are no more."""
     assert module.OBJ_DOWNLOADER_CHANNEL and module.OBJ_DOWNLOADER_TOPIC
+    assert module.ProduceRC.EOF not in (module.ProduceRC.OK, module.ProduceRC.ERROR)
 
 
 @relies(
@@ -605,11 +638,19 @@ def recipe(module: Any) -> None:
     assert (found.clients, found.workspace_root) == (["a"], "folder")
 
 
-@relies("private.fed.app.simulator.simulator_runner", "SimulatorRunner.run")
+@relies(
+    "private.fed.app.simulator.simulator_runner",
+    "?SimulatorRunner.args.set ?SimulatorRunner.client_names SimulatorRunner.client_run SimulatorRunner.run",
+)
 def simulator(module: Any) -> None:
     """The simulator, in this process: its command is deprecated, and SimEnv starts another process with a command line
-    that is split at spaces, so that no folder may have one."""
-    takes(module.SimulatorRunner, "job", "workspace", clients="a,b", threads=2)
+    that is split at spaces, so that no folder may have one. It starts each site's process by sys.executable, and takes
+    its patience with them from settings that it reads in client_run's own process."""
+    takes(module.SimulatorRunner, "job", "workspace", clients="a,b", threads=2, max_clients=2)
+    found = module.SimulatorRunner("job", "workspace", clients="a,b", threads=2)
+    assert isinstance(found.client_names, list)
+    takes(found.client_run, "folder", ["a"], None)
+    source_holds(module, "args.set", "sys.executable")
 
 
 # ---------------------------------------------------------------------------------------------------- provisioning
@@ -683,10 +724,10 @@ KEYS = (
     Key("args", "the arguments of a component"),
     Key("server", "the server's own settings in its configuration"),
     Key("task_request_interval", "seconds between a hospital's questions for work; by default 2"),
-    Key(
-        "streaming_per_request_timeout",
-        "with tensor_ before it: seconds without a byte until a tensor is asked for again",
-    ),
+    Key("download_chunk_size", "with tensor_ before it: bytes of tensors that are asked for at once"),
+    Key("streaming_idle_timeout", "seconds that tensors are held ready for who does not ask for their next piece"),
+    Key("max_runner_sync_timeout", "seconds in which a job's process at a site has to reach the server's"),
+    Key("dead_client_grace_period", "seconds from the belief that a site is dead until it is lost"),
     Key("scope", "the privacy scope that a job asks for"),
     Key("launcher_spec", "left out of a clone"),
     Key("custom_props", "what a job says of itself beside NVFlare's own keys"),
@@ -708,6 +749,11 @@ KEYS = (
     Key("fed_admin.json", "a person's kit has it"),
     Key("fed_client.json", "a hospital's kit has it"),
     Key("fed_server.json", "a server's kit has it"),
+    Key("fed_relay.json", "a relay's kit has it"),
+    Key("relay__resources.json", "where the relay is that a hospital is behind, in its kit's local/"),
+    Key("comm_config.json", "where a relay listens, in its kit's local/"),
+    Key("listening_host", "of a relay in a project file: under which address others reach it"),
+    Key("connect_to", "of a participant in a project file: who it connects to"),
     Key("resources.json.default", "what a kit's resources are without ours"),
     Key("authorization.json.default", "who may do what, without ours"),
     Key("client.crt", "a hospital's certificate"),

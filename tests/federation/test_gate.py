@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import random
 import time
 from collections.abc import Callable, Iterator

@@ -28,6 +28,7 @@ BY_HAND = {
     "fuel.f3.streaming.blob_streamer.BlobHandler.max_blob_size",
     "job_config.api.FedJob.clients",
     "job_config.api.FedJob.job",
+    "private.fed.app.simulator.simulator_runner.SimulatorRunner.run",
 }
 OURS = {"id", "name", "app"}  # keys of a job's files whose values are ours alone
 
