@@ -113,6 +113,8 @@ class Participant(Trainer):
             raise Refused(f"devices: batches of this plan can't be shared out, since {why}; or set devices: 1 there")
         if why:
             return
+        for rank in range(self.settings.processes):
+            self.settings.compute(rank)  # raises where there is no such device
         self.shares_out = True
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:

@@ -25,7 +25,11 @@ class Team:
     def begin(self, cases: int) -> None:
         """Know of how many cases the whole batch at hand is."""
 
-    def average(self, gradients: Sequence[Tensor | None], loss: Tensor, cases: int) -> Tensor:
+    def weight(self) -> float:
+        """Return how much a case of the batch at hand counts here in a sum over the cases of all processes."""
+        return 1.0
+
+    def average(self, gradients: Sequence[Tensor | None], loss: Tensor, cases: float) -> Tensor:
         """Make the gradients those of the whole batch, in place; returns the whole batch's loss.
 
         cases: on which the gradients and the loss rest here, which both are means over.
@@ -53,11 +57,14 @@ class ProcessTeam(Team):
     def begin(self, cases: int) -> None:
         self.whole = cases
 
+    def weight(self) -> float:
+        return 1 / self.size if self.whole is not None and self.whole < self.size else 1.0
+
     @torch.no_grad()
-    def average(self, gradients: Sequence[Tensor | None], loss: Tensor, cases: int) -> Tensor:
+    def average(self, gradients: Sequence[Tensor | None], loss: Tensor, cases: float) -> Tensor:
         there = [own for own in gradients if own is not None]
         numbers = [*(own.flatten() for own in there), loss.view(1), torch.ones(1, device=self.device)]
-        together = torch.cat([own.float() for own in numbers]) * cases
+        together = torch.cat(numbers) * cases
         self.group.allreduce([together]).wait()
         *means, mean_loss, _ = (together / together[-1]).split([len(own) for own in numbers])
         for own, mean in zip(there, means, strict=True):
