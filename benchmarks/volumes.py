@@ -46,7 +46,8 @@ from monai.transforms import (
 from torch import nn
 
 from medsilo.course.group import views
-from medsilo.federation.participant import SHUFFLE, Participant
+from medsilo.federation.participant import Participant
+from medsilo.federation.trainer import SHUFFLE
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel, Request
 from medsilo.site.settings import SiteSettings
