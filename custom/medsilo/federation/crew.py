@@ -24,8 +24,8 @@ from medsilo.federation.trainer import Trainer
 from medsilo.learning.private import losses_of_cases, mixes_cases
 from medsilo.learning.team import ProcessTeam, fingerprint
 from medsilo.plan import Plan
+from medsilo.runs.paths import TEAM
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.sources import DataSource
 
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 NOTICE = 10.0  # seconds until the system tells of a process that it is dead
@@ -86,20 +86,21 @@ class Member:
 class Crew:
     """Lives from the first training on, until one of it dies or an answer fails."""
 
-    def __init__(self, trainer: Trainer, settings: SiteSettings, source: DataSource | None, folder: Path) -> None:
-        """trainer: the site in this process. source: its data. folder: for what the processes meet in."""
+    def __init__(self, trainer: Trainer, settings: SiteSettings, folder: Path) -> None:
+        """trainer: the site in this process. folder: the site's."""
         _check_loss(trainer)
-        self.trainer, self.settings, self.size, self.folder = trainer, settings, settings.processes, folder
+        self.trainer, self.settings, self.size = trainer, settings, settings.processes
+        self.folder = (folder / TEAM).absolute()
         self.site = {
             "plan": trainer.plan.resolved(),
             "site": trainer.site,
             "sites": list(trainer.sites),
             "settings": settings.model_dump(mode="json"),
-            "source": source.model_dump(mode="json") if source else None,
-            "meeting": str((folder / "meeting").absolute()),
+            "folder": str(folder.absolute()),
+            "meeting": str(self.folder / "meeting"),
         }
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
         self.closing, self.noticed, self.found = Event(), Event(), Event()
         self.dead: Member | None = None
         limit_memory(settings)
@@ -111,8 +112,10 @@ class Crew:
     def begin(self, number: int) -> ProcessTeam:
         """Have all members train a round from this process's state, on its cases; returns the team."""
         if self.team is None:
+            cases = {"cases": self.trainer.mark_of_cases()}
             for member in self.members:
-                self._word_of(member)
+                if self._word_of(member) != cases:
+                    raise MedsiloError(f"{member} found other training cases than the first; did files change?")
             self.team = join_team(0, self.settings, self.site["meeting"])
         state, train = self.trainer.state, self.trainer.train
         chosen = train.indices if isinstance(train, Subset) and train is not self.trainer.data.train else None

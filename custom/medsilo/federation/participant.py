@@ -480,7 +480,7 @@ class Participant(Trainer):
         if not self.shares_out or not phase.trains:
             yield
             return
-        crew = self.crew = self.crew or Crew(self, self.settings, self.protection.source(), self.folder / paths.TEAM)
+        crew = self.crew = self.crew or Crew(self, self.settings, self.folder)
         try:
             self.team = crew.begin(number)
             yield

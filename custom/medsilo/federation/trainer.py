@@ -1,5 +1,6 @@
 """A site's cases and networks, and passes of the one over the other: what each process that trains for a site has."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -27,7 +28,7 @@ from medsilo.learning.loop import (
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.learning.team import ALONE, Team
 from medsilo.plan import Plan
-from medsilo.tasks.task import SiteData, label_counts
+from medsilo.tasks.task import SiteData, label_counts, patients_of
 
 SHUFFLE = "shuffle"  # for what data are drawn in training
 
@@ -44,6 +45,10 @@ class Trainer:
     state: SiteState
     private: PrivateSite | None = None
     team: Team = ALONE  # in training
+
+    def mark_of_cases(self) -> str:
+        """Return a hash of whose the training cases are, in their order."""
+        return hashlib.sha256("\x1f".join(patients_of(self.data.train)).encode()).hexdigest()
 
     def bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
         """Return what the method works with; the order of the data is drawn for this purpose and round."""

@@ -1,4 +1,4 @@
-"""How a process of a site died, in words that may leave it."""
+"""Words for the death of a process of a site, which may leave it."""
 
 import signal
 

@@ -13,6 +13,7 @@ from torch.utils.data import Subset
 from medsilo.core.tensors import Tensors
 from medsilo.federation.crew import join_team, limit_memory
 from medsilo.federation.process.frames import receive, send
+from medsilo.federation.protection import Protection
 from medsilo.federation.reasons import details, public_reason
 from medsilo.federation.site_state import SiteState
 from medsilo.federation.trainer import SHUFFLE, Trainer
@@ -20,7 +21,6 @@ from medsilo.learning.seeds import seed_for
 from medsilo.learning.team import fingerprint
 from medsilo.plan import parse_plan
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.sources import DataSource
 
 
 class MemberTrainer(Trainer):
@@ -30,7 +30,8 @@ class MemberTrainer(Trainer):
         self.plan = parse_plan(told["plan"], allowed=settings.packages)
         self.site, self.sites = told["site"], told["sites"]
         self.compute = settings.compute(told["rank"])
-        source = DataSource.model_validate(told["source"]) if told["source"] else None
+        protection = Protection(self.plan, self.site, settings, Path(told["folder"]), lead="")
+        source = protection.source(writes=False)  # the first process has read the data before
         self.data = self.plan.task.site_data(self.site, self.sites, self.plan.seed, source)
         self.train = self.data.train
         self.state = SiteState(self.plan, self.site, Path(os.devnull), self.compute)
@@ -53,7 +54,7 @@ def main(end: socket) -> None:
     limit_memory(settings)
     try:
         trainer = MemberTrainer(told, settings)
-        send(end, {"ready": True})
+        send(end, {"cases": trainer.mark_of_cases()})
         trainer.team = join_team(told["rank"], settings, told["meeting"])
         while True:
             message, groups = receive(end)
