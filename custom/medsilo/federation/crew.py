@@ -71,7 +71,7 @@ def why_alone(plan: Plan, modules: Modules, private: bool) -> str | None:
 
 
 @dataclass
-class Member:
+class CrewMember:
     """One further process."""
 
     rank: int
@@ -91,7 +91,7 @@ class Crew:
         _check_loss(trainer)
         self.trainer, self.settings, self.size = trainer, settings, settings.processes
         self.folder = (folder / TEAM).absolute()
-        self.site = {
+        self.site: dict[str, Any] = {
             "plan": trainer.plan.resolved(),
             "site": trainer.site,
             "sites": list(trainer.sites),
@@ -102,7 +102,7 @@ class Crew:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.closing, self.noticed, self.found = Event(), Event(), Event()
-        self.dead: Member | None = None
+        self.dead: CrewMember | None = None
         limit_memory(settings)
         self.members = [self._member(rank) for rank in range(1, self.size)]
         for member in self.members:
@@ -155,22 +155,22 @@ class Crew:
             distributed.destroy_process_group()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _member(self, rank: int) -> Member:
+    def _member(self, rank: int) -> CrewMember:
         ours, theirs = socketpair()
-        command = [sys.executable, "-P", "-m", "medsilo.federation.process.member", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "medsilo.federation.process.crew_member", str(theirs.fileno())]
         with theirs:
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         send(ours, {**self.site, "rank": rank})
-        return Member(rank, self.settings.device_of(rank), process, ours)
+        return CrewMember(rank, self.settings.device_of(rank), process, ours)
 
-    def _word_of(self, member: Member) -> dict[str, Any]:
+    def _word_of(self, member: CrewMember) -> dict[str, Any]:
         """Return what a member says; raises what it says that went wrong."""
         message, _ = receive(member.end)
         if "reason" in message:
             raise Refused(f"{member}: {message['reason']}", private=message["details"])
         return message
 
-    def _watch(self, member: Member) -> None:
+    def _watch(self, member: CrewMember) -> None:
         """Know that a member is dead; end this process if it waits for that member for ever."""
         code = member.process.wait()
         if self.closing.is_set():

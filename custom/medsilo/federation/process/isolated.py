@@ -76,8 +76,9 @@ class IsolatedParticipant:
         if "reason" in message:
             if not message["whole"]:
                 self._renew()
-            kind = Died if message["died"] else Refused
-            raise kind(message["reason"], private=message["details"])
+            if message["died"]:
+                raise Died(message["reason"], private=message["details"])
+            raise Refused(message["reason"], private=message["details"])
         return Parcel(groups, **message["parcel"])
 
     def close(self) -> None:
