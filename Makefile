@@ -73,6 +73,7 @@ bench: $(VENV)/.test-ready
 	-$(BIN)/python benchmarks/privacy.py
 	-$(BIN)/python benchmarks/fedsm.py
 	-$(BIN)/python benchmarks/data.py
+	-$(BIN)/python benchmarks/volumes.py
 
 # The documentation as a site, in site/: open site/index.html.
 docs: export NO_MKDOCS_2_WARNING = 1

@@ -122,6 +122,18 @@ def test_reading_through_a_cache(kind: str, bench: Bench, monkeypatch: pytest.Mo
     assert isinstance(data.compare(kind, small, source), bool)
 
 
+@pytest.mark.slow
+def test_3d_work_beside_plain_monai(bench: Bench, tmp_path: Path) -> None:
+    """Both sides do each work, and see as many cases."""
+    volumes = bench("volumes")
+    size = volumes.Size(patients=5, grid=(20, 24, 24), piece=(16, 16, 16))
+    pairs = volumes.hospitals(tmp_path, size)
+    for name in ("training", "evaluation", "round"):
+        assert all(seconds > 0 for turn in volumes.times(pairs, name, 1) for seconds in turn)
+    ours, plain = pairs[0]
+    assert 0 <= ours["evaluation"]() <= 1 and 0 <= plain["evaluation"]() <= 1
+
+
 @pytest.fixture
 def idle_study(bench: Bench, tmp_path: Path) -> Coordinator:
     """A study of the sites that the federation's benchmark plays."""

@@ -7,9 +7,8 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,9 @@ from medsilo.core.tensors import Groups, Tensors
 from medsilo.course.group import views
 from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase
-from medsilo.course.workbench import Workbench
 from medsilo.federation.accepting import check_ranges, same_layout
 from medsilo.federation.account import PrivacyAccount
+from medsilo.federation.crew import Crew, why_alone
 from medsilo.federation.doing import NowFile
 from medsilo.federation.evaluation import Evaluation, Measure
 from medsilo.federation.limits import check_disk, check_limits, free_disk
@@ -38,33 +37,23 @@ from medsilo.federation.scoring import write_measures
 from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.federation.sealed.sealed_site import SealedSite
 from medsilo.federation.site_state import SiteState
-from medsilo.learning.class_weights import balanced, weighted
-from medsilo.learning.loop import (
-    DrawnCases,
-    Lesson,
-    LossFunction,
-    Stop,
-    batches,
-    evaluate,
-    passed_through,
-    steps_in,
-    train_epoch,
-)
+from medsilo.federation.trainer import SHUFFLE, Trainer
+from medsilo.learning.loop import Stop, evaluate
 from medsilo.learning.seeds import generator_for, seed_for
+from medsilo.learning.team import ALONE
 from medsilo.plan import Plan
 from medsilo.privacy.mechanisms import Charge
 from medsilo.runs import paths
 from medsilo.runs.messages import ANSWERS, LETTERED, Parcel, Request
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.metrics import CHANCES, Measures
-from medsilo.tasks.task import SiteData, label_counts
+from medsilo.tasks.task import SiteData
 
 Metrics = dict[str, float | None]
 Told = dict[str, Any]  # fields of an answer
-SHUFFLE = "shuffle"  # for what data are drawn in training
 
 
-class Participant:
+class Participant(Trainer):
     """One site of a study. Its state after a round lies in its folder, so any process may take over from there."""
 
     def __init__(
@@ -110,8 +99,23 @@ class Participant:
         self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
         self.validated: tuple[float, float, Measures] | None = None  # loss, score, and what was measured of each case
         self.noisy_score: float | None = None  # of the last validation, as it is told
+        self.shares_out = False
+        self.crew: Crew | None = None
         self.doing = NowFile(folder, device=str(self.compute.device))
         self.warnings: list[str] = []  # what the lead should know of the answer that is being made
+
+    def share_out(self) -> None:
+        """Train on all the devices of the site's settings, in this process and further ones."""
+        if self.settings.processes == 1 or not self.trains:
+            return
+        why = why_alone(self.plan, self.state.modules, self.private is not None)
+        if why and self.settings.devices != "auto":
+            raise Refused(f"devices: batches of this plan can't be shared out, since {why}; or set devices: 1 there")
+        if why:
+            return
+        for rank in range(self.settings.processes):
+            self.settings.compute(rank)  # raises where there is no such device
+        self.shares_out = True
 
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         """Do what a parcel asks and answer it. `stop` is asked before every batch and raises to end the work."""
@@ -238,11 +242,6 @@ class Participant:
         if self.sealed:
             told["sealing"], given = self.sealed.seal(asked, phase, given, samples)
         return {"samples": 1 if self.evaluation.sealed_parts else samples, **told}, given
-
-    @property
-    def _trainers(self) -> list[str]:
-        """The hospitals that train in this study, in sorted order."""
-        return [site for site in self.sites if site not in self.plan.participation.unseen]
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
         """Raise Refused for numbers that the server would refuse, while the reason is still known."""
@@ -438,10 +437,6 @@ class Participant:
         if warning:
             self.warnings.append(warning)
 
-    def _samples(self) -> int:
-        """Return the cases that this site trains on."""
-        return len(self.train)  # type: ignore[arg-type]
-
     def _truncate(self, cases: int | None) -> None:
         """Train on so many cases, always the same ones, when the plan asks for sites of one size."""
         if not self.plan.training.truncate or cases is None or cases >= self.cases["train"]:
@@ -468,81 +463,36 @@ class Participant:
                     "larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam for FedSM"
                 )
 
-    @cached_property
-    def _loss(self) -> LossFunction:
-        """Return what training minimises: the task's loss, with the weights that the plan gives classes."""
-        task, weights = self.plan.task, self.plan.training.class_weights
-        if weights == "none":
-            return task.loss
-        counted = balanced(self._labels()) if weights == "balanced" else weights
-        return weighted(task.loss, torch.as_tensor(counted), task.cross_entropy)
-
-    def _labels(self) -> list[int]:
-        """Return how often each label occurs among the training cases."""
-        return label_counts(self.data.train, self.plan.task.classes)
-
     def _train(self, number: int, phase: Phase, stop: Stop) -> float:
         if self.plan.training.optimizer_state == "reset":
             self.state.make_optimizers()
         for optimizer in self.state.optimizers.values():
             self.plan.training.begin_round(optimizer, number, self.plan.rounds)
-        bench = self.bench(SHUFFLE, number, stop)
-        if phase.trains:
-            self.doing.begin("training", self.plan.training.steps_of_round(bench.steps))
-        else:
-            self.doing.begin("measuring")
-        return phase.work(bench)
-
-    def bench(self, purpose: str, number: int, stop: Stop) -> Workbench:
-        """Return what the method works with; the order of the data is drawn for this purpose and round."""
-        layer = self.plan.algorithm.input_layer(self.state.modules)
-        size = self.plan.training.batch_size
-        task = self.plan.task
-        steps = self.private.steps_in_epoch if self.private else steps_in(self._samples(), size)
-        if task.draws:  # there are no passes to begin anew
-            steps = self.plan.training.local_steps or steps
-        private = self.private.training(number, self.state.modules) if self.private and purpose == SHUFFLE else None
-
-        def epoch(lessons: Sequence[Lesson], local_epoch: int, most: int | None = None) -> float:
-            order = generator_for(self.plan.seed, self.site, purpose, number, local_epoch)
-            drawn = seed_for(self.plan.seed, self.site, "augment", purpose, number, local_epoch)
-            number_of = steps if most is None else min(most, steps)
-            cases = self.train
-            if task.augments:
-                cases = DrawnCases(cases, task.augmented, drawn)
-            if private:
-                drawn_batches = private.sample.batches(cases, number_of, self.compute)
-                if layer:  # its amplitude was released before, so that a case is changed by nothing of another
-                    drawn_batches = passed_through(layer, drawn_batches, learns=False)
-                return train_epoch(drawn_batches, lessons, self.compute, stop)
-            data: Iterator[tuple[Tensor, Tensor]]
-            if task.draws:
-                data = batches(task.drawn(cases, size, number_of, drawn), size, self.compute)
+        with self._together(number, phase):
+            bench = self.bench(SHUFFLE, number, stop)
+            if phase.trains:
+                self.doing.begin("training", self.plan.training.steps_of_round(bench.steps))
             else:
-                data = islice(batches(cases, size, self.compute, order), most)
-            if layer:
-                data = passed_through(layer, data, learns=purpose == SHUFFLE)
-            return train_epoch(data, lessons, self.compute, stop)
+                self.doing.begin("measuring")
+            return phase.work(bench)
 
-        return Workbench(
-            self.site,
-            self._trainers,
-            self.state.modules,
-            self.state.optimizers,
-            self.plan.training,
-            self._loss,
-            self.compute,
-            epoch,
-            lambda: self._in_order(self.data.train, stop),
-            self.private.size if self.private else self.cases["train"],
-            steps,
-            generator_for(self.plan.seed, self.site, "method", number),
-            self.plan.algorithm.perturbation,
-            private,
-            self._labels,
-            lambda model: self._told_loss(model, stop),
-            lambda model: self._told_score(model, stop),
-        )
+    @contextmanager
+    def _together(self, number: int, phase: Phase) -> Iterator[None]:
+        """Inside, this site's further processes train as this one does."""
+        if not self.shares_out or not phase.trains:
+            yield
+            return
+        crew = self.crew = self.crew or Crew(self, self.settings, self.folder)
+        try:
+            self.team = crew.begin(number)
+            yield
+            crew.finish()
+        except Exception as error:
+            self.crew, reason = None, crew.why(error)
+            crew.close()
+            raise reason from error
+        finally:
+            self.team = ALONE
 
     def _told_loss(self, model: nn.Module, stop: Stop) -> float | None:
         """Return a network's mean loss over the training cases as it may leave, and count it as told."""
@@ -560,14 +510,6 @@ class Participant:
         score = self.evaluate(self.data.validation, stop, whole)[1]
         self.protection.note(validation=1)
         return self.settings.rounded(_number(self.evaluation.score("validation", score)))
-
-    def _in_order(self, part: Dataset, stop: Stop) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield a part's cases once, behind the input layer."""
-        layer = self.plan.algorithm.input_layer(self.state.modules)
-        cases = self.evaluation.pieces(part, "in order")
-        for inputs, targets in batches(cases, self.plan.task.evaluation_batch, self.compute):
-            stop()
-            yield layer.eval()(inputs) if layer else inputs, targets
 
     # ------------------------------------------------------------------ evaluation
     def _validate(self, rounds: int, stop: Stop) -> Metrics:

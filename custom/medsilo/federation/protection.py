@@ -39,14 +39,17 @@ class Protection:
             raise Refused(fold_refused)
         self.book.admit(self.asker, planned_answers(self.plan), self.settings.limits)
 
-    def source(self) -> DataSource | None:
-        """Return where the data are, with the split that this hospital decides by itself."""
+    def source(self, writes: bool = True) -> DataSource | None:
+        """Return where the data are, with the split that this hospital decides by itself.
+
+        writes: whether parts that are drawn now are remembered.
+        """
         source = self.settings.data
         if source and self.site in self.plan.participation.unseen:
             source = source.for_test()
         if not self.on or source is None or not self.plan.task.split_by_site:
             return source
-        return with_own_split(source, self.book, self.asker.data)
+        return with_own_split(source, self.book, self.asker.data, writes)
 
     def warnings(self) -> list[str]:
         """Return what the lead should know of the split."""

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from medsilo.core.errors import Refused, reading
 from medsilo.core.files import load_facts, load_tensors, save_tensors, write_text
-from medsilo.core.tensors import Modules
+from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.group import places_of, views
 from medsilo.learning.loop import Compute, is_finite
 from medsilo.mixing.forms import Pulled, Rows
@@ -127,12 +127,42 @@ class SiteState:
     def _load(self, number: int) -> None:
         with reading("this site's saved state"):
             tensors, facts = load_tensors(self._path(number))
-            for module, network in self.modules.items():
-                network.load_state_dict(_under(tensors, f"module/{module}/"), strict=False)
-            for name, optimizer in self.optimizers.items():
-                _restore_optimizer(optimizer, _under(tensors, f"optimizer/{name}/"))
+            self._put(tensors)
             self.best = None if facts["best"] is None else float(facts["best"])
         self.done = number
+
+    # ------------------------------------------------------------------ in another process of this site
+    def tensors(self) -> Tensors:
+        """Return all that training starts from, and changes."""
+        tensors = {
+            f"module/{module}/{name}": tensor
+            for module, network in self.modules.items()
+            for name, tensor in network.state_dict().items()
+        }
+        for name, optimizer in self.optimizers.items():
+            tensors |= {f"optimizer/{name}/{key}": tensor for key, tensor in _optimizer_tensors(optimizer).items()}
+        return tensors
+
+    def numbers_of_optimizers(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the numbers, such as a learning rate, of every optimizer's groups of parameters."""
+        return {
+            name: [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+            for name, optimizer in self.optimizers.items()
+        }
+
+    def take(self, tensors: Tensors, numbers: dict[str, list[dict[str, Any]]]) -> None:
+        """Be in the state of the process that gave these."""
+        self.make_optimizers()
+        self._put(tensors)
+        for name, groups in numbers.items():
+            for group, own in zip(self.optimizers[name].param_groups, groups, strict=True):
+                group.update(own)
+
+    def _put(self, tensors: Tensors) -> None:
+        for module, network in self.modules.items():
+            network.load_state_dict(_under(tensors, f"module/{module}/"), strict=False)
+        for name, optimizer in self.optimizers.items():
+            _restore_optimizer(optimizer, _under(tensors, f"optimizer/{name}/"))
 
     # ------------------------------------------------------------------ for the hospital
     def save_model(self, file: str, rounds: int) -> None:

@@ -167,7 +167,11 @@ def prepare_workspace(workspace: Path, settings: SiteSettings, output: Path, sit
 
 
 def _write_settings(folder: Path, settings: SiteSettings, output: Path) -> None:
-    one_machine = {"isolation": False, "memory_limit": None}  # its sites are processes of a run that one person started
+    one_machine = {
+        "isolation": False,
+        "devices": 1,
+        "memory_limit": None,
+    }  # its sites are processes of a run that one person started
     own = settings.model_dump(mode="json", include=set(SiteSettings.model_fields))
     write_text(folder / FILE_NAME, yaml.safe_dump({**own, **one_machine, "output": str(output)}))
 

@@ -64,6 +64,7 @@ def choosing_alpha(
             with keeping_statistics(own), compute.cast():
                 height = interpolated(loss, shared, slope)(own, inputs, targets)
             (gradient,) = torch.autograd.grad(height, slope)
+            compute.team.average([gradient], height.detach(), len(inputs))
             alpha.sub_(rate * gradient).clamp_(0, 1)
         return lesson(inputs, targets)
 
@@ -122,7 +123,9 @@ class MetaGradient:
         inputs, targets = batch
         with self.compute.cast():
             loss = self.loss(self.model(inputs), targets)
-        return torch.autograd.grad(loss, list(self.model.parameters()), materialize_grads=True)
+        gradients = torch.autograd.grad(loss, list(self.model.parameters()), materialize_grads=True)
+        self.compute.team.average(gradients, loss.detach(), len(inputs))
+        return gradients
 
 
 def adapt(

@@ -14,6 +14,14 @@ FURTHEST = 1e5  # millimetres or pixels that two surfaces of one image can be ap
 FAR = 100.0  # the same, from where on it is all one in what is told of patients
 
 
+def likeliest(output: Tensor) -> Tensor:
+    """Return the label with the greatest output at every place, the first of several.
+
+    `argmax` gives the same, and on a CPU takes ten times as long over channels.
+    """
+    return output.max(1).indices
+
+
 class Segmentation(Task):
     """Dice of every structure and their mean; of test cases the distances of surfaces too, all by MONAI.
 
@@ -46,7 +54,7 @@ class Segmentation(Task):
         from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 
         warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI warns of its own call
-        found, right = (self.masks(labels).cpu() for labels in (output.argmax(1), target))
+        found, right = (self.masks(labels).cpu() for labels in (likeliest(output), target))
         there, found_there = (masks.flatten(2).any(2) for masks in (right, found))
         both = there & found_there
         # No surface, no distance; but a structure that is missed, or found where none is, has surface Dice 0.
@@ -84,7 +92,7 @@ class Segmentation(Task):
         """Dice of every case and structure; a structure that is missing and not found has 1."""
         from monai.metrics import compute_dice
 
-        found, right = self.masks(output.argmax(1)), self.masks(target)
+        found, right = self.masks(likeliest(output)), self.masks(target)
         return compute_dice(found, right, include_background=True, ignore_empty=False).float()
 
     def _name(self, name: str, structure: str) -> str:

@@ -11,7 +11,7 @@ from socket import socket
 from threading import Event, Thread
 from typing import Any
 
-from medsilo.core.errors import Aborted
+from medsilo.core.errors import Aborted, Died
 from medsilo.federation.participant import Participant
 from medsilo.federation.process.frames import receive, send
 from medsilo.federation.reasons import details, is_out_of_memory, public_reason
@@ -47,8 +47,10 @@ class Worker:
             except Aborted as error:
                 send(self.end, {"aborted": str(error)})
             except Exception as error:
-                whole = not is_out_of_memory(error)
-                send(self.end, {"reason": public_reason(error), "details": details(error), "whole": whole})
+                died = isinstance(error, Died)
+                whole = not died and not is_out_of_memory(error)
+                said = {"reason": public_reason(error), "details": details(error), "whole": whole, "died": died}
+                send(self.end, said)
 
     def _participant(self, settings: SiteSettings) -> Participant:
         if self.participant is None:
@@ -56,9 +58,11 @@ class Worker:
             kind = getattr(import_module(module), name)
             plan, folder = parse_plan(self.site["plan"], allowed=settings.packages), Path(self.site["folder"])
             kit = KitFiles(**self.site["kit"]) if self.site["kit"] else None
-            self.participant = kind(
+            participant = kind(
                 plan, self.site["site"], self.site["sites"], settings, folder, lead=self.site["lead"], kit=kit
             )
+            participant.share_out()
+            self.participant = participant
         return self.participant
 
     def _stop(self) -> None:

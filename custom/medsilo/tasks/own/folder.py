@@ -28,6 +28,7 @@ from medsilo.tasks.own.patches import Augmentation, augmented, from_windows, mid
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, ReadyCases
 from medsilo.tasks.resizing import resized, resized_to_nearest
 from medsilo.tasks.scans import Scan
+from medsilo.tasks.segmentation import likeliest
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import digest, range_of, ranges_of
 from medsilo.tasks.task import SiteData, Task
@@ -186,7 +187,7 @@ class FolderTask(OwnFolder, ByKind):
         return self._inputs(scan.values, scan.spacing)
 
     def labels_of(self, output: Tensor, grid: tuple[int, ...]) -> Tensor:
-        labels = resized(output, grid[len(grid) - self.axes :]).argmax(1)
+        labels = likeliest(resized(output, grid[len(grid) - self.axes :]))
         return labels if labels.ndim == len(grid) else labels[0]
 
     def in_monai(self) -> InMonai:

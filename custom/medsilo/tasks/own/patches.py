@@ -1,6 +1,7 @@
 """Pieces of images for training, and whole images from pieces; augmentation. All chance comes from a seed."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -89,14 +90,20 @@ def augmented(
     case: tuple[Tensor, Tensor], kinds: Sequence[Augmentation], masks: bool, seed: int
 ) -> tuple[Tensor, Tensor]:
     """A case as MONAI's transforms change it. masks: the labels lie on the image's grid and move with it."""
-    from monai.transforms import Compose
-
     image, target = case
-    keys = ["image", "label"] if masks else ["image"]
-    changes = Compose([_transform(kind, keys, image.ndim - 1) for kind in kinds]).set_random_state(seed % 2**32)
+    changes = _changes(tuple(kinds), masks, image.ndim - 1).set_random_state(seed % 2**32)
     changed = changes({"image": image, **({"label": target[None]} if masks else {})})
     labels = torch.as_tensor(changed["label"])[0].to(target.dtype) if masks else target
     return _without_metadata(changed["image"]).to(image.dtype), _without_metadata(labels)
+
+
+@cache
+def _changes(kinds: tuple[Augmentation, ...], masks: bool, axes: int) -> Any:
+    """Return MONAI's transforms, made once: making them takes as long as setting their random state for a case."""
+    from monai.transforms import Compose
+
+    keys = ["image", "label"] if masks else ["image"]
+    return Compose([_transform(kind, keys, axes) for kind in kinds])
 
 
 def _transform(kind: Augmentation, keys: list[str], axes: int) -> Any:

@@ -1,0 +1,248 @@
+"""3-D training and evaluation by medsilo against a plain MONAI loop of the same work, in one run.
+
+    python benchmarks/volumes.py [--repeats N]
+
+Three hospitals' volumes are made here and written as NIfTI files, each hospital with a spacing of its own. Both sides
+read these files, keep them in memory, draw pieces of 64 x 64 x 32 with a structure in half of them, flip them, change
+their intensities and add noise, train the same U-Net by the same loss and optimizer in batches of the same size, and
+score whole volumes through windows that overlap. The MONAI side is what its tutorials write: CacheDataset, DataLoader,
+RandCropByPosNegLabeld with cached indices, sliding_window_inference, DiceMetric.
+
+A round is what a hospital does for one answer: it takes the mixture over, scores it, trains an epoch, keeps its state
+and copies what it sends. The MONAI side scores and trains.
+
+Times are the processor's, on one thread: medians of repetitions that take turns. Goal: each ratio at most 1.05.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from monai.data import CacheDataset, DataLoader
+from monai.inferers import sliding_window_inference
+from monai.losses import DiceCELoss
+from monai.metrics import DiceMetric
+from monai.transforms import (
+    Compose,
+    FgBgToIndicesd,
+    LoadImaged,
+    Orientationd,
+    RandCropByPosNegLabeld,
+    RandFlipd,
+    RandGaussianNoised,
+    RandScaleIntensityd,
+    RandStdShiftIntensityd,
+    ScaleIntensityRangePercentilesd,
+    Spacingd,
+    ToTensord,
+)
+from torch import nn
+
+from medsilo.course.group import views
+from medsilo.federation.participant import Participant
+from medsilo.federation.trainer import SHUFFLE
+from medsilo.plan import Plan, parse_plan
+from medsilo.runs.messages import Parcel, Request
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.task import patients_of
+from medsilo.tasks.volumes import Volume, write_volume
+
+SPACINGS = {"a": (1.5, 1.5, 3.0), "b": (1.4, 1.4, 3.2), "c": (1.6, 1.6, 2.8)}
+KEYS = ("image", "label")
+BATCH, MOST = 2, 1.05
+Works = Mapping[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large everything is."""
+
+    patients: int = 12
+    grid: tuple[int, int, int] = (40, 96, 96)
+    piece: tuple[int, int, int] = (32, 64, 64)
+
+
+def write_hospital(folder: Path, seed: int, spacing: Sequence[float], size: Size) -> None:
+    """CT-like volumes with a ball."""
+    random = np.random.default_rng(seed)
+    axes = np.ogrid[tuple(slice(0, places) for places in size.grid)]
+    for number in range(size.patients):
+        middle = [places / 2 + random.uniform(-places / 6, places / 6) for places in size.grid]
+        radii = [places / random.uniform(4, 6) for places in size.grid]
+        mask = sum(((axis - at) / r) ** 2 for axis, at, r in zip(axes, middle, radii, strict=True)) < 1
+        values = (random.normal(0, 30, mask.shape) + 120 * mask).astype(np.float32)
+        for kind, content in (("images", values), ("labels", mask.astype(np.uint8))):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            write_volume(folder / kind / f"{number:03}.nii.gz", Volume(content, np.diag([*spacing, 1.0])))
+
+
+def plan_of(size: Size) -> Plan:
+    """The study whose sites are measured."""
+    task = {
+        "name": "nifti-folder",
+        "labels": ["ball"],
+        "size": size.piece[::-1],
+        "target_spacing": SPACINGS["a"],
+        "augmentation": ["flip-x", "flip-y", "intensity", "noise"],
+    }
+    training = {"batch_size": BATCH, "optimizer": "adam", "learning_rate": 0.001, "rounds": 1000}
+    return parse_plan(
+        {
+            "algorithm": {"name": "fedavg"},
+            "task": task,
+            "participation": {"sites": list(SPACINGS)},
+            "training": training,
+        }
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- medsilo
+class Ours:
+    """One hospital of a study, as the engine drives it."""
+
+    def __init__(self, plan: Plan, site: str, folder: Path, place: Path) -> None:
+        settings = SiteSettings(data=DataSource(folder=folder), device="cpu", public_data=True)
+        self.plan, self.site = plan, Participant(plan, site, list(SPACINGS), settings, place)
+        given = views(plan.course.phase_of(1).given, plan.build_networks())
+        self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
+        self.round = 0
+
+    def works(self) -> Works:
+        return {"training": self.train, "evaluation": self.evaluate, "round": self.answer}
+
+    def train(self) -> float:
+        bench = self.site.bench(SHUFFLE, 1, lambda: None)
+        return bench.train()
+
+    def evaluate(self) -> float:
+        return self.site.evaluate(self.site.data.validation, lambda: None, self.site.state.model)[1]
+
+    def answer(self) -> Parcel:
+        self.round += 1
+        asked = Request(
+            task="round", round=self.round, study="s", plan=self.plan.hash, sites=tuple(SPACINGS), last=self.round - 1
+        )
+        return self.site.answer(asked.parcel(self.groups))
+
+
+# ---------------------------------------------------------------------------------------------------- MONAI
+class Plain:
+    """The same hospital with MONAI alone."""
+
+    def __init__(self, plan: Plan, folder: Path, parts: Mapping[str, Sequence[str]], size: Size) -> None:
+        self.size, self.network = size, plan.build_networks()["model"]
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=plan.training.learning_rate)
+        self.loss = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
+        self.dice = DiceMetric(include_background=False, ignore_empty=False)
+        self.training = self._loader(folder, parts["train"], True)
+        self.validation = self._loader(folder, parts["validation"], False)
+
+    def works(self) -> Works:
+        return {"training": self.train, "evaluation": self.evaluate, "round": self.both}
+
+    def _loader(self, folder: Path, names: Sequence[str], trains: bool) -> DataLoader:
+        files = [{key: folder / f"{key}s" / f"{name}.nii.gz" for key in KEYS} for name in names]
+        kept = [
+            LoadImaged(KEYS, ensure_channel_first=True),
+            Orientationd(KEYS, axcodes="SPL", labels=None),
+            Spacingd(KEYS, pixdim=SPACINGS["a"][::-1], mode=("bilinear", "nearest")),
+            ScaleIntensityRangePercentilesd("image", 0.5, 99.5, 0.0, 1.0, clip=True),
+            ToTensord(KEYS, track_meta=False),
+        ]
+        if trains:
+            kept.append(FgBgToIndicesd("label"))
+        indices = {"fg_indices_key": "label_fg_indices", "bg_indices_key": "label_bg_indices"}
+        drawn = [
+            RandCropByPosNegLabeld(KEYS, "label", self.size.piece, 1, 1, num_samples=1, allow_smaller=False, **indices),
+            RandFlipd(KEYS, prob=0.5, spatial_axis=2),
+            RandFlipd(KEYS, prob=0.5, spatial_axis=1),
+            RandScaleIntensityd("image", factors=0.1, prob=1),
+            RandStdShiftIntensityd("image", factors=0.1, prob=1),
+            RandGaussianNoised("image", prob=0.5, std=0.05),
+        ]
+        cases = CacheDataset(files, Compose([*kept, *(drawn if trains else [])]), progress=False)
+        return DataLoader(cases, batch_size=BATCH if trains else 1, shuffle=trains)
+
+    def train(self) -> float:
+        self.network.train()
+        total = 0.0
+        for batch in self.training:
+            self.optimizer.zero_grad()
+            loss = self.loss(self.network(batch["image"]), batch["label"])
+            loss.backward()
+            self.optimizer.step()
+            total += loss.item()
+        return total / len(self.training)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        self.network.eval()
+        total = 0.0
+        for batch in self.validation:
+            output = sliding_window_inference(batch["image"], self.size.piece, 4, self.network, 0.25, mode="gaussian")
+            total += self.loss(output, batch["label"]).item()
+            found = nn.functional.one_hot(output.argmax(1), 2).movedim(-1, 1)
+            self.dice(found, nn.functional.one_hot(batch["label"][:, 0].long(), 2).movedim(-1, 1))
+        score = float(self.dice.aggregate())
+        self.dice.reset()
+        return score
+
+    def both(self) -> None:
+        self.evaluate()
+        self.train()
+
+
+# ---------------------------------------------------------------------------------------------------- both
+def seconds(work: Callable[[], object]) -> float:
+    """The processor's time for one call."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def hospitals(folder: Path, size: Size) -> list[tuple[Works, Works]]:
+    """Every hospital's work by medsilo and by MONAI, on the same patients."""
+    plan, pairs = plan_of(size), []
+    for seed, (site, spacing) in enumerate(SPACINGS.items()):
+        write_hospital(folder / site, seed, spacing, size)
+        ours = Ours(plan, site, folder / site, folder / "run" / site)
+        parts = {part: patients_of(getattr(ours.site.data, part)) for part in ("train", "validation")}
+        pairs.append((ours.works(), Plain(plan, folder / site, parts, size).works()))
+    return pairs
+
+
+def times(pairs: Sequence[tuple[Works, Works]], name: str, repeats: int) -> list[list[float]]:
+    """Seconds of one work at all hospitals, by medsilo and by MONAI, of every repetition."""
+    return [[sum(seconds(pair[side][name]) for pair in pairs) for side in (0, 1)] for _ in range(repeats + 1)][1:]
+
+
+def main() -> int:
+    """Zero when the goals are met."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--repeats", type=int, default=7)
+    repeats = arguments.parse_args().repeats
+    torch.set_num_threads(1)
+    print(f"three hospitals, one thread, processor seconds, median of {repeats}")
+    print(f"{'':<12} {'MONAI':>8} {'medsilo':>8} {'ratio':>6}   ratio of each repetition")
+    fine = True
+    with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as place:
+        pairs = hospitals(Path(place), Size())
+        for name in pairs[0][0]:
+            turns = times(pairs, name, repeats)
+            ours, plain = (median(column) for column in zip(*turns, strict=True))
+            fine &= ours / plain <= MOST
+            single = " ".join(f"{one / other:.2f}" for one, other in turns)
+            print(f"{name:<12} {plain:>8.2f} {ours:>8.2f} {ours / plain:>6.3f}   {single}", flush=True)
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
