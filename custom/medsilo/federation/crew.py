@@ -62,7 +62,7 @@ def why_alone(plan: Plan, modules: Modules, private: bool) -> str | None:
         return "a promise of privacy is counted for one process"
     if plan.algorithm.input_layer(modules) is not None:
         return "an input layer learns from whole batches (set algorithm.amplitude to null)"
-    if plan.training.class_weights != "none" or not plan.task.by_case:
+    if plan.training.class_weights != "none" or plan.task.unbounded:
         return "its loss over a batch is no mean over the batch's cases"
     kinds = filter(None, (mixes_cases(module) for module in modules.values()))
     if kind := next(kinds, None):
