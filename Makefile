@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests run in three processes, one thread each: half of a federation's time is waiting.
 PARALLEL := -n 3 --dist loadgroup
-test test-slow test-long test-nnunet soak: export OMP_NUM_THREADS = 1
+test test-slow test-long soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
-test test-slow test-long test-nnunet soak: export PYTHONDONTWRITEBYTECODE =
+test test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo jobs test test-slow test-long test-nnunet soak bench upgrade wheel image audit docs screenshots docs-tables clean
+.PHONY: demo jobs test test-slow test-long soak bench upgrade wheel image audit docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -34,11 +34,6 @@ HOURS ?= 2
 SEED ?= 0
 soak: $(VENV)/.test-ready
 	$(BIN)/python -m tests.secure.soak --hours $(HOURS) --seed $(SEED) --folder runs/soak
-
-# The tests that need nnU-Net, whose packages take minutes to install; they are no part of the gate.
-test-nnunet: $(VENV)/.test-ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[nnunet]'
-	$(BIN)/python -m pytest -m "not long" --durations=10 tests/unit/test_nnunet_*.py
 
 # Everything with another NVFlare, and its row in docs/compatibility.md: make upgrade NVFLARE=2.9.0 [QUICK=1]
 upgrade: $(VENV)/.test-ready
