@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,6 +45,7 @@ WITH_COMMANDS = (
     "docs/robust.md",
     "docs/guides/lead.md",
 )
+HERE = re.compile(r"(?<![\w/])/\w[^\s'\"`)]*")  # a path of the machine that tried, perhaps cut off
 NEEDS_MORE = re.compile(r"\bX\b|--kit|--data|runs/|kits/|unet")  # a reader's own, or what an earlier command left
 
 
@@ -206,9 +207,10 @@ def recorded() -> Recorded:
 
 
 def record(version: str, step: str, result: Result) -> None:
-    """Put a result in the place of the one that was there."""
+    """Put a result in the place of the one that was there, without the names of this machine's folders."""
     kept = recorded()
-    kept.setdefault(version, {})[step] = result
+    told = {what: HERE.sub("PATH", why) for what, why in result.failed.items()}
+    kept.setdefault(version, {})[step] = replace(result, failed=told)
     in_order = {name: {step: asdict(kept[name][step]) for step in STEPS if step in kept[name]} for name in sorted(kept)}
     write_json(RECORDED, in_order)
     write_text(PAGE, page())

@@ -13,6 +13,7 @@ import pytest
 
 from medsilo.core.package import ROOT
 from medsilo.flare.jobs import canonical_job
+from tests import upgrade
 from tests.conftest import make_plan
 from tests.nvflare_names import CONTRACTS, KEYS, MODULES, PATHS, Contract, lost_keys, stands, texts_of_nvflare
 from tests.nvflare_uses import uses_of
@@ -132,3 +133,14 @@ def test_a_name_that_nvflare_renamed_is_named(root: Path, tmp_path: Path) -> Non
     for old, name in broken.items():
         module = next(own.module for own in CONTRACTS if name.startswith(own.module.removeprefix(f"{MODULES}.")))
         assert any(line.startswith(module) and old in line for line in lines), done.stdout
+
+
+def test_what_failed_is_kept_without_folders_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upgrade, "RECORDED", tmp_path / "kept.json")
+    monkeypatch.setattr(upgrade, "PAGE", tmp_path / "page.md")
+    upgrade.PAGE.write_text("<!-- upgrades -->\n<!-- end -->\n")
+    failed = {"tests/unit/test_x.py::test_y": "can't read '/home/jane/medsilo/x.py' of tests/unit (/home/ja…"}
+    upgrade.record("2.9.9", "units", upgrade.Result("pytest", 3, failed))
+    told = upgrade.PAGE.read_text()
+    assert "1 of 3 fail" in told and "can't read 'PATH' of tests/unit (PATH" in told
+    assert "jane" not in told + upgrade.RECORDED.read_text()
