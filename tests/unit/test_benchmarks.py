@@ -92,7 +92,7 @@ def test_loops_and_mixers_compute_the_same(bench: Bench) -> None:
     mixing = bench("mixing")
     for name, (loop, mixer) in mixing.CASES.items():
         slow, fast = (play([mixing.make("LeNet", float(place)) for place in range(3)], 3) for play in (loop, mixer))
-        if name in ("UniformMean", "WeightedMean, reverse"):
+        if name == "UniformMean" or "reverse" in name:
             assert len(slow) == len(fast) == 3  # the loop takes as long, and has other weights
             continue
         for one, other in zip(slow, fast, strict=True):

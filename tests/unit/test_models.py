@@ -21,6 +21,7 @@ INPUTS = {
     "unet": (1, 48, 48),
     "vgg11": (1, 48, 48),
 }
+OWN = [name for name in NETWORKS if name != "nnunet"]  # which needs plans: test_nnunet_task.py
 NORMED = [name for name, network in NETWORKS.items() if "norm" in network.model_fields]
 NORMS = {
     "batch": nn.modules.batchnorm._BatchNorm,
@@ -52,7 +53,7 @@ VARIANTS = [
 
 def test_registry_is_sorted_and_named_as_the_classes():
     assert list(NETWORKS) == sorted(NETWORKS)
-    assert all(network().name == name for name, network in NETWORKS.items())
+    assert all(network.model_fields["name"].default == name for name, network in NETWORKS.items())
 
 
 @pytest.mark.parametrize(("name", "norm"), VARIANTS)
@@ -66,7 +67,7 @@ def test_output_shape_and_norm(name, norm):
     assert all(parameter.grad is not None for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", OWN)
 def test_weights_come_from_the_global_generator_alone(name):
     def weights(seed):
         torch.manual_seed(seed_for(seed, "weights"))
@@ -77,7 +78,7 @@ def test_weights_come_from_the_global_generator_alone(name):
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", OWN)
 def test_builds_without_memory_and_with_the_same_tensors(name):
     with torch.device("meta"):
         empty = NETWORKS[name]().build(INPUTS[name][0], 3).state_dict()

@@ -40,7 +40,7 @@ def same(first, second):
 def test_registry_is_sorted_and_named_as_the_classes():
     assert list(TASKS) == sorted(TASKS)
     for name, task in TASKS.items():
-        assert task().name == name
+        assert task.model_fields["name"].default == name
         said = "SYNTHETIC" in task.title, "SYNTHETIC" in task.__doc__, name.startswith("synthetic-")
         assert said == (task.synthetic,) * 3
 
