@@ -24,6 +24,8 @@ def test_both(n): pass
 @pytest.mark.parametrize("n", [1, 2])
 def test_one(n): assert n == 1, "the second differs"
 def test_left_out(): pytest.skip("not here")
+@pytest.mark.xdist_group("together")
+def test_grouped(): pass
 """
 
 
@@ -47,7 +49,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "tests" / "test_own.py").write_text(OWN)
     (folder / "tests" / "test_broken.py").write_text("import no_such_module\n")
     (folder / "conftest.py").write_text("")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=report.xml"]
+    command = [sys.executable, "-m", "pytest", "-n", "1", "--dist", "loadgroup", "-p", "no:cacheprovider"]
+    command.append("--junitxml=report.xml")
     done = subprocess.run([*command, "--continue-on-collection-errors"], cwd=folder, capture_output=True, check=False)
     assert done.returncode == 1
     return folder / "report.xml"
@@ -59,7 +62,7 @@ def claim_of(*names: str) -> Claim:
 
 def test_only_what_ran_and_passed_is_shown(report: Path) -> None:
     results = read_junit(report)
-    assert judge(claim_of("test_both"), results).shown
+    assert judge(claim_of("test_both", "test_grouped"), results).shown
     for name, why in (("test_one", "failed"), ("test_left_out", "was skipped"), ("test_gone", "did not run")):
         verdict = judge(claim_of("test_both", name), results)
         assert not verdict.shown and verdict.why_not == (f"tests/test_own.py::{name} {why}",)
@@ -67,7 +70,7 @@ def test_only_what_ran_and_passed_is_shown(report: Path) -> None:
     reasons = {case.test: case.reason for case in results.cases if case.outcome == "failed"}
     assert "the second differs" in reasons["tests/test_own.py::test_one"]
     assert "no_such_module" in reasons["tests/test_broken.py::import"]
-    assert (results.count("passed"), results.count("failed"), results.count("skipped")) == (3, 2, 1)
+    assert (results.count("passed"), results.count("failed"), results.count("skipped")) == (4, 2, 1)
 
 
 def test_results_that_can_not_be_read_are_one_line(tmp_path: Path) -> None:

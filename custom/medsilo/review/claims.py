@@ -50,7 +50,7 @@ CLAIMS = (
     ),
     Claim(
         "Can the hospital bound what all studies together reveal?",
-        "With `privacy:` in medsilo.yaml it joins only studies with differential privacy, and a ledger counts every "
+        "With 'privacy:' in medsilo.yaml it joins only studies with differential privacy, and a ledger counts every "
         "answer before it leaves.",
         (
             "tests/unit/test_account.py::test_a_study_is_charged_answer_by_answer_and_keeps_its_promise",
@@ -70,7 +70,7 @@ CLAIMS = (
     ),
     Claim(
         "Does nothing run that the hospital has not approved?",
-        "With `approval: required` only plans run that its engineer has signed by their hash, and a withdrawal stops "
+        "With 'approval: required' only plans run that its engineer has signed by their hash, and a withdrawal stops "
         "them.",
         (
             "tests/unit/test_approvals.py::test_a_study_runs_as_far_as_it_is_approved",
@@ -98,7 +98,7 @@ CLAIMS = (
     ),
     Claim(
         "Can the server be kept from reading this hospital's model?",
-        "With `transport.sealing` in the plan the server adds up masked values and holds no hospital's own.",
+        "With 'transport.sealing' in the plan the server adds up masked values and holds no hospital's own.",
         (
             "tests/unit/test_sealed_attacks.py::test_the_server_and_all_helpers_but_the_threshold",
             "tests/unit/test_sealed_lies.py::test_the_server_reads_no_statistics",
@@ -113,7 +113,7 @@ CLAIMS = (
             "tests/federation/test_gate.py::test_what_cannot_be_read_costs_its_sender_that_answer",
             "tests/federation/test_gate.py::test_a_site_takes_no_more_than_belongs_to_a_task",
         ),
-        "A hospital whose NVFlare process dies ends the job in NVFlare 2.9; `medsilo resume` goes on.",
+        "A hospital whose NVFlare process dies ends the job in NVFlare 2.9; 'medsilo resume' goes on.",
     ),
     Claim(
         "Do all parties run the same code?",

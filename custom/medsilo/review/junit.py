@@ -13,7 +13,7 @@ from medsilo.core.text import plain
 
 LARGEST = 100_000_000  # bytes of such a file
 LONGEST_REASON = 300  # bytes of why a test failed
-BRACKET = r"[\[(]"  # where a test's parameters begin
+BEHIND = r"[\[(@]"  # what a test's parameters begin with, or the group that pytest-xdist runs it in
 BUILD = "medsilo"  # the property with the hash of the package that was tested
 Outcome = Literal["passed", "failed", "skipped", "missing"]
 
@@ -79,7 +79,7 @@ def _case(element: ElementTree.Element) -> CaseResult:
     name, module = plain(element.get("name", "")), element.get("classname", "")
     if not module:  # a file that could not be imported
         name, module = "import", name
-    test = f"{module.replace('.', '/')}.py::{re.split(BRACKET, name)[0]}"
+    test = f"{module.replace('.', '/')}.py::{re.split(BEHIND, name)[0]}"
     failed = next((child for kind in ("failure", "error") if (child := element.find(kind)) is not None), None)
     if failed is not None:
         return CaseResult(test, name, "failed", _reason(failed))
