@@ -63,7 +63,7 @@ Works = Mapping[str, Callable[[], object]]
 
 @dataclass(frozen=True)
 class Size:
-    """How large everything is."""
+    """Sizes of data, network and training."""
 
     patients: int = 12
     grid: tuple[int, int, int] = (40, 96, 96)

@@ -218,7 +218,7 @@ def audit(module: Any) -> None:
     "Workspace.get_site_config_dir Workspace.get_startup_kit_dir",
 )
 def workspace(module: Any) -> None:
-    """Where a kit has its certificates, its local/ folder, and a job's plan, meta.json and results."""
+    """A kit's certificates and local/ folder, and a job's plan, meta.json and results, lie at these places."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("startup", "local"):
             Path(folder, name).mkdir()
@@ -314,7 +314,7 @@ def events(module: Any) -> None:
 
 @relies("widgets.info_collector", "InfoCollector.CTX_KEY_STATS_COLLECTOR InfoCollector.EVENT_TYPE_GET_STATS")
 def statistics(module: Any) -> None:
-    """Who asks for a job's statistics fires an event, with the collector in its context."""
+    """A request for a job's statistics fires an event, with the collector in its context."""
     takes(module.InfoCollector.handle_event, "self", module.InfoCollector.EVENT_TYPE_GET_STATS, "context")
 
 
@@ -656,7 +656,7 @@ def simulator(module: Any) -> None:
 # ---------------------------------------------------------------------------------------------------- provisioning
 @relies("lighter.constants", "CtxKey.BUILD_ERROR CtxKey.CURRENT_PROD_DIR ProvFileName.SIGNATURE_JSON")
 def provision_constants(module: Any) -> None:
-    """Whether kits were made, where, and the name of the file with their signatures."""
+    """A context says whether kits were made and where; the file with their signatures has this name."""
     assert module.ProvFileName.SIGNATURE_JSON == "signature.json"
 
 

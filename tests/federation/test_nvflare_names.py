@@ -60,7 +60,7 @@ def used() -> set[str]:
 
 
 def test_every_use_is_in_the_list_and_every_line_of_the_list_is_used() -> None:
-    """What is used may be part of a longer name of the list, and the other way round."""
+    """A use may be part of a longer name of the list, and the other way round."""
     uses, names = used(), listed()
     assert len(uses) > 150
     assert {use for use in uses if not any(f"{name}.".startswith(f"{use}.") for name in names)} == set()

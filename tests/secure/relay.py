@@ -20,7 +20,7 @@ AHEAD = 64  # pieces that may be on their way
 
 @dataclass(frozen=True)
 class Line:
-    """How good a line is, in each direction.
+    """The quality of a line, in each direction.
 
     A lost packet costs what TCP needs to send it again: one more round trip, for it and for all that comes behind it.
     """

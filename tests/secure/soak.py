@@ -68,7 +68,7 @@ def events(seed: int, lap: int, sites: Sequence[str]) -> Iterator[Event]:
 
 @dataclass(frozen=True)
 class Look:
-    """What one process had at one time."""
+    """Memory, handles and threads of one process at one time."""
 
     minute: float
     lap: int
@@ -82,7 +82,7 @@ class Look:
 
 @dataclass
 class Curve:
-    """What the processes of all parties have, minute by minute, in a file."""
+    """Memory, handles and threads of all parties' processes, minute by minute, in a file."""
 
     path: Path
     looks: list[Look] = field(default_factory=list)
@@ -124,7 +124,7 @@ def kind_of(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Growth:
-    """How much a process grew in its life, after it was warm."""
+    """Growth of a process in its life, after it was warm."""
 
     party: str
     kind: str

@@ -42,7 +42,7 @@ def test_a_study_with_personal_rows_is_the_same_behind_relays(relayed: Consortiu
 
 @pytest.mark.long
 def test_a_relay_that_dies_and_comes_back_costs_time_only(relayed: Consortium, tmp_path: Path) -> None:
-    """What was on its way through it is lost, and NVFlare sends it again after five minutes."""
+    """Messages on their way through it are lost, and NVFlare sends them again after five minutes."""
     plan = make_plan("ditto", "training.rounds=60", "participation.timeout=900")
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "job", plan, study="cut-off")

@@ -363,7 +363,7 @@ def test_from_studies_to_a_model_to_segmentations(tmp_path: Path, capsys: pytest
 
 
 def _check_segmentation(out: Path, study: Path) -> None:
-    """What highdicom reads from the result is the mask whose volume the table tells."""
+    """Highdicom reads from the result the mask whose volume the table tells."""
     (case,) = json.loads((out / "predictions.json").read_text("utf-8"))["cases"]
     made = highdicom.seg.segread(out / case["mask"])
     files = sorted((study / "A").rglob("IM*"))

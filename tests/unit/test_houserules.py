@@ -342,6 +342,15 @@ def test_what_is_public_is_documented() -> None:
     assert [name for name, owner, thing in public_things() if owner is None and not inspect.getdoc(thing)] == []
 
 
+def test_no_docstring_begins_with_a_question_word(root: Path) -> None:
+    """A noun says what a class or module is, a verb what a function does."""
+    begun = re.compile(r'^ *"""(?:What|How|Which|Who|Whose|Whether|When|Where|Why)\b.*', re.MULTILINE)
+    folders = ("benchmarks", "custom", "docs", "jobs", "tests")
+    files = [path for folder in folders for path in (root / folder).rglob("*.py")]
+    found = [f"{path.relative_to(root)}: {text}" for path in files for text in begun.findall(path.read_text("utf-8"))]
+    assert len(files) > 500 and found == []
+
+
 def test_what_is_public_is_annotated() -> None:
     bare = []
     for name, _, thing in public_things():

@@ -43,7 +43,7 @@ def test_a_claim_names_tests_that_the_gate_runs(test: str, root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What pytest writes of tests that pass, fail and are skipped."""
+    """Pytest's own file about tests that pass, fail and are skipped."""
     folder = tmp_path_factory.mktemp("suite")
     (folder / "tests").mkdir()
     (folder / "tests" / "test_own.py").write_text(OWN)

@@ -532,7 +532,7 @@ def test_every_key_is_explained(root: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- regression
 def test_a_number_is_learned_of_each_window(tmp_path: Path) -> None:
-    """How fast a wave is, from 0.5 to 3 Hz, which stands in each row of a person's recording."""
+    """Each row of a person's recording says how fast the wave is, from 0.5 to 3 Hz."""
     pace = {person: 0.5 + 2.5 * person / 9 for person in range(10)}
     for person, own in pace.items():
         time = np.arange(8 * RATE) / RATE

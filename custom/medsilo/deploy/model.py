@@ -70,7 +70,7 @@ class Experts(nn.Module):
         return scores.softmax(1)
 
     def choose(self, x: Tensor) -> tuple[list[str], Tensor]:
-        """Whose model answers for each image, and the selector's greatest probability, [B]."""
+        """Return the site whose model answers for each image, and the selector's greatest probability, [B]."""
         return self.chosen(self.probabilities(x))
 
     def chosen(self, probabilities: Tensor) -> tuple[list[str], Tensor]:

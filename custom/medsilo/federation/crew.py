@@ -171,7 +171,7 @@ class Crew:
         return message
 
     def _watch(self, member: CrewMember) -> None:
-        """Know that a member is dead; end this process if it waits for that member for ever."""
+        """Note that a member has died; end this process if it would wait for that member without end."""
         code = member.process.wait()
         if self.closing.is_set():
             return

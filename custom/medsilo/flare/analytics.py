@@ -64,7 +64,7 @@ def _mlflow(run: Path, sites: list[str]) -> AnalyticsReceiver:
 
 
 def origin(fl_ctx: FLContext, data: Shareable) -> str | None:
-    """Whose point it is; nobody's when a site fired the event itself."""
+    """Return the site of a point; nobody when a site fired the event itself."""
     own = fl_ctx.get_prop(FLContextKey.EVENT_SCOPE) != EventScope.FEDERATION
     return data.get_header(WHOSE) if own else None
 

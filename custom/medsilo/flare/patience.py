@@ -1,4 +1,4 @@
-"""How long a site is waited for, and how often a request is made again that a line has swallowed.
+"""The time that a site has, and requests that are made again when a line has lost them.
 
 NVFlare's time limits that a hospital's line can hit follow from three keys of the plan, and stand here only.
 
@@ -29,7 +29,7 @@ ASK_AGAIN = 30.0  # seconds after which a request is made again whose reply a cu
 
 @dataclass(frozen=True)
 class Patience:
-    """What the plan grants, in seconds and bytes."""
+    """The time and the bytes that a plan allows."""
 
     silence: float  # of a site
     rate: float = 500_000.0  # bytes a second of the slowest line
@@ -129,15 +129,15 @@ class PatientRequests:
         self.patience, self.send = patience, cell.send_request
         cell.send_request = self.request
 
-    def request(self, **asked: Any) -> Message:
+    def request(self, *given: Any, **asked: Any) -> Message:
         """Send a request and return the reply, in the place of NVFlare's cell."""
-        if asked["channel"] == OBJ_DOWNLOADER_CHANNEL:
+        if asked.get("channel") == OBJ_DOWNLOADER_CHANNEL:
             return self._fetch(**asked)
-        if asked["topic"] == ServerCommandNames.GET_TASK:
+        if asked.get("topic") == ServerCommandNames.GET_TASK:
             asked["timeout"] = 2 * self.patience.again
-        if asked["topic"] == ServerCommandNames.SUBMIT_UPDATE:
+        if asked.get("topic") == ServerCommandNames.SUBMIT_UPDATE:
             asked |= {"timeout": self.patience.again, "progress_wait_cb": self._is_being_fetched}
-        return self.send(**asked)
+        return self.send(*given, **asked)
 
     def _fetch(self, **asked: Any) -> Message:
         """Ask for a piece until it is there, or its owner was silent for too long.

@@ -55,7 +55,7 @@ def in_one(pieces: Tensors) -> Tensors:
 
 
 class Fetching:
-    """When others last fetched tensors from this process, and whether they have all."""
+    """Note when others last fetched tensors from this process, and whether they have all."""
 
     def __init__(self) -> None:
         self.last, self.all = -math.inf, True
@@ -73,7 +73,7 @@ FETCHING = Fetching()  # a process has one job
 
 
 class _Pieces(TensorDownloadable):
-    """What NVFlare fetches: pieces in place of tensors."""
+    """Pieces for NVFlare to fetch in place of tensors."""
 
     def __init__(self, tensors: Tensors, most: int) -> None:
         super().__init__(in_pieces(tensors, most), most)

@@ -23,7 +23,7 @@ class Team:
         return batch
 
     def begin(self, cases: int) -> None:
-        """Know of how many cases the whole batch at hand is."""
+        """Set the number of cases in the whole batch at hand."""
 
     def weight(self) -> float:
         """Return how much a case of the batch at hand counts here in a sum over the cases of all processes."""

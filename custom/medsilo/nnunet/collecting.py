@@ -31,7 +31,7 @@ BYTES = 9  # of a packed number
 
 
 class MeasuringRequest(Message):
-    """What the server asks a hospital."""
+    """A question of the server to a hospital."""
 
     task: Literal["count", "measure"]
     question: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # its hash

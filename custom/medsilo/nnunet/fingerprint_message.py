@@ -1,4 +1,4 @@
-"""What a hospital tells of its data before there are plans: first how many cases it has, then their fingerprint."""
+"""A hospital's messages before there are plans: first the number of its cases, then their fingerprint."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -25,7 +25,7 @@ def rounded(numbers: ArrayLike) -> Values:
 
 @dataclass(frozen=True)
 class FloatHistogram:
-    """How many numbers are in each bin; bins in ascending order, none of them empty."""
+    """Counts of numbers in bins; the bins are in ascending order, and none is empty."""
 
     values: Values
     counts: Counts

@@ -33,7 +33,7 @@ class ShownTest:
 
 @dataclass(frozen=True)
 class Flow:
-    """What one party sends to another under a job."""
+    """One thing that a party sends to another under a job."""
 
     job: str
     sender: str

@@ -82,7 +82,7 @@ def _pretrained(facts: dict[str, Any] | None) -> str:
 
 
 def super_models(subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """Whose model answered for each site's cases, and the scores of the thresholds that were tried."""
+    """The models that answered for each site's cases, and the scores of the thresholds that were tried."""
     panels = []
     for place, subject in enumerate(having(subjects, lambda run: run.summary.details.super_model)):
         facts = [one for run in subject.runs if (one := run.summary.details.super_model)]

@@ -157,7 +157,7 @@ class Reveal(Letter):
 
 
 class SumClaim(Letter):
-    """Whose uploads are in a pairwise sum, as the server tells those who read it."""
+    """The sites whose uploads are in a pairwise sum, as the server tells those who read it."""
 
     round: RoundNumber
     context: Bytes32
@@ -173,7 +173,7 @@ class Stamp(Letter):
 
 
 class MixtureClaim(Letter):
-    """Whose uploads are in a mixture, and with which weights, as the server tells those who read it."""
+    """The sites whose uploads are in a mixture, and their weights, as the server tells those who read it."""
 
     round: RoundNumber
     nonces: Annotated[dict[SiteName, Bytes16], BySite]

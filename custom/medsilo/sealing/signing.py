@@ -1,4 +1,4 @@
-"""Whose keys these are: signatures by the certificate that a site's kit holds."""
+"""Signatures by the certificate that a site's kit holds, which show whose keys these are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -61,11 +61,11 @@ class Fit:
 
     @property
     def why(self) -> str:
-        """Why this network."""
+        """The reason for this network."""
         return f"about {size_text(self.needs)} in training, where {size_text(self.free)} are free"
 
     def memory_why(self, machine: Machine) -> str:
-        """Why this batch."""
+        """Return the reason for this batch."""
         if self.larger:
             return f"the next larger step would need about {size_text(self.larger)} {machine.words}"
         return f"the largest that is tried {machine.words}"

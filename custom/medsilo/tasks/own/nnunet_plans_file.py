@@ -24,7 +24,7 @@ ConfigurationName = Literal["2d", "3d_fullres", "3d_lowres", "3d_cascade_fullres
 
 
 class ResamplingNumbers(Section):
-    """How images or masks are resampled."""
+    """The numbers by which images or masks are resampled."""
 
     is_seg: bool
     order: int = Field(ge=0, le=5)
@@ -62,7 +62,7 @@ class SecondStage(Section):
 
 
 class IntensityFigures(Section):
-    """What is known of the foreground's intensities in one channel."""
+    """Figures of the foreground's intensities in one channel."""
 
     mean: float
     median: float
