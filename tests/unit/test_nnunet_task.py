@@ -22,7 +22,7 @@ from medsilo.nnunet.planning import make_plans
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.question import SegmentationQuestion
-from medsilo.tasks.ready import kept_case
+from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData
 from tests.federations import write_volumes
@@ -104,7 +104,8 @@ def test_batches_are_drawn_as_by_nnunets_loader(plan: Plan, data: SiteData) -> N
     counts = torch.bincount(torch.tensor(drawn.chosen), minlength=len(data.train))
     assert (counts / len(drawn) - 1 / len(data.train)).abs().max() < 0.1  # with replacement, so that no batch is short
     few = Subset(data.train, [len(data.train) - 1])  # as `truncate` takes them
-    one, other = (kept_case(cases, place) for cases, place in ((few, 0), (data.train, len(data.train) - 1)))
+    pairs = ((few, 0), (data.train, len(data.train) - 1))
+    one, other = (held.kept(place) for held, place in (held_case(*pair) for pair in pairs))
     assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
     _, labels, places = one
     label, *where = places[0].tolist()

@@ -23,7 +23,7 @@ def export_to_nnunet(source: Source, out: Path) -> None:
     if not isinstance(task, NnUNetFolder):
         raise MedsiloError(f"task {task.name} has no plans of nnU-Net's; export it without --to")
     with torch.device("meta"):
-        plain = source.plan.network.build(task.channels, task.classes).state_dict()
+        plain = source.plan.network.build(task.channels, task.outputs).state_dict()
     if not isinstance(network, DeeplySupervised) or plain.keys() != network.state_dict().keys():
         raise MedsiloError(
             f"{source.plan.algorithm.name} with network {source.plan.network.name} leaves more than a network of "

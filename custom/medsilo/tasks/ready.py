@@ -189,16 +189,15 @@ class ReadyCases(Dataset):
         return self.held[place], self.chosen[place][index - (self.ends[place - 1] if place else 0)]
 
 
-def kept_case(cases: Dataset, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return a case as it is kept, of ready cases or of some of them."""
+def held_case(cases: Dataset, index: int) -> tuple[HeldEntry, int]:
+    """Return a case's entry, and its number there, of ready cases or of some of them."""
     if isinstance(cases, ReadyCases):
-        held, number = cases.at(index)
-        return held.kept(number)
+        return cases.at(index)
     if isinstance(cases, ConcatDataset):
         part = bisect_right(cases.cumulative_sizes, index)
-        return kept_case(cases.datasets[part], index - [0, *cases.cumulative_sizes][part])
+        return held_case(cases.datasets[part], index - [0, *cases.cumulative_sizes][part])
     assert isinstance(cases, Subset)
-    return kept_case(cases.dataset, cases.indices[index])
+    return held_case(cases.dataset, cases.indices[index])
 
 
 class LazyCases(Dataset):
