@@ -75,6 +75,7 @@ def write_hospitals(folder: Path, sites: Iterable[str], cases: int, width: float
 def write_heads(folder: Path) -> Path:
     """Write the volumes of docs/results/nnunet.md, unless they are there, and return their folder."""
     if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as unfinished:
             write_hospitals(Path(unfinished) / "heads", HOSPITALS, HEADS, width=64)
             (Path(unfinished) / "heads").rename(folder)
