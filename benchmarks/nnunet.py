@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-os.environ |= {"nnUNet_n_proc_DA": "0", "nnUNet_def_n_proc": "2"}  # which nnU-Net reads when it is imported
+os.environ["nnUNet_def_n_proc"] = "2"  # which nnU-Net reads when it is imported
 
 import numpy as np
 import torch
@@ -133,9 +133,9 @@ class Ours:
 
 @contextmanager
 def nnunet_folders(folder: Path) -> Iterator[None]:
-    """Let nnU-Net work in this folder."""
+    """Let nnU-Net work in this folder, in one process."""
     before = dict(os.environ)
-    os.environ |= {f"nnUNet_{part}": str(folder / part) for part in ("raw", "preprocessed", "results")}
+    os.environ |= {"nnUNet_n_proc_DA": "0"} | {f"nnUNet_{part}": str(folder / part) for part in ("raw", "preprocessed", "results")}
     try:
         yield
     finally:
