@@ -87,6 +87,14 @@ def test_a_seed_decides_a_patch(plan: Plan, data: SiteData) -> None:
     assert torch.equal(copy.task.drawn(data.train, 2, 1, 5)[1][0], first[0])
 
 
+def test_a_patch_from_the_disk_is_the_same(hospitals: Path, plan: Plan, data: SiteData, tmp_path: Path) -> None:
+    source = DataSource(folder=hospitals, cache="disk", cache_folder=tmp_path)
+    kept = plan.task.site_data("north", plan.participation.sites, 0, source)
+    ours, wanted = (plan.task.drawn(one.train, 4, 1, 5) for one in (kept, data))
+    for number in range(4):
+        assert all(map(torch.equal, ours[number], wanted[number]))
+
+
 def test_every_patch_has_a_structure_where_the_plan_asks_for_it(hospitals: Path, data: SiteData) -> None:
     always = plan_of(hospitals, foreground=1.0).task
     assert all((always.cropped(data.train[0], seed)[1] == 1).any() for seed in range(20))

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from medsilo.core.errors import DataError
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.models.network import Network
-from medsilo.models.nnunet_network import NnUNet
+from medsilo.models.nnunet_network import Architecture, NnUNet
 from medsilo.tasks.headers import open_reader
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.metrics import Measures
@@ -130,8 +130,13 @@ class NnUNetFolder(OwnFolder, Segmentation):
     def shape(self) -> tuple[int, ...]:
         return (self.channels, *self._own.patch_size)
 
+    @property
+    def architecture(self) -> Architecture:
+        """The network in the plans."""
+        return self._own.architecture
+
     def default_network(self) -> Network:
-        return NnUNet(architecture=self._own.architecture)
+        return NnUNet(architecture=self.architecture)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return self.parts.loss(output, target)
@@ -241,10 +246,10 @@ class _Patches(Dataset):
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
         held, place = held_case(self.cases, self.chosen[number])
-        image, labels, places = held.kept(place)
-        assert places is not None
         certain = number % self.batch >= self.certain
-        return self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
+        with held.opened(place) as (image, labels, places):
+            assert places is not None
+            return self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
 
 
 def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> PreparedEntry:

@@ -20,10 +20,11 @@ from medsilo.core.errors import DataError
 from medsilo.models.nnunet_network import needing_nnunet
 from medsilo.tasks.own.nnunet_plans_file import ConfigurationName, NnUNetPlans
 from medsilo.tasks.own.question import SegmentationQuestion
+from medsilo.tasks.ready import Sliced
 from medsilo.tasks.segmentation import likeliest
 
 Case = tuple[Tensor, Tensor]  # image [C, D, H, W], and labels [D, H, W], which are -1 where the image was empty
-Placed = tuple[Tensor, Tensor, Tensor]  # a case, and voxels of structures, [n, 4]: the structure's number, z, y, x
+Placed = tuple[Sliced, Sliced, Tensor]  # a case, and voxels of structures, [n, 4]: the structure's number, z, y, x
 NONE = torch.empty(0, 4, dtype=torch.int32)
 
 
@@ -82,7 +83,7 @@ class NnUNetParts:
         )
         return torch.from_numpy(labels)
 
-    def prepared(self, images: Sequence[Path], label: Path) -> Placed:
+    def prepared(self, images: Sequence[Path], label: Path) -> tuple[Tensor, Tensor, Tensor]:
         """Return a case as nnU-Net preprocesses it, with the voxels at which its patches may be drawn."""
         preprocessor, files = self._managers[1].preprocessor_class(verbose=False), list(map(str, images))
         try:
@@ -171,6 +172,18 @@ class _Called(nn.Module):
         return self.function(inputs)
 
 
+class _Cut:
+    """An array of which nnU-Net's loader cuts a patch; nothing else of it is read."""
+
+    def __init__(self, whole: Sliced, front: int) -> None:
+        """front: axes of one place to put in front."""
+        self.whole, self.front = whole, front
+        self.shape = (*(1,) * front, *whole.shape)
+
+    def __getitem__(self, places: tuple[slice, ...]) -> np.ndarray:
+        return self.whole[places[self.front :]].numpy()[(None,) * self.front]
+
+
 class _OneCase:
     """A data set of one case, as nnU-Net's loader wants it."""
 
@@ -179,11 +192,11 @@ class _OneCase:
     def __init__(self, case: Placed, sought: Sequence[Any]) -> None:
         self.case, self.sought = case, sought
 
-    def load_case(self, identifier: str) -> tuple[np.ndarray, np.ndarray, None, dict[str, Any]]:
+    def load_case(self, identifier: str) -> tuple["_Cut", "_Cut", None, dict[str, Any]]:
         """Return image, labels, nothing of an earlier stage, and where the structures are."""
-        image, labels, places = (tensor.numpy() for tensor in self.case)
+        image, labels, places = *map(_Cut, self.case[:2], (0, 1)), self.case[2].numpy()
         found = {own: places[places[:, 0] == number] for number, own in enumerate(self.sought, 1)}
-        return image, labels[None], None, {"class_locations": found}
+        return image, labels, None, {"class_locations": found}
 
 
 def _places(found: Mapping[int, Any]) -> Tensor:
