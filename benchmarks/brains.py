@@ -56,6 +56,7 @@ def write_brain(folder: Path, name: str, scanner: Scanner, seed: int, width: flo
         place = middle + reach * drawn.uniform(-0.5, 0.5, 3)
         radius = width * drawn.uniform(0.06, 0.12)
         lesions |= ((places - place) ** 2).sum(-1) < radius**2
+    lesions &= far < 1
     tissue = 0.7 + 0.2 * np.cos(4 * np.pi * far) + 0.1 * places[..., 0] / width
     image = np.where(lesions, scanner.bright * 0.8, tissue) + scanner.noise * drawn.normal(size=tuple(size))
     image = np.where(far < 1, image * scanner.gain, 0.0)
