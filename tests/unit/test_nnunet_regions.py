@@ -67,8 +67,8 @@ def tumours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     return folder, plans
 
 
-def plan_of(plans: dict[str, Any], question: dict[str, Any], method: str = "fedavg") -> Plan:
-    task = {"name": "nnunet", "question": question, "plans": plans, "mirror": False}
+def plan_of(plans: dict[str, Any], question: dict[str, Any], method: str = "fedavg", **more: str) -> Plan:
+    task = {"name": "nnunet", "question": question, "plans": plans, "mirror": False, **more}
     training = {"rounds": 2, "batch_size": 2, "local_steps": 1}
     sites = {"sites": ["brno", "graz"]}
     return parse_plan({"algorithm": {"name": method}, "task": task, "training": training, "participation": sites})
@@ -135,3 +135,8 @@ def test_regions_are_learned_found_and_measured_where_somebody_looked(tumours: t
 def test_an_ensemble_of_regions_is_refused(tumours: tuple[Path, Any]) -> None:
     with pytest.raises(PlanError, match="regions that overlap"):
         plan_of(tumours[1], TUMOUR, "fedsm-ensemble")
+
+
+def test_the_cascade_is_refused(tumours: tuple[Path, Any]) -> None:
+    with pytest.raises(PlanError, match="the cascade is not supported; choose 3d_fullres"):
+        plan_of(tumours[1], TUMOUR, configuration="3d_cascade_fullres")

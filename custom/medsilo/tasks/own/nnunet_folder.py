@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -64,6 +64,13 @@ class NnUNetFolder(OwnFolder, Segmentation):
         0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
     )
     mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
+
+    @field_validator("configuration", mode="before")
+    @classmethod
+    def _is_no_cascade(cls, value: object) -> object:
+        if value == "3d_cascade_fullres":
+            raise ValueError("the cascade is not supported; choose 3d_fullres or 3d_lowres")
+        return value
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
