@@ -1,5 +1,6 @@
 """Fingerprints whose sums alone the server reads, against the same hospitals' in the open."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from medsilo.cli import main
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.tensors import Tensors
 from medsilo.federation.asking import Missing, Outgoing, Receive
@@ -136,8 +138,12 @@ def test_plans_of_sealed_sums_are_those_of_open_fingerprints(drawn: Federation, 
     assert same(whole, wanted)
     means = together.means("together")
     assert means.keys() == drawn.hospitals.keys() and means["hospital-0"].memory == 11
-    plans = [make_plans(drawn.question, own, means).plans for own in (whole, wanted)]
-    assert plans[0] == plans[1]
+    question, file, plans = (tmp_path / name for name in ("question.yaml", "together.json", "plans.json"))
+    question.write_text(drawn.question.in_yaml())
+    file.write_text(together.model_dump_json())
+    assert main(["nnunet-plan", str(question), str(file), "-o", str(plans)]) == 0
+    assert json.loads(plans.read_text()) == make_plans(drawn.question, wanted, means).plans
+    assert main(["nnunet-plan", str(question), str(file), str(file), "-o", str(plans)]) == 1
 
 
 def _nothing(words: Any, streams: Any) -> None:

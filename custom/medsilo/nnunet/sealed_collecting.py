@@ -2,8 +2,8 @@
 
 All of them agree on keys, and then seal two sums in a row: their numbers of cases, by which nnU-Net draws intensities,
 and their fingerprints, on the grid of which all told the spacings before. Masks are those of a pairwise round of a
-sealed study with the highest threshold: it takes every hospital to open a sum, so all other hospitals together with
-the server learn no more than that sum, even if the server lies. Nothing is kept: who stops begins anew with fresh keys.
+sealed study with the highest threshold: it takes every hospital to open a sum, so nobody can drop out, and the server
+learns no other sum. Nothing is kept on a disk: a hospital that stops begins anew with fresh keys.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ from medsilo.site.settings import SiteSettings
 from medsilo.tasks.own.question import SegmentationQuestion
 
 SERVER = "the server"
-SEALED = "sealed"  # the group in which sealed counts travel
+SEALED = "fingerprint"  # the group in which sealed counts travel, as a hospital's privacy.json lists it
 CASES, COUNTS = 1, 2  # the two sums
 WORD = 8  # bytes
 
