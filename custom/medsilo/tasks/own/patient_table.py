@@ -18,7 +18,17 @@ from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification, in_words
 from medsilo.tasks.listing import OTHER_NAMES, TABLE, Entry, Listing, check_parts, check_patients
 from medsilo.tasks.own.by_kind import ByKind, Kind, family_of
-from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number, own_labels, own_names
+from medsilo.tasks.own.columns import (
+    LARGEST,
+    Column,
+    ReadColumns,
+    Text,
+    as_level,
+    as_number,
+    as_written,
+    own_labels,
+    own_names,
+)
 from medsilo.tasks.own.dividing import dealt, divided
 from medsilo.tasks.own.own_data import OwnData
 from medsilo.tasks.own.sheet import Sheet, read_sheet
@@ -356,6 +366,8 @@ class _Reading:
                     return self._note("left out", f"{what}; fill it in, or agree on task.missing=mean", place)
                 self._note("note", f"{what}; task.missing is {task.missing}", place)
                 continue
+            if not column.levels:
+                text = as_written(text, self.source.decimal)
             values = column.read(text, self.levels.get(column.name, {}))
             if values is None:
                 return self._refuse(column, place)
@@ -401,7 +413,7 @@ class _Reading:
                 return None
             if task.kind == "classification":
                 return (float(label),)
-        number = as_number(texts[0])
+        number = as_number(as_written(texts[0], self.source.decimal))
         low, high = (0.0, LARGEST) if task.kind == "survival" else task.range
         if number is None or not low <= number <= high:
             self._note(

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from medsilo.tasks.listing import BETWEEN
-from medsilo.tasks.own.columns import LARGEST, as_level, as_number, own_labels
+from medsilo.tasks.own.columns import LARGEST, as_level, as_number, as_written, own_labels
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survival import EVENTS
 
@@ -36,17 +36,14 @@ class KnownLabels:
     def of(cls, task: Learned, source: DataSource) -> "KnownLabels":
         """Return what a plan's labels are at this site: classes, numbers within its range, or times and events."""
         missing = frozenset(source.missing)
-        comma = source.decimal == ","
         if task.kind == "regression":
             low, high = task.range
             what = f"recordings have a label that is not a number from {low:g} to {high:g}; correct it"
-            return _KnownValues(missing, what, np.float32, task.range, comma)
+            return _KnownValues(missing, what, np.float32, task.range, source.decimal)
         if task.kind == "survival":
-            what = (
-                f"recordings have a time that is no number from 0 on, or an event that is none of {', '.join(EVENTS)}"
-            )
-            what += "; correct it, or say in data.label_map what events are called here"
-            return _KnownOutcomes(missing, what, np.float32, own_labels(EVENTS, source.label_map), comma)
+            what = "recordings have a time that is no number from 0 on, or an event of another name than the plan's"
+            what += f" ({', '.join(EVENTS)}); correct it, or say in data.label_map what events are called here"
+            return _KnownOutcomes(missing, what, np.float32, own_labels(EVENTS, source.label_map), source.decimal)
         what = f"recordings have a label that is not among the plan's ({', '.join(task.labels)})"
         return _KnownClasses(missing, f"{what}; add it to data.label_map", np.uint8, _numbers(task.labels, source))
 
@@ -84,10 +81,10 @@ class _KnownValues(KnownLabels):
     """The numbers that a regression can have."""
 
     range: tuple[float, float]
-    comma: bool
+    decimal: str
 
     def number(self, label: str) -> float | None:
-        value = _as_written(label, self.comma)
+        value = as_number(as_written(label, self.decimal))
         within = value is not None and self.range[0] <= value <= self.range[1]
         return value if within else super().number(label)
 
@@ -97,27 +94,22 @@ class _KnownOutcomes(KnownLabels):
     """Times, and whether the event came."""
 
     events: Mapping[str, int]
-    comma: bool
+    decimal: str
 
     def number(self, label: str) -> float | None:
         """Return 1 where the event came, 0 where it had not yet."""
         time, _, event = label.partition(BETWEEN)
         if {time, event} & self.missing:
             return math.nan
-        value = _as_written(time, self.comma)
+        value = as_number(as_written(time, self.decimal))
         return None if value is None or not 0 <= value <= LARGEST else self.events.get(as_level(event))
 
     def values(self, label: str) -> Any:
         event = self.learned(label)
-        return None if event is None else (_as_written(label.partition(BETWEEN)[0], self.comma), event)
+        return None if event is None else (as_number(as_written(label.partition(BETWEEN)[0], self.decimal)), event)
 
     def group(self, label: str) -> str:
         return str(self.number(label))
-
-
-def _as_written(text: str, comma: bool) -> float | None:
-    """Return a number as a site writes it."""
-    return as_number(text.strip().replace(",", ".") if comma else text.strip())
 
 
 def _numbers(names: Sequence[str], source: DataSource) -> dict[str, float]:
