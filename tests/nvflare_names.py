@@ -147,6 +147,7 @@ def dxo(module: Any) -> None:
     "FLContext.get_engine.get_clients.name FLContext.get_engine.get_cell FLContext.get_engine.get_workspace",
     "FLContext.get_engine.register_app_command FLContext.get_engine.server.command_agent.cell",
     "FLContext.get_engine.job_runner.update_abnormal_finished_jobs FLContext.get_prop.set_info",
+    "FLContext.get_prop.task_result_filters",
 )
 def context(module: Any) -> None:
     """A context has properties, and knows the party's name, the job and the engine. The server's engine tells its
@@ -178,6 +179,7 @@ def context(module: Any) -> None:
 @relies(
     "apis.fl_constant",
     "EventScope.FEDERATION FLContextKey.CURRENT_RUN FLContextKey.EVENT_DATA FLContextKey.EVENT_SCOPE",
+    "FLContextKey.RUNNER FilterKey.OUT",
     "FLContextKey.TASK_NAME FLContextKey.WORKSPACE_OBJECT ReservedKey.IDENTITY_NAME ReturnCode.EXECUTION_EXCEPTION",
     "ReturnCode.OK ReturnCode.TASK_ABORTED ReturnCode.TASK_RESULT_FILTER_ERROR ServerCommandNames.GET_TASK",
     "ServerCommandNames.SUBMIT_UPDATE",
@@ -297,6 +299,22 @@ def executor(module: Any) -> None:
 def filters(module: Any) -> None:
     """A filter of privacy.json is given each answer and returns what leaves."""
     assert list(inspect.signature(module.Filter.process).parameters)[1:] == ["shareable", "fl_ctx"]
+
+
+@relies("apis.utils.task_utils", "get_filters")
+def filters_of_answers(module: Any) -> None:
+    """The filters that an answer passes on its way out are those of the hospital's scope and of the job, from the
+    tables of these names in the scope and in the process that runs the job."""
+    manager = import_module(f"{MODULES}.private.privacy_manager")
+    constants = import_module(f"{MODULES}.apis.fl_constant")
+    assert manager.Scope.TASK_RESULT_FILTERS_NAME == "task_result_filters"
+    context = import_module(f"{MODULES}.apis.fl_context").FLContext()
+    asked = "task_result_filters", context, {"medsilo/out": ["the job's"]}, "medsilo", constants.FilterKey.OUT
+    assert module.get_filters(*asked) == ["the job's"]
+    runner = import_module(f"{MODULES}.private.fed.client.client_runner").ClientRunner
+    source_holds(runner, "self.task_result_filters = config.task_result_filters", "self.task_result_filters,")
+    app = import_module(f"{MODULES}.private.fed.client.client_app_runner").ClientAppRunner
+    source_holds(app, "set_prop(FLContextKey.RUNNER, client_runner")
 
 
 @relies("apis.fl_component", "FLComponent.fire_event FLComponent.handle_event")
