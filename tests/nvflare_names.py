@@ -401,6 +401,31 @@ def decomposer(module: Any) -> None:
     assert "dict" in str(inspect.signature(found.download).return_annotation)
 
 
+@relies("app_opt.pt.tensor_downloader", "download_tensors")
+def fetching(module: Any) -> None:
+    """The way in which a decomposer fetches tensors takes a function that gets them as they come; what that returns
+    None for is not kept. An exception in it ends the fetching."""
+    takes(
+        module.download_tensors,
+        from_fqcn="server",
+        ref_id="id",
+        per_request_timeout=1.0,
+        cell=None,
+        secure=False,
+        optional=False,
+        abort_signal=None,
+        progress_cb=None,
+        tensors_received_cb=print,
+    )
+    import torch
+    from safetensors.torch import save
+
+    got: list[dict] = []
+    consumer = module.TensorConsumer(lambda tensors: got.append(tensors), {})
+    consumer.consume("id", {}, [save({"w": torch.ones(2)})])
+    assert torch.equal(got[0]["w"], torch.ones(2)) and consumer.result == {}
+
+
 @relies("app_opt.pt.tensor_downloader", "TensorDownloadable.__init__ TensorDownloadable.produce")
 def pieces(module: Any) -> None:
     """Each call gives one or several whole tensors and the state for the next, and the last one says that it is."""

@@ -68,7 +68,7 @@ class MedsiloController(Controller):
         self.gate: Gate | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        let_tensors_travel()
+        let_tensors_travel(to_files=True)
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
         engine = fl_ctx.get_engine()

@@ -26,8 +26,12 @@ STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the rounds
 PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
 
 
-def let_tensors_travel() -> None:
-    """NVFlare sends torch tensors as they are once this process has said so."""
+def let_tensors_travel(to_files: bool = False) -> None:
+    """NVFlare sends torch tensors as they are once this process has said so.
+
+    to_files: whether those that arrive here lie in nameless files, since many may be on their way at once.
+    """
+    PiecedTensors.to_files = to_files
     fobs.register(PiecedTensors)
 
 
