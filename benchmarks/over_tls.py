@@ -8,11 +8,13 @@ With --keep sites keep what they receive, and their unchanged model is named and
 """
 
 import argparse
+import io
 import json
 import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +74,8 @@ def cost(sites: int, features: Sequence[int], rounds: int, keep: bool, folder: P
     """Run one federation."""
     names = [f"site-{number:02d}" for number in range(sites)]
     plan = plan_of(names, features, rounds)
-    consortium = Consortium(folder, dict.fromkeys(names, "teaching-hospital"))
+    with redirect_stdout(io.StringIO()):
+        consortium = Consortium(folder, dict.fromkeys(names, "teaching-hospital"))
     for name in names:
         settings = "device: cpu\nisolation: false\n" + ("" if keep else "keep_received: false\n")
         (consortium.kit(name) / "local/medsilo.yaml").write_text(settings)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import over_tls
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
 from medsilo.registry import NETWORKS
@@ -50,6 +51,18 @@ def test_what_a_study_of_more_sites_costs(bench: Bench) -> None:
     assert 2 * few.disk < more.disk < 6 * few.disk
     assert min(few.first, few.each, few.end) > 0
     assert more.row.startswith("| 6 | ")
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_a_federation_over_tls_costs(keeps: bool, tmp_path: Path) -> None:
+    """Its sites learn nothing: one that keeps what it got is told marks from the second round on, and names all."""
+    features = [16, 32]
+    found = over_tls.cost(2, features, 3, keeps, tmp_path)
+    whole = 2 * 2 * 4 * found.parameters / 1e6
+    assert (found.sent_mb < 0.1 * whole) if keeps else (found.sent_mb > 0.99 * whole)
+    assert found.server_mb > 100 and found.round_seconds > 0
 
 
 @linux
