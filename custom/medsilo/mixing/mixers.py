@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -31,8 +31,9 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.spill import Kept
 from medsilo.mixing.defence import Defence, Shield
+from medsilo.mixing.folding import SectionFold
 from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
-from medsilo.mixing.layout import BLOCK, STRIP, Layout, Tensors, TypeSection, copy_stretches
+from medsilo.mixing.layout import BLOCK, Layout, Tensors, TypeSection
 from medsilo.mixing.spread import Numbers, Spread, StoredSpread, Totals
 from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
 
@@ -276,6 +277,7 @@ class WeightedMean(Mixer):
         self._turn = 0  # place of the site whose contribution comes next
         self._total = 0.0
         self._mean: list[Tensor] = []  # so far, one vector per section of the layout
+        self._folds: list[SectionFold] = []
         self._totals: Totals | None = None  # in place of the total, where weights are no single numbers
         self._carrier: str | None = None
         self._carried: dict[str, Tensor] = {}
@@ -351,24 +353,13 @@ class WeightedMean(Mixer):
             self._waiting.drop(site)
 
     def _fold_whole(self, sites: Sequence[str], weights: list[float], layout: Layout) -> None:
-        """All of them into one strip of the mean after the other: what is at work stays in the processor's cache."""
+        """All of them into one strip of the mean after the other."""
         totals = list(accumulate(weights, initial=self._total))[1:]
-        shares = [weight / total for weight, total in zip(weights, totals, strict=True)]
+        shares = {site: weight / total for site, weight, total in zip(sites, weights, totals, strict=True)}
         self._total = totals[-1]
-        for section, mean in zip(layout.sections, self._mean, strict=True):
-            rooms, read = section.scratch(STRIP), torch.empty(min(STRIP, section.size), dtype=section.dtype)
-            origins = repeat([]) if self._origin is None else section.strips(self._origin)
-            contributions = [self._waiting.strips(site, section, read) for site in sites]
-            for kept, origin in zip(mean.split(STRIP), origins, strict=False):
-                theta, m = (room[: len(kept)] for room in rooms)
-                for strips, share in zip(contributions, shares, strict=True):
-                    copy_stretches(next(strips), theta)
-                    if origin:
-                        torch._foreach_sub_(theta.split_with_sizes([len(part) for part in origin]), origin)
-                    if share == 1.0:
-                        kept.copy_(theta)
-                    else:
-                        kept.copy_(m.copy_(kept).lerp_(theta, share))
+        self._folds = self._folds or [SectionFold(section) for section in layout.sections]
+        for fold, mean in zip(self._folds, self._mean, strict=True):
+            fold.add(mean, shares, self._waiting, self._origin)
 
     def _fold_spread(self, sites: Sequence[str], layout: Layout) -> None:
         if self._totals is None:
