@@ -41,6 +41,10 @@ class Block:
         """Copies the block's numbers to `into` [size], which may be of a wider type."""
         copy_stretches([piece.of(tensors) for piece in self.pieces], into)
 
+    def write(self, numbers: Tensor, tensors: Tensors) -> None:
+        """Put numbers [size], which may be of a wider type, where the block's tensors have theirs."""
+        torch._foreach_copy_([piece.of(tensors) for piece in self.pieces], numbers.split(self.sizes))
+
     def subtract(self, tensors: Tensors, of: Tensor) -> None:
         """Takes the block's numbers off those of `of` [size], which may be of a wider type."""
         torch._foreach_sub_(of.split(self.sizes), [piece.of(tensors) for piece in self.pieces])
@@ -122,6 +126,22 @@ class Layout:
         if len(tensors) < len(self.signature):
             return f"{next(name for name in self.names if name not in tensors)}: missing"
         return None
+
+    def rooms(self) -> dict[str, Tensor]:
+        """Return tensors for all numbers that are averaged, in single precision at least, not yet filled."""
+        return {
+            name: torch.empty(shape, dtype=section.kept)
+            for section in self.sections
+            for name, shape in zip(section.names, section.shapes, strict=True)
+        }
+
+    def narrowed(self, wide: dict[str, Tensor], carried: Tensors) -> dict[str, Tensor]:
+        """Return tensors in their own types, in the order in which they came, with those that are not averaged.
+
+        `wide` is emptied on the way; a tensor that is of its own type already is returned itself.
+        """
+        kinds = self.signature.items()
+        return {name: wide.pop(name).to(kind) if name in wide else carried[name] for name, (_, kind) in kinds}
 
     def restore(self, vectors: list[Tensor], carried: Tensors) -> dict[str, Tensor]:
         """New tensors, in the order in which they came, from one vector per section.

@@ -276,7 +276,7 @@ class WeightedMean(Mixer):
             self._defence.clear()
         self._turn = 0  # place of the site whose contribution comes next
         self._total = 0.0
-        self._mean: list[Tensor] = []  # so far, one vector per section of the layout
+        self._mean: dict[str, Tensor] = {}  # so far, by name, in single precision at least
         self._folds: list[SectionFold] = []
         self._totals: Totals | None = None  # in place of the total, where weights are no single numbers
         self._carrier: str | None = None
@@ -336,7 +336,7 @@ class WeightedMean(Mixer):
             return
         assert self._layout is not None
         if not self._mean:
-            self._mean = [section.room() for section in self._layout.sections]
+            self._mean = self._layout.rooms()
         weights = [self._weights[site] for site in sites]
         numbers = [weight for weight in weights if isinstance(weight, float)]
         try:
@@ -358,12 +358,12 @@ class WeightedMean(Mixer):
         shares = {site: weight / total for site, weight, total in zip(sites, weights, totals, strict=True)}
         self._total = totals[-1]
         self._folds = self._folds or [SectionFold(section) for section in layout.sections]
-        for fold, mean in zip(self._folds, self._mean, strict=True):
-            fold.add(mean, shares, self._waiting, self._origin)
+        for fold in self._folds:
+            fold.add(self._mean, shares, self._waiting, self._origin)
 
     def _fold_spread(self, sites: Sequence[str], layout: Layout) -> None:
         if self._totals is None:
-            self._mean, self._totals = [mean.zero_() for mean in self._mean], Totals(layout)
+            self._mean, self._totals = {name: mean.zero_() for name, mean in self._mean.items()}, Totals(layout)
         for site in sites:
             read, weights = self._waiting.reader(site), self._weights[site]
             if self._origin is not None:
@@ -388,7 +388,7 @@ class WeightedMean(Mixer):
         if origin is not None:
             self._move(self._beside(reading(origin), self._layout), self._layout)
         self._given = origin = None  # makes room
-        self._given = self._layout.restore(self._mean, self._carried)
+        self._given = self._layout.narrowed(self._mean, self._carried)
         self._begin_sum()
 
     def _combine(self, defence: Defence, layout: Layout) -> None:
@@ -422,13 +422,14 @@ class WeightedMean(Mixer):
 
     def _beside(self, read: Read, layout: Layout) -> Iterator[tuple[Tensor, Tensor]]:
         """A model and, to be changed in place, the mean, block by block in double precision."""
-        for section, mean in zip(layout.sections, self._mean, strict=True):
+        for section in layout.sections:
             scratch = section.scratch(BLOCK)
-            for block, kept in zip(section.blocks, mean.split(section.widths), strict=True):
+            for block in section.blocks:
                 theta, m = (room[: block.size] for room in scratch)
                 read(section, block, theta)
-                yield theta, m.copy_(kept)
-                kept.copy_(m)
+                block.read(self._mean, m)
+                yield theta, m
+                block.write(m, self._mean)
 
     def _row(self, site: str) -> dict[str, Tensor] | None:
         return self._given if site in self._sites else None
