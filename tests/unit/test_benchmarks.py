@@ -45,6 +45,13 @@ def test_made_up_sites_go_through_a_whole_study(sync: str, bench: Bench) -> None
 
 
 @linux
+def test_a_server_step_of_fedsm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fedsm = bench("fedsm")
+    monkeypatch.setattr(fedsm, "PAPER", {**fedsm.PAPER, "features": [4, 8]})
+    assert all(seconds > 0 for seconds in fedsm.server_step(12, "compact"))
+
+
+@linux
 def test_what_a_study_of_more_sites_costs(bench: Bench) -> None:
     few, more = (bench("many_sites").cost("inprocess", sites, 2) for sites in (2, 6))
     assert 2 * few.disk < more.disk < 6 * few.disk

@@ -52,6 +52,9 @@ class SectionFold:
             rounded = self.rounded[: block.size]
             first = strip.of(origin) if origin else []
             for place, (site, held, share) in enumerate(contributions):
+                if held is not None and share == 1.0 and not first and len(contributions) == 1:
+                    torch._foreach_copy_(kept, strip.of(held))  # the first: it is the mean so far
+                    break
                 if held is None:
                     strip.theta.copy_(waiting.read(site, self.section, block.start, self.read[: block.size]))
                 else:
@@ -66,4 +69,5 @@ class SectionFold:
                     strip.mean.copy_(strip.theta)
                 else:
                     strip.mean.lerp_(strip.theta, share)
-            torch._foreach_copy_(kept, strip.mean_parts)
+            else:
+                torch._foreach_copy_(kept, strip.mean_parts)
