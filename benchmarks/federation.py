@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = Path(__file__).resolve().parent / "federation_parts"
 SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e", "hospital-f")
 POLLING = 0.1  # seconds between a site's questions for work in medsilo's jobs; NVFlare's default is 2
+BETWEEN = "medsilo, between rounds"
 LIMIT = 300.0  # seconds a run may take
 
 TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - ")
@@ -185,9 +186,14 @@ def _our_job(size: Size, sites: int, job: Path, precision: str = "float32") -> t
     return plan, job
 
 
-def run_secure(size: Size, sites: int, folder: Path) -> dict[str, float]:
-    """A median round of NVFlare's FedAvg and of medsilo's, one after the other in one federation over mutual TLS."""
+def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | None]) -> dict[str, float]:
+    """A median round of NVFlare's FedAvg and of medsilo's, one after the other in one federation over mutual TLS.
+
+    pollings: NVFlare's FedAvg runs once with each; None leaves its default.
+    Between rounds: from the last answer's mixing to the next round's beginning, at medsilo's server.
+    """
     sys.path.insert(0, str(ROOT))
+    from medsilo.runs.record import Record
     from tests.secure.consortium import SERVER, Consortium
 
     consortium = Consortium(folder, dict.fromkeys(SITES[:sites], "teaching-hospital"))
@@ -198,11 +204,12 @@ def run_secure(size: Size, sites: int, folder: Path) -> dict[str, float]:
             settings.write_text(json.dumps({key: own for key, own in values.items() if not key.startswith("class_")}))
         if party != SERVER:
             (local / "medsilo.yaml").write_text("device: cpu\nisolation: false\n")
+    titles = {polling: f"stock, polling {polling or 'as it comes'}" for polling in pollings}
     marks = {
-        "stock as it comes": (_stock_job(size, sites, folder / "as-it-comes", None), STOCK_ROUND),
-        "stock, same polling": (_stock_job(size, sites, folder / "polling", POLLING), STOCK_ROUND),
-        "medsilo": (_our_job(size, sites, folder / "job")[1], OUR_ROUND),
+        titles[polling]: (_stock_job(size, sites, folder / f"stock-{polling}", polling), STOCK_ROUND)
+        for polling in pollings
     }
+    marks["medsilo"] = _our_job(size, sites, folder / "job")[1], OUR_ROUND
     found: dict[str, float] = {}
     try:
         consortium.start(LIMIT)
@@ -212,6 +219,13 @@ def run_secure(size: Size, sites: int, folder: Path) -> dict[str, float]:
             if not status.startswith("FINISHED:COMPLETED"):
                 raise RuntimeError(f"{name}: {status}; see the logs of its kits")
             found[name] = _median_of(consortium.log(SERVER)[before:], mark, size.rounds)
+        ends = _times(consortium.log(SERVER)[before:], OUR_ROUND)
+        (run,) = (consortium.kit(SERVER) / "medsilo").iterdir()
+        lines = Record(run).rounds()
+        between = [
+            end - start - line.seconds for (start, end), line in zip(itertools.pairwise(ends), lines[1:], strict=True)
+        ]
+        found[BETWEEN] = max(0.0, statistics.median(between))
     finally:
         consortium.stop()
     return found
@@ -224,16 +238,22 @@ def _median_round(log: Path, mark: re.Pattern[str], rounds: int) -> float:
 
 def _median_of(log: str, mark: re.Pattern[str], rounds: int) -> float:
     """The median time between marked lines, which stand at the end of each round, without what is before the first."""
-    times = []
-    for line in log.splitlines():
-        stamp = TIME.match(line)
-        if stamp and mark.search(line):
-            times.append(datetime.strptime(stamp[1], "%Y-%m-%d %H:%M:%S,%f").timestamp())
+    times = _times(log, mark)
     if mark is STOCK_ROUND:
         times = times[1:]  # a round's start is the end of the one before
     if len(times) != rounds:
         raise RuntimeError(f"{len(times)} rounds in the log, expected {rounds}")
     return statistics.median(after - before for before, after in itertools.pairwise(times))
+
+
+def _times(log: str, mark: re.Pattern[str]) -> list[float]:
+    """When marked lines were written."""
+    times = []
+    for line in log.splitlines():
+        stamp = TIME.match(line)
+        if stamp and mark.search(line):
+            times.append(datetime.strptime(stamp[1], "%Y-%m-%d %H:%M:%S,%f").timestamp())
+    return times
 
 
 @contextmanager
@@ -268,9 +288,9 @@ def secure() -> None:
     """Round overhead over mutual TLS, at the size of a small model over a long line."""
     print(f"\nA round of {LINE.title} over mutual TLS, 6 sites, without training (seconds)")
     with tempfile.TemporaryDirectory() as folder:
-        found = run_secure(LINE, 6, Path(folder))
+        found = run_secure(LINE, 6, Path(folder), (None, POLLING))
     for name, seconds in found.items():
-        print(f"{name:<20} {_goal(seconds, 0.1) if name == 'medsilo' else f'{seconds:.2f}'}", flush=True)
+        print(f"{name:<24} {_goal(seconds, 0.1) if name == BETWEEN else f'{seconds:.2f}'}", flush=True)
 
 
 def large() -> None:

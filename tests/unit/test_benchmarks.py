@@ -171,6 +171,17 @@ def test_a_round_of_both_frameworks(bench: Bench, tmp_path: Path) -> None:
         assert outcome.round_seconds > 0 and outcome.server_mb > 0 and outcome.site_mb > 0
 
 
+@linux
+@pytest.mark.long
+@pytest.mark.xdist_group("second-consortium")
+def test_a_round_of_both_frameworks_over_tls(bench: Bench, tmp_path: Path) -> None:
+    federation = bench("federation")
+    size = federation.Size("tiny", (3, 6), 0, 3)
+    found = federation.run_secure(size, 2, tmp_path, [federation.POLLING])
+    stock, ours, between = found.values()
+    assert min(stock, ours) > 0 and 0 <= between < ours
+
+
 @pytest.mark.slow
 @linux
 def test_what_privacy_costs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
