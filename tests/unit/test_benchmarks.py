@@ -47,6 +47,13 @@ def test_made_up_sites_go_through_a_whole_study(sync: str, bench: Bench) -> None
 
 
 @linux
+def test_a_server_step_of_fedsm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fedsm = bench("fedsm")
+    monkeypatch.setattr(fedsm, "PAPER", {**fedsm.PAPER, "features": [4, 8]})
+    assert all(seconds > 0 for seconds in fedsm.server_step(12, "compact"))
+
+
+@linux
 def test_what_a_study_of_more_sites_costs(bench: Bench) -> None:
     few, more = (bench("many_sites").cost("inprocess", sites, 2) for sites in (2, 6))
     assert 2 * few.disk < more.disk < 6 * few.disk
@@ -176,6 +183,17 @@ def test_a_round_of_both_frameworks(bench: Bench, tmp_path: Path) -> None:
     for name, run in (("ours", federation.run_ours), ("stock", stock)):
         outcome = run(size, 2, tmp_path / name)
         assert outcome.round_seconds > 0 and outcome.server_mb > 0 and outcome.site_mb > 0
+
+
+@linux
+@pytest.mark.long
+@pytest.mark.xdist_group("second-consortium")
+def test_a_round_of_both_frameworks_over_tls(bench: Bench, tmp_path: Path) -> None:
+    federation = bench("federation")
+    size = federation.Size("tiny", (3, 6), 0, 3)
+    found = federation.run_secure(size, 2, tmp_path, [federation.POLLING])
+    stock, ours, between = found.values()
+    assert min(stock, ours) > 0 and 0 <= between < ours
 
 
 @pytest.mark.slow
