@@ -7,6 +7,7 @@ from medsilo.study.evidence import Endpoint
 
 HAR = "har_uci"  # recorded activity, which is first put in order
 HEART, BRCA = "heart_uci", "tcga_brca"  # tables of patients
+BRAINS = "brains"  # volumes, which are generated
 DEAREST = ("fedsm", "fedsm-extra", "fedsm-ensemble")
 
 
@@ -269,6 +270,30 @@ PAGES = {
             _activity("feature", "Feature shift alone"),
             _activity("both", "Label and feature shift"),
             _activity("label", "Label shift alone"),
+        ),
+    ),
+    "nnunet": Page(
+        "nnU-Net over hospitals and at home",
+        "GENERATED volumes (`benchmarks/brains.py`): five hospitals whose scanners differ in spacing, intensities, "
+        "contrast and noise, 15 FLAIR-like heads with lesions at each, of which 6 train, 3 validate and 6 are tested; "
+        "each seed divides them anew. Task `nnunet` trains the 2d configuration of the plans for all 75 "
+        "([nnunet.md](../nnunet.md)), with a network of 8 features and batches of 4 so that a CPU can; otherwise "
+        "nnU-Net's augmentation, loss, schedule and windows, and Dice on the images' own grids. Local is nnU-Net at "
+        "home: the same plans and the same number of steps on a hospital's own volumes. Central is nnU-Net on all "
+        "volumes in one place, with as many steps as one hospital makes. No number was tuned for any method.",
+        (
+            Part(
+                "nnunet",
+                "",
+                (ALONE, "central", "fedavg", "fedprox", "ditto", "fedsm"),
+                ALONE,
+                "whether joining pays against nnU-Net at home is what a hospital asks",
+                plan="benchmarks/results/plans/nnunet.yaml",
+                seeds=3,
+                later=("fedprox", "ditto", "fedsm"),
+                beside=("central",),
+                data=BRAINS,
+            ),
         ),
     ),
     "harmofl-synthetic": Page(

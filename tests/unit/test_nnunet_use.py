@@ -11,12 +11,15 @@ import torch
 import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
+from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
+from medsilo.federation.scoring import read_measures
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.sources import DataSource
 from tests.brains import HOSPITALS, QUESTION, narrow, plans_of, study, write_brain, write_hospitals
+from tests.unit.test_bundle import run_bundle
 
 pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
 pytestmark = pytest.mark.slow
@@ -78,6 +81,37 @@ def test_nnunet_and_medsilo_find_the_same_masks(trained: Path, images: Path, tmp
         assert np.allclose(place, values_in(image)[1], atol=1e-4)
         found.append(mask.mean())
     assert all(0 < share < 1 for share in found)
+
+
+def test_monais_runner_finds_the_same_masks_without_medsilo(trained: Path, images: Path, tmp_path: Path) -> None:
+    bundle, own, theirs = tmp_path / "bundle", tmp_path / "own", tmp_path / "theirs"
+    assert main(["export", str(trained), "-o", str(bundle)]) == 0
+    assert main(["predict", str(trained), str(images), "-o", str(own)]) == 0
+    run_bundle(bundle, images, theirs, without_medsilo=True)
+    for image in images.iterdir():
+        name = image.name.removesuffix("_0000.nii.gz")
+        mask, wanted = (values_in(own / f"{name}_0000_mask.nii.gz")[0], values_in(theirs / f"{name}.nii.gz")[0])
+        assert np.array_equal(mask, wanted)
+
+
+def test_the_test_scores_what_nnunet_would_score(trained: Path, hospitals: tuple[Path, Any], tmp_path: Path) -> None:
+    from nnunetv2.evaluation.evaluate_predictions import compute_metrics
+    from nnunetv2.imageio.simpleitk_reader_writer import SimpleITKIO
+
+    folder, run = hospitals[0], open_source(trained)
+    data = run.plan.task.site_data("graz", SITES, 0, DataSource(folder=folder))
+    names = list(data.test.patients)
+    (tmp_path / "images").mkdir()
+    for name in names:
+        (tmp_path / "images" / f"{name}.nii.gz").hardlink_to(folder / "graz" / "images" / f"{name}.nii.gz")
+    assert main(["predict", str(trained), str(tmp_path / "images"), "-o", str(tmp_path / "masks")]) == 0
+    right = {name: str(folder / "graz" / "labels" / f"{name}.nii.gz") for name in names}
+    found = [
+        compute_metrics(right[name], str(tmp_path / "masks" / f"{name}_mask.nii.gz"), SimpleITKIO(), [1])
+        for name in names
+    ]
+    measures, _ = read_measures(trained / "sites" / "graz")
+    assert measures["dice"].tolist() == pytest.approx([one["metrics"][1]["Dice"] for one in found], abs=1e-6)
 
 
 def test_an_image_of_several_channels_is_put_together(hospitals: tuple[Path, Any]) -> None:

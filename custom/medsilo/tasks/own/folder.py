@@ -158,6 +158,9 @@ class FolderTask(OwnFolder, ByKind):
     def cross_entropy(self) -> float:
         return self._family.cross_entropy
 
+    def found(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._family.found(output, target)
+
     def masks(self, labels: Tensor) -> Tensor:
         return self._family.masks(labels)
 
