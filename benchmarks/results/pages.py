@@ -84,10 +84,8 @@ EVERY = (
 STEP = "HarmoFL, step: algorithm.name=harmofl algorithm.amplitude=null"  # a table has no spectrum
 NEWER = ("silobn", "fedrep", "fedbabu", "fedrod", "fedala", "feddyn", "fedlws", "fedawa", "fedce")
 OF_PATIENTS = (*EVERY[:2], STEP, "cyclic", "fedadagrad", *NEWER, *EVERY[2:])
-FEDSM = (
-    *(ALONE, "central", "fedavg", "fedprox", "fedsm", "fedsm-extra", "fedsm-ensemble"),
-    *(f"fedsm:pull={pull}" for pull in (0.1, 0.3, 0.5, 0.9)),
-)
+PULLED = tuple(f"fedsm:pull={pull}" for pull in (0.1, 0.3, 0.5, 0.9))
+FEDSM = (ALONE, "central", "fedavg", "fedprox", "fedsm", "fedsm-extra", "fedsm-ensemble", *PULLED)
 
 SITES_COUNT_ALIKE = "hospitals count alike, as in the methods' papers; test sets differ in size by chance"
 SIMILARITY = (
@@ -172,13 +170,14 @@ def _prostate(similarity: str) -> Part:
             "network.name=unet",
             "network.norm=instance",
             "participation.sites=[a,b,c,d,e,f]",
-            "training.rounds=20",
+            "training.rounds=15",
             "training.batch_size=4",
             "training.optimizer=adam",
             "training.momentum=0",
             "training.weight_decay=0",
             "training.learning_rate=0.001",
         ),
+        later=PULLED,
     )
 
 
@@ -308,6 +307,7 @@ PAGES = {
                 "FedAvg",
                 SITES_COUNT_ALIKE,
                 plan="jobs/harmofl/plans/synthetic.yaml",
+                changes=("training.rounds=15", "task.patients=24"),
                 beside=("HarmoFL, whole",),
             ),
         ),
