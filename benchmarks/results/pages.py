@@ -81,6 +81,10 @@ EVERY = (
     *("scaffold", "moon", "ditto", "apfl", "apfl:adaptive=true", "mr-mtl", "per-fedavg", "pfedme", "fine-tuning"),
     *("adafed", "d-adafed", "f-adafed", "fedsm", "fedsm-extra", "fedsm-ensemble"),
 )
+COSTLY = (
+    *("fednova", "fedavgm", "fedadam", "fedyogi", "mr-mtl", "moon", "apfl", "fine-tuning", "per-fedavg"),
+    *("fedprox:partial=0.5", "apfl:adaptive=true", "pfedme"),
+)
 STEP = "HarmoFL, step: algorithm.name=harmofl algorithm.amplitude=null"  # a table has no spectrum
 NEWER = ("silobn", "fedrep", "fedbabu", "fedrod", "fedala", "feddyn", "fedlws", "fedawa", "fedce")
 OF_PATIENTS = (*EVERY[:2], STEP, "cyclic", "fedadagrad", *NEWER, *EVERY[2:])
@@ -153,6 +157,7 @@ def _synthetic(task: str, title: str, rows: tuple[str, ...], *changes: str) -> P
         SITES_COUNT_ALIKE,
         task=f"synthetic-{task}",
         changes=changes,
+        later=COSTLY,
     )
 
 
@@ -308,6 +313,7 @@ PAGES = {
                 SITES_COUNT_ALIKE,
                 plan="jobs/harmofl/plans/synthetic.yaml",
                 changes=("training.rounds=15", "task.patients=24"),
+                later=("+ amplitude, band 0.1", "FedProx", "FedAdam"),
                 beside=("HarmoFL, whole",),
             ),
         ),
