@@ -92,9 +92,9 @@ def plans_of(folder: Path, sites: Iterable[str], samples: int | None = None) -> 
     return make_plans(QUESTION, Fingerprint.merged(told), holdings).plans
 
 
-def narrow(plans: dict[str, Any], first: int = 4) -> dict[str, Any]:
-    """Return plans whose 2d network has few features, so that it learns in milliseconds; first: in its finest stage."""
+def narrow(plans: dict[str, Any], first: int = 4, configuration: str = "2d") -> dict[str, Any]:
+    """Return plans whose network has few features, so that it learns in milliseconds; first: in its finest stage."""
     plans = json.loads(json.dumps(plans))
-    numbers = plans["configurations"]["2d"]["architecture"]["arch_kwargs"]
+    numbers = plans["configurations"][configuration]["architecture"]["arch_kwargs"]
     numbers["features_per_stage"] = [first * min(4, 2**stage) for stage in range(numbers["n_stages"])]
     return plans

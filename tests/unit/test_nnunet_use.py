@@ -1,5 +1,6 @@
 """Models of task nnunet in use: predicted by medsilo and by nnU-Net itself; and studies that are cut off, or folded."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,25 @@ def values_in(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_nnunet_and_medsilo_find_the_same_masks(trained: Path, images: Path, tmp_path: Path) -> None:
+    masks_are_nnunets(trained, images, tmp_path)
+
+
+@pytest.mark.long
+def test_so_do_they_in_three_dimensions(images: Path, tmp_path: Path) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    for site in SITES:
+        for case in range(4):
+            scanner = replace(HOSPITALS[site], spacing=(1.2, 1.0, 1.1))
+            write_brain(data / site, f"{site}-{case}", scanner, 10 * SITES.index(site) + case, 44)
+    plans = narrow(plans_of(data, SITES, 2000), 8, "3d_fullres")
+    training = {"rounds": 2, "batch_size": 2, "local_steps": 6, "learning_rate": 0.02, "momentum": 0.9}
+    whole = study(plans, SITES, {"name": "fedavg"}, training, task={"configuration": "3d_fullres"})
+    medsilo.run(whole, data=data, folder=run)
+    masks_are_nnunets(run, images, tmp_path)
+
+
+def masks_are_nnunets(trained: Path, images: Path, tmp_path: Path) -> None:
+    """Hold masks of medsilo's to those of the model folder that it exports, by nnU-Net's predictor."""
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
     model, own, theirs = tmp_path / "model", tmp_path / "own", tmp_path / "theirs"

@@ -64,7 +64,7 @@ class SegmentationQuestion(Section):
 
     @property
     def has_regions(self) -> bool:
-        """Whether structures are regions, which may lie in each other, and not labels."""
+        """Return whether structures are regions, which may lie in each other, and not labels."""
         return any(len(several(own)) > 1 for own in self.labels.values())
 
     @property
