@@ -1,8 +1,9 @@
 """The cost of the federation itself: a round's time and the server's memory, against NVFlare's own FedAvg.
 
-    python benchmarks/federation.py [small|large|import|all]
+    python benchmarks/federation.py [small|large|secure|import|all]
 
-Both sides run in NVFlare's simulator on this machine, one after the other, with the same network (MONAI's U-Net), the
+Both sides run in NVFlare's simulator on this machine (`secure`: in one provisioned federation of real processes over
+mutual TLS), one after the other, with the same network (MONAI's U-Net), the
 same number of sites, tensors as torch has them, and no training: what is left is what a framework adds to a round.
 Stock is `FedAvgRecipe` with `ExchangeFormat.PYTORCH`, exported and started as `SimEnv` does. Medsilo is its canonical
 job with the real controller, executor and participant, of which only training and evaluation are left out.
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = Path(__file__).resolve().parent / "federation_parts"
 SITES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d", "hospital-e", "hospital-f")
 POLLING = 0.1  # seconds between a site's questions for work in medsilo's jobs; NVFlare's default is 2
+BETWEEN = "medsilo, between rounds"
 LIMIT = 300.0  # seconds a run may take
 
 TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - ")
@@ -56,6 +58,9 @@ class Size:
 
 SMALL = Size("1.3 k parameters", (3, 6, 9), 0, 8)
 LARGE = Size("29 M parameters", (32, 64, 128, 256, 512, 512, 512), 2, 6)
+
+
+LINE = Size("27 kB", (8, 14, 21), 0, 20)  # what FLIP sent between hospitals in the United Kingdom and Thailand
 
 
 @dataclass(frozen=True)
@@ -145,9 +150,21 @@ def _stock_job(size: Size, sites: int, folder: Path, polling: float | None) -> P
 def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -> Outcome:
     """Medsilo's canonical job with idle sites."""
     from medsilo.flare import simulator
+    from medsilo.site.settings import SiteSettings
+
+    plan, job = _our_job(size, sites, folder / "job", precision)
+    peaks = Peaks()
+    record = simulator.run(plan, folder / "run", SiteSettings(device="cpu"), job)
+    peaks.stop()
+    between = _median_round(record.folder / "nvflare.log", OUR_ROUND, size.rounds)
+    inside = statistics.median(line.seconds for line in record.rounds()[1:])
+    return Outcome(max(between, inside), peaks.server, peaks.site)
+
+
+def _our_job(size: Size, sites: int, job: Path, precision: str = "float32") -> tuple[Any, Path]:
+    """Return the plan and its job, whose sites are idle."""
     from medsilo.flare.jobs import CONFIG, CUSTOM, write_job
     from medsilo.plan import parse_plan
-    from medsilo.site.settings import SiteSettings
 
     plan = parse_plan(
         {
@@ -159,7 +176,6 @@ def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -
             "transport": {"precision": precision},
         }
     )
-    job = folder / "job"
     write_job(job, plan)
     (job / CUSTOM).mkdir()
     shutil.copy(PARTS / "idle_site.py", job / CUSTOM)
@@ -167,26 +183,77 @@ def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -
     config = json.loads(path.read_text())
     config["executors"][0]["executor"]["path"] = "idle_site.IdleExecutor"
     path.write_text(json.dumps(config))
-    peaks = Peaks()
-    record = simulator.run(plan, folder / "run", SiteSettings(device="cpu"), job)
-    peaks.stop()
-    between = _median_round(record.folder / "nvflare.log", OUR_ROUND, size.rounds)
-    inside = statistics.median(line.seconds for line in record.rounds()[1:])
-    return Outcome(max(between, inside), peaks.server, peaks.site)
+    return plan, job
+
+
+def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | None]) -> dict[str, float]:
+    """A median round of NVFlare's FedAvg and of medsilo's, one after the other in one federation over mutual TLS.
+
+    pollings: NVFlare's FedAvg runs once with each; None leaves its default.
+    Between rounds: from the last answer's mixing to the next round's beginning, at medsilo's server.
+    """
+    sys.path.insert(0, str(ROOT))
+    from medsilo.runs.record import Record
+    from tests.secure.consortium import SERVER, Consortium
+
+    consortium = Consortium(folder, dict.fromkeys(SITES[:sites], "teaching-hospital"))
+    for party in (SERVER, *SITES[:sites]):
+        local = consortium.kit(party) / "local"
+        for settings in local.glob("*resources.json*"):  # whose classes may run: NVFlare's own and the idle site, too
+            values = json.loads(settings.read_text())
+            settings.write_text(json.dumps({key: own for key, own in values.items() if not key.startswith("class_")}))
+        if party != SERVER:
+            (local / "medsilo.yaml").write_text("device: cpu\nisolation: false\n")
+    titles = {polling: f"stock, polling {polling or 'as it comes'}" for polling in pollings}
+    marks = {
+        titles[polling]: (_stock_job(size, sites, folder / f"stock-{polling}", polling), STOCK_ROUND)
+        for polling in pollings
+    }
+    marks["medsilo"] = _our_job(size, sites, folder / "job")[1], OUR_ROUND
+    found: dict[str, float] = {}
+    try:
+        consortium.start(LIMIT)
+        for name, (job, mark) in marks.items():
+            before = len(consortium.log(SERVER))
+            status = consortium.run(job, LIMIT)
+            if not status.startswith("FINISHED:COMPLETED"):
+                raise RuntimeError(f"{name}: {status}; see the logs of its kits")
+            found[name] = _median_of(consortium.log(SERVER)[before:], mark, size.rounds)
+        ends = _times(consortium.log(SERVER)[before:], OUR_ROUND)
+        (run,) = (consortium.kit(SERVER) / "medsilo").iterdir()
+        lines = Record(run).rounds()
+        between = [
+            end - start - line.seconds for (start, end), line in zip(itertools.pairwise(ends), lines[1:], strict=True)
+        ]
+        found[BETWEEN] = max(0.0, statistics.median(between))
+    finally:
+        consortium.stop()
+    return found
 
 
 def _median_round(log: Path, mark: re.Pattern[str], rounds: int) -> float:
+    """The median time of a round, from a log file."""
+    return _median_of(log.read_text(errors="replace"), mark, rounds)
+
+
+def _median_of(log: str, mark: re.Pattern[str], rounds: int) -> float:
     """The median time between marked lines, which stand at the end of each round, without what is before the first."""
-    times = []
-    for line in log.read_text(errors="replace").splitlines():
-        stamp = TIME.match(line)
-        if stamp and mark.search(line):
-            times.append(datetime.strptime(stamp[1], "%Y-%m-%d %H:%M:%S,%f").timestamp())
+    times = _times(log, mark)
     if mark is STOCK_ROUND:
         times = times[1:]  # a round's start is the end of the one before
     if len(times) != rounds:
-        raise RuntimeError(f"{len(times)} rounds in {log}, expected {rounds}")
+        raise RuntimeError(f"{len(times)} rounds in the log, expected {rounds}")
     return statistics.median(after - before for before, after in itertools.pairwise(times))
+
+
+def _times(log: str, mark: re.Pattern[str]) -> list[float]:
+    """When marked lines were written."""
+    times = []
+    for line in log.splitlines():
+        stamp = TIME.match(line)
+        if stamp and mark.search(line):
+            times.append(datetime.strptime(stamp[1], "%Y-%m-%d %H:%M:%S,%f").timestamp())
+    return times
 
 
 @contextmanager
@@ -215,6 +282,15 @@ def small() -> None:
         ours = _measure(run_ours, SMALL, sites).round_seconds
         ratios = f"{_goal(ours / as_it_comes, 0.3)}, {_goal(ours / same, 0.65)}"
         print(f"{sites:>5} {as_it_comes:>18.2f} {same:>20.2f} {ours:>8.2f}   {ratios}", flush=True)
+
+
+def secure() -> None:
+    """Round overhead over mutual TLS, at the size of a small model over a long line."""
+    print(f"\nA round of {LINE.title} over mutual TLS, 6 sites, without training (seconds)")
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_secure(LINE, 6, Path(folder), (None, POLLING))
+    for name, seconds in found.items():
+        print(f"{name:<24} {_goal(seconds, 0.1) if name == BETWEEN else f'{seconds:.2f}'}", flush=True)
 
 
 def large() -> None:
@@ -267,7 +343,7 @@ def _goal(value: float, most: float) -> str:
     return f"{value:.2f} ({'holds' if value <= most else 'MISSES'} {most:g})"
 
 
-TABLES: dict[str, Callable[[], None]] = {"small": small, "large": large, "import": imports}
+TABLES: dict[str, Callable[[], None]] = {"small": small, "large": large, "secure": secure, "import": imports}
 
 
 def main() -> int:

@@ -118,9 +118,11 @@ def network(model: Model) -> nn.Module:
 
 
 def mixed_by(build: Callable[[int], Any], reverse: bool = False) -> Round:
+    mixers: dict[int, Any] = {}  # one for all rounds of a study, as at a server
+
     def play(models: Iterable[Model], count: int) -> list[Any]:
         sites = [f"site{place:03}" for place in range(count)]
-        mixer = build(count)
+        mixer = mixers.get(count) or mixers.setdefault(count, build(count))
         mixer.start(sites)
         for place, model in enumerate(models):
             turn = count - 1 - place if reverse else place

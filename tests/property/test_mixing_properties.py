@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from medsilo.mixing import layout, mixers, waiting
+from medsilo.mixing import folding, layout, mixers, waiting
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
 
 SEEDS = range(8)
@@ -90,6 +90,7 @@ def sizes(request, monkeypatch):
     """The same must hold when every tensor is cut into many blocks and everything that waits goes to the disk."""
     if request.param != "usual sizes":
         monkeypatch.setattr(layout, "BLOCK", 7)
+        monkeypatch.setattr(folding, "STRIP", 5)
         monkeypatch.setattr(mixers, "COLUMNS", 2)
         monkeypatch.setattr(waiting, "MEMORY", 0)
 
@@ -181,3 +182,39 @@ def test_resuming_after_any_round_changes_no_bit(seed, kind):
             one, two = whole.current(site), resumed.current(site)
             assert one.keys() == two.keys()
             assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+
+
+HARD = {
+    "denormal": lambda numbers, sign: numbers * 1e-40,
+    "wide": lambda numbers, sign: numbers * 10.0 ** (30 * sign),
+    "ties": lambda numbers, sign: (numbers * 8).round() / 8 * (1 + 2.0**-23 * (sign > 0)),
+    "infinite": lambda numbers, sign: torch.where(sign > 0.99, torch.inf, numbers),
+}
+
+
+@pytest.mark.parametrize("hard", HARD)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mean_is_rounded_after_every_site_whatever_came_when(dtype, hard, sizes):
+    """m ← m + a (θ - m) in double precision, to the last bit."""
+    generator = torch.Generator().manual_seed(5)
+    models, counts = {}, {"a": 3, "b": 50, "c": 1, "d": 1, "e": 400}
+    for site in counts:
+        numbers, sign = (torch.rand(1111, generator=generator, dtype=torch.float64) * 2 - 1 for _ in range(2))
+        vector = HARD[hard](numbers, sign).to(dtype)
+        models[site] = {"long": vector[:1000].view(10, 100), "short": vector[1000:1001].view(()), "rest": vector[1001:]}
+    wanted, total = {name: tensor.float() for name, tensor in models["a"].items()}, 3
+    for site in "bcde":
+        total += counts[site]
+        for name, m in wanted.items():
+            wanted[name] = m.double().lerp(models[site][name].double(), counts[site] / total).float()
+    for order in ("abcde", "edcba", "cbead"):
+        mixer = WeightedMean()
+        mixer.start(counts)
+        for site in order:
+            mixer.add(site, models[site], counts[site])
+        for name, tensor in mixer.result("a").items():
+            assert torch.equal(_bits(tensor), _bits(wanted[name].to(dtype))), name
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.int16)

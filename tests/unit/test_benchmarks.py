@@ -14,8 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import over_tls
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
+from medsilo.federation.known import SMALLEST
 from medsilo.registry import NETWORKS
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
@@ -45,11 +47,30 @@ def test_made_up_sites_go_through_a_whole_study(sync: str, bench: Bench) -> None
 
 
 @linux
+def test_a_server_step_of_fedsm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fedsm = bench("fedsm")
+    monkeypatch.setattr(fedsm, "PAPER", {**fedsm.PAPER, "features": [4, 8]})
+    assert all(seconds > 0 for seconds in fedsm.server_step(12, "compact"))
+
+
+@linux
 def test_what_a_study_of_more_sites_costs(bench: Bench) -> None:
     few, more = (bench("many_sites").cost("inprocess", sites, 2) for sites in (2, 6))
     assert 2 * few.disk < more.disk < 6 * few.disk
     assert min(few.first, few.each, few.end) > 0
     assert more.row.startswith("| 6 | ")
+
+
+@linux
+@pytest.mark.slow
+def test_what_a_federation_over_tls_costs(tmp_path: Path) -> None:
+    """Its sites learn nothing: what is large is sent once, and goes both ways by its mark from the second round on."""
+    features = [16, 32]
+    found = over_tls.cost(2, features, 3, True, tmp_path)
+    model = over_tls.plan_of(["a", "b"], features, 3).build_networks()["model"].state_dict()
+    small = sum(tensor.nbytes for tensor in model.values() if tensor.nbytes < SMALLEST)
+    assert found.sent_mb == pytest.approx(2 * 2 * small / 1e6) and small < 6000
+    assert found.server_mb > 100 and found.round_seconds > 0
 
 
 @linux
@@ -162,6 +183,17 @@ def test_a_round_of_both_frameworks(bench: Bench, tmp_path: Path) -> None:
     for name, run in (("ours", federation.run_ours), ("stock", stock)):
         outcome = run(size, 2, tmp_path / name)
         assert outcome.round_seconds > 0 and outcome.server_mb > 0 and outcome.site_mb > 0
+
+
+@linux
+@pytest.mark.long
+@pytest.mark.xdist_group("second-consortium")
+def test_a_round_of_both_frameworks_over_tls(bench: Bench, tmp_path: Path) -> None:
+    federation = bench("federation")
+    size = federation.Size("tiny", (3, 6), 0, 3)
+    found = federation.run_secure(size, 2, tmp_path, [federation.POLLING])
+    stock, ours, between = found.values()
+    assert min(stock, ours) > 0 and 0 <= between < ours
 
 
 @pytest.mark.slow

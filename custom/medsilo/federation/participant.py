@@ -277,6 +277,7 @@ class Participant(Trainer):
     def _test(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         """Test the selected model, once: the one the coordinator sends, the last, or this site's own choice."""
         selected = asked.round
+        self.state.wake()
         self.state.done = -1  # what lies in memory from here on is the model under test
         if self.chooses:
             selected = self.state.load_model(paths.BEST)["round"]
@@ -352,6 +353,7 @@ class Participant(Trainer):
 
     def score(self, model: Tensors) -> float | None:
         """Return the score on this site's test data of another site's model of the same study."""
+        self.state.wake()
         self.state.done = -1
         self.state.model.load_state_dict(model)
         with self.compute.reproducible(self.plan.seed):

@@ -12,13 +12,14 @@ from typing import Protocol
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
+from nvflare.apis.utils.task_utils import get_filters
 
-from medsilo.core.errors import Aborted, Died, Refused
+from medsilo.core.errors import Aborted, Died, Lacks, Refused
 from medsilo.core.files import is_safe_name, make_folder
 from medsilo.core.lifeline import end_with
 from medsilo.core.package import package_facts
@@ -26,6 +27,7 @@ from medsilo.core.text import plain
 from medsilo.federation.accepting import check_package, check_packages
 from medsilo.federation.bounds import request_bounds
 from medsilo.federation.diary import Diary
+from medsilo.federation.known import ReceivedTensors
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
@@ -35,7 +37,7 @@ from medsilo.federation.reasons import details, public_reason
 from medsilo.flare.forked_site import has_started
 from medsilo.flare.gate import Gate
 from medsilo.flare.patience import Patience, PatientRequests
-from medsilo.flare.wire import PRESENT, let_tensors_travel, refusal, to_parcel, to_shareable
+from medsilo.flare.wire import PRESENT, TASK, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
 from medsilo.learning.loop import Stop
 from medsilo.runs import paths
@@ -60,6 +62,8 @@ class MedsiloExecutor(Executor):
         super().__init__()
         self.participant: Participant | IsolatedParticipant | None = None
         self.folder: Path | None = None  # of this site in the study
+        self.received: ReceivedTensors | None = None  # copies of what it was sent
+        self.names = True  # whether tensors that are as they came go back by their names
         self.clock: Clock | None = None  # how long it works for that
         self.give_back: Callable[[], None] | None = None  # the study's place at this hospital
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
@@ -102,7 +106,7 @@ class MedsiloExecutor(Executor):
             participant, clock = self._participant(parcel, fl_ctx, stop)
             with clock.running():
                 running.append(clock)
-                reply = participant.answer(parcel, stop)
+                reply = self._answer(participant, parcel, fl_ctx, stop)
             for warning in reply.facts.get("warnings", []):
                 self.log_warning(fl_ctx, plain(warning))
             if self.folder:
@@ -121,7 +125,18 @@ class MedsiloExecutor(Executor):
             self._write_private(error, fl_ctx)
             if self.folder:
                 Diary(self.folder).failed(parcel.facts, error, reason)
-            return refusal(reason, isinstance(error, Died))
+            holds = self.received.holds if self.received else None
+            return refusal(reason, isinstance(error, Died), isinstance(error, Lacks), holds)
+
+    def _answer(self, participant: AnsweringSite, order: Parcel, fl_ctx: FLContext, stop: Stop) -> Parcel:
+        """Have an order answered, of which this hospital has kept some tensors."""
+        received = self.received
+        if received is None:
+            return participant.answer(order, stop)
+        answer = participant.answer(received.open(order), stop)
+        if order.facts.get("task") == "test":
+            received.forget()
+        return received.close(answer, names=self.names and not _changes_answers(fl_ctx))
 
     def _participant(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[AnsweringSite, Clock]:
         """This site in the parcel's study, and its clock; made once per process."""
@@ -140,6 +155,8 @@ class MedsiloExecutor(Executor):
             Permission(plan, site, sites, settings, self.folder, lead, kit).wait(stop)
             self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
             self.clock = Clock(self.folder, settings.limits)
+            self.names = not plan.transport.sealed
+            self.received = ReceivedTensors(self.folder) if settings.keep_received else None
             Diary(self.folder).began(plan, lead)
             if settings.isolation:
                 self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind, lead, kit)
@@ -156,6 +173,14 @@ class MedsiloExecutor(Executor):
                 file.write(details(error) + "\n")
         except Exception as second:
             self.log_error(fl_ctx, f"the error's details could not be kept: {type(second).__name__}")
+
+
+def _changes_answers(fl_ctx: FLContext) -> bool:
+    """Return whether a filter of the hospital or of the job sees answers: it must see all that leaves."""
+    runner = fl_ctx.get_prop(FLContextKey.RUNNER)
+    if runner is None:
+        return True
+    return bool(get_filters("task_result_filters", fl_ctx, runner.task_result_filters, TASK, FilterKey.OUT))
 
 
 def _await(work: Future, stop: Callable[[], None]) -> Shareable:

@@ -184,6 +184,8 @@ class Gate:
     def _decoded(self, message: Message, origin: str) -> object:
         try:
             decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=self.cell.get_fobs_context())
+        except Refused:
+            raise
         except Exception as error:
             if origin in self.refused:
                 raise Refused(self.refused[origin]) from error

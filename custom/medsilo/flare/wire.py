@@ -13,21 +13,25 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.fuel.utils import fobs
 from torch import Tensor
 
-from medsilo.core.errors import Died, Refused
+from medsilo.core.errors import Died, Lacks, Refused
 from medsilo.core.text import plain
 from medsilo.flare.pieces import PiecedTensors
-from medsilo.runs.messages import Parcel
+from medsilo.runs.messages import Parcel, held
 
 META = "medsilo"
 TASK = "medsilo"  # the name of every task
-REFUSAL, DIED = "medsilo.refusal", "medsilo.died"
+REFUSAL, DIED, LACKS, HOLDS = "medsilo.refusal", "medsilo.died", "medsilo.lacks", "medsilo.holds"
 PRESENT = {"task": "present"}  # the facts of a parcel that asks for nothing but an answer
 STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the rounds are told, if the lead shares them
 PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
 
 
-def let_tensors_travel() -> None:
-    """NVFlare sends torch tensors as they are once this process has said so."""
+def let_tensors_travel(to_files: bool = False) -> None:
+    """NVFlare sends torch tensors as they are once this process has said so.
+
+    to_files: whether those that arrive here lie in nameless files, since many may be on their way at once.
+    """
+    PiecedTensors.to_files = to_files
     fobs.register(PiecedTensors)
 
 
@@ -49,6 +53,8 @@ def to_parcel(shareable: Shareable) -> Parcel:
         reason = plain(told if isinstance(told, str) and told else f"{reason}; its own log says why")
         if shareable.get_header(DIED) is True:
             raise Died(reason)
+        if shareable.get_header(LACKS) is True:
+            raise Lacks(reason)
         raise Refused(reason)
     try:
         collection = from_shareable(shareable)
@@ -76,9 +82,19 @@ def _as_sent(value: Any, dtype: str) -> Any:
     return tensor.round().to(sent) if tensor.isfinite().all() else tensor
 
 
-def refusal(reason: str, died: bool = False) -> Shareable:
-    """A site's answer when it could not do the work."""
+def refusal(
+    reason: str, died: bool = False, lacks: bool = False, holds: dict[str, dict[str, str]] | None = None
+) -> Shareable:
+    """A site's answer when it could not do the work. holds: what it has of what it was sent."""
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(REFUSAL, reason)
     reply.set_header(DIED, died)
+    reply.set_header(LACKS, lacks)
+    if holds is not None:
+        reply.set_header(HOLDS, holds)
     return reply
+
+
+def held_of(shareable: Shareable) -> dict[str, dict[str, str]] | None:
+    """Return what a site that refuses says that it holds; None where it does not."""
+    return held(shareable.get_header(HOLDS))

@@ -96,8 +96,8 @@ class Defence:
         self._weights[site] = weight
         self._carried[site] = {name: tensors[name] for name in layout.carried}
 
-    def combined(self, layout: Layout, origin: Tensors | None) -> list[Tensor]:
-        """Return the way from `origin` to the next model: one vector per section of the layout, as mixers keep them."""
+    def combined(self, layout: Layout, origin: Tensors | None) -> dict[str, Tensor]:
+        """Return the way from `origin` to the next model by name, in single precision at least."""
         fewest = self.shield.rule.fewest if self.shield.rule else 1
         if len(self._weights) < fewest:
             rule = self.shield.rule.name if self.shield.rule else ""
@@ -107,7 +107,11 @@ class Defence:
         for part in self._parts:
             ways |= self._combine(part, origin)
             part.waiting.clear()
-        return [torch.cat([ways[name].view(-1) for name in section.names]) for section in layout.sections]
+        return {
+            name: ways[name].clone().view(shape)
+            for section in layout.sections
+            for name, shape in zip(section.names, section.shapes, strict=True)
+        }
 
     def weights(self) -> dict[str, float]:
         """Return the sites' shares before any rule: alike, or by their weights where the plan bounds them."""

@@ -1,8 +1,7 @@
 """Lay the tensors of one group one after another, so that mathematics runs over a few long vectors."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
@@ -12,9 +11,6 @@ Tensors = Mapping[str, Tensor]
 # Numbers that are handled at once: few enough for a processor's cache in double precision, many enough that the
 # cost of calling torch does not show.
 BLOCK = 1 << 18
-# Numbers of a mean that several contributions are folded into, one after the other, before the next are looked at: in
-# double precision two such strips stay in the cache of one core.
-STRIP = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,10 @@ class Block:
         """Copies the block's numbers to `into` [size], which may be of a wider type."""
         copy_stretches([piece.of(tensors) for piece in self.pieces], into)
 
+    def write(self, numbers: Tensor, tensors: Tensors) -> None:
+        """Put numbers [size], which may be of a wider type, where the block's tensors have theirs."""
+        torch._foreach_copy_([piece.of(tensors) for piece in self.pieces], numbers.split(self.sizes))
+
     def subtract(self, tensors: Tensors, of: Tensor) -> None:
         """Takes the block's numbers off those of `of` [size], which may be of a wider type."""
         torch._foreach_sub_(of.split(self.sizes), [piece.of(tensors) for piece in self.pieces])
@@ -63,28 +63,11 @@ class TypeSection:
         self.size = sum(self.sizes)
         self.offset = offset  # in bytes, from the beginning of the parcel
         self.blocks = _blocks(self.names, self.sizes)
-        self._cuts = _cuts(self.sizes)
         self.widths = [block.size for block in self.blocks]
 
     def cut(self, width: int) -> list[Block]:
         """Return blocks of at most so many numbers, for whoever reads several sites' at once."""
         return _blocks(self.names, self.sizes, width)
-
-    def strips(self, tensors: Tensors) -> Iterator[list[Tensor]]:
-        """Yield the stretches of tensors that lie in each strip: STRIP numbers of the section, the last may be less."""
-        stretches = chain.from_iterable(
-            zip(_flat(tensors[name]).split_with_sizes(cuts), cuts, strict=True)
-            for name, cuts in zip(self.names, self._cuts, strict=True)
-        )
-        strip, filled = [], 0
-        for stretch, size in stretches:
-            strip.append(stretch)
-            filled += size
-            if filled == STRIP:
-                yield strip
-                strip, filled = [], 0
-        if strip:
-            yield strip
 
     def room(self) -> Tensor:
         """Memory for all numbers of the section in single precision at least, not yet filled."""
@@ -144,6 +127,22 @@ class Layout:
             return f"{next(name for name in self.names if name not in tensors)}: missing"
         return None
 
+    def rooms(self) -> dict[str, Tensor]:
+        """Return tensors for all numbers that are averaged, in single precision at least, not yet filled."""
+        return {
+            name: torch.empty(shape, dtype=section.kept)
+            for section in self.sections
+            for name, shape in zip(section.names, section.shapes, strict=True)
+        }
+
+    def narrowed(self, wide: dict[str, Tensor], carried: Tensors) -> dict[str, Tensor]:
+        """Return tensors in their own types, in the order in which they came, with those that are not averaged.
+
+        `wide` is emptied on the way; a tensor that is of its own type already is returned itself.
+        """
+        kinds = self.signature.items()
+        return {name: wide.pop(name).to(kind) if name in wide else carried[name] for name, (_, kind) in kinds}
+
     def restore(self, vectors: list[Tensor], carried: Tensors) -> dict[str, Tensor]:
         """New tensors, in the order in which they came, from one vector per section.
 
@@ -169,17 +168,6 @@ def _flat(tensor: Tensor) -> Tensor:
 
 def _is_averaged(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
-
-
-def _cuts(sizes: list[int]) -> list[list[int]]:
-    """Return for every tensor the lengths of the stretches that the ends of strips cut it into."""
-    cuts, begin = [], 0
-    for size in sizes:
-        end = begin + size
-        ends = [*range(begin - begin % STRIP + STRIP, end, STRIP), end]
-        cuts.append([stop - start for start, stop in pairwise([begin, *ends])])
-        begin = end
-    return cuts
 
 
 def _blocks(names: list[str], sizes: list[int], width: int = BLOCK) -> list[Block]:

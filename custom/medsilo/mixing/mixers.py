@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -31,8 +31,9 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.spill import Kept
 from medsilo.mixing.defence import Defence, Shield
+from medsilo.mixing.folding import SectionFold
 from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
-from medsilo.mixing.layout import BLOCK, STRIP, Layout, Tensors, TypeSection, copy_stretches
+from medsilo.mixing.layout import BLOCK, Layout, Tensors, TypeSection
 from medsilo.mixing.spread import Numbers, Spread, StoredSpread, Totals
 from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
 
@@ -275,7 +276,8 @@ class WeightedMean(Mixer):
             self._defence.clear()
         self._turn = 0  # place of the site whose contribution comes next
         self._total = 0.0
-        self._mean: list[Tensor] = []  # so far, one vector per section of the layout
+        self._mean: dict[str, Tensor] = {}  # so far, by name, in single precision at least
+        self._folds: list[SectionFold] = []
         self._totals: Totals | None = None  # in place of the total, where weights are no single numbers
         self._carrier: str | None = None
         self._carried: dict[str, Tensor] = {}
@@ -334,7 +336,7 @@ class WeightedMean(Mixer):
             return
         assert self._layout is not None
         if not self._mean:
-            self._mean = [section.room() for section in self._layout.sections]
+            self._mean = self._layout.rooms()
         weights = [self._weights[site] for site in sites]
         numbers = [weight for weight in weights if isinstance(weight, float)]
         try:
@@ -351,28 +353,17 @@ class WeightedMean(Mixer):
             self._waiting.drop(site)
 
     def _fold_whole(self, sites: Sequence[str], weights: list[float], layout: Layout) -> None:
-        """All of them into one strip of the mean after the other: what is at work stays in the processor's cache."""
+        """All of them into one strip of the mean after the other."""
         totals = list(accumulate(weights, initial=self._total))[1:]
-        shares = [weight / total for weight, total in zip(weights, totals, strict=True)]
+        shares = {site: weight / total for site, weight, total in zip(sites, weights, totals, strict=True)}
         self._total = totals[-1]
-        for section, mean in zip(layout.sections, self._mean, strict=True):
-            rooms, read = section.scratch(STRIP), torch.empty(min(STRIP, section.size), dtype=section.dtype)
-            origins = repeat([]) if self._origin is None else section.strips(self._origin)
-            contributions = [self._waiting.strips(site, section, read) for site in sites]
-            for kept, origin in zip(mean.split(STRIP), origins, strict=False):
-                theta, m = (room[: len(kept)] for room in rooms)
-                for strips, share in zip(contributions, shares, strict=True):
-                    copy_stretches(next(strips), theta)
-                    if origin:
-                        torch._foreach_sub_(theta.split_with_sizes([len(part) for part in origin]), origin)
-                    if share == 1.0:
-                        kept.copy_(theta)
-                    else:
-                        kept.copy_(m.copy_(kept).lerp_(theta, share))
+        self._folds = self._folds or [SectionFold(section) for section in layout.sections]
+        for fold in self._folds:
+            fold.add(self._mean, shares, self._waiting, self._origin)
 
     def _fold_spread(self, sites: Sequence[str], layout: Layout) -> None:
         if self._totals is None:
-            self._mean, self._totals = [mean.zero_() for mean in self._mean], Totals(layout)
+            self._mean, self._totals = {name: mean.zero_() for name, mean in self._mean.items()}, Totals(layout)
         for site in sites:
             read, weights = self._waiting.reader(site), self._weights[site]
             if self._origin is not None:
@@ -397,7 +388,7 @@ class WeightedMean(Mixer):
         if origin is not None:
             self._move(self._beside(reading(origin), self._layout), self._layout)
         self._given = origin = None  # makes room
-        self._given = self._layout.restore(self._mean, self._carried)
+        self._given = self._layout.narrowed(self._mean, self._carried)
         self._begin_sum()
 
     def _combine(self, defence: Defence, layout: Layout) -> None:
@@ -431,13 +422,14 @@ class WeightedMean(Mixer):
 
     def _beside(self, read: Read, layout: Layout) -> Iterator[tuple[Tensor, Tensor]]:
         """A model and, to be changed in place, the mean, block by block in double precision."""
-        for section, mean in zip(layout.sections, self._mean, strict=True):
+        for section in layout.sections:
             scratch = section.scratch(BLOCK)
-            for block, kept in zip(section.blocks, mean.split(section.widths), strict=True):
+            for block in section.blocks:
                 theta, m = (room[: block.size] for room in scratch)
                 read(section, block, theta)
-                yield theta, m.copy_(kept)
-                kept.copy_(m)
+                block.read(self._mean, m)
+                yield theta, m
+                block.write(m, self._mean)
 
     def _row(self, site: str) -> dict[str, Tensor] | None:
         return self._given if site in self._sites else None

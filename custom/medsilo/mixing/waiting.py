@@ -1,6 +1,6 @@
 """Let a contribution wait until its turn: a little in memory, the rest in a nameless file."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.spill import Spill
-from medsilo.mixing.layout import STRIP, Block, Layout, Tensors, TypeSection
+from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
 
 # Bytes of all contributions together that may wait in memory, unless told otherwise; the others wait on the disk.
 MEMORY = 4 << 20
@@ -72,14 +72,18 @@ class WaitingRoom:
             ) from error
         self._begins[site] = begin
 
-    def strips(self, site: str, section: TypeSection, room: Tensor) -> Iterator[list[Tensor]]:
-        """Yield the site's contribution strip by strip, in one or several stretches; what lies on the disk in `room`, a
-        strip of the section's type, where the next one's may take its place."""
-        if site in self._held:
-            yield from section.strips(self._held[site][0])
-            return
-        for start in range(0, max(section.size, 1), STRIP):
-            yield [self._read(site, section, start, room[: section.size - start])]
+    def held(self, site: str) -> Tensors | None:
+        """Return the site's contribution if it waits in memory."""
+        held = self._held.get(site)
+        return held[0] if held else None
+
+    def read(self, site: str, section: TypeSection, start: int, numbers: Tensor) -> Tensor:
+        """Fill a vector of the section's type with the site's numbers from there on, which wait in the file."""
+        assert self._spill is not None
+        try:
+            return self._spill.read(self._begins[site] + section.offset + start * section.dtype.itemsize, numbers)
+        except MedsiloError as error:
+            raise MedsiloError(f"{site}: {error}") from error
 
     def reader(self, site: str) -> Read:
         """Return what reads the site's contribution, block by block."""
@@ -87,16 +91,9 @@ class WaitingRoom:
             return reading(self._held[site][0])
 
         def read(section: TypeSection, block: Block, into: Tensor) -> None:
-            into.copy_(self._read(site, section, block.start, torch.empty(block.size, dtype=section.dtype)))
+            into.copy_(self.read(site, section, block.start, torch.empty(block.size, dtype=section.dtype)))
 
         return read
-
-    def _read(self, site: str, section: TypeSection, start: int, numbers: Tensor) -> Tensor:
-        assert self._spill is not None
-        try:
-            return self._spill.read(self._begins[site] + section.offset + start * section.dtype.itemsize, numbers)
-        except MedsiloError as error:
-            raise MedsiloError(f"{site}: {error}") from error
 
     def drop(self, site: str) -> None:
         """Forgets the site's contribution."""

@@ -44,6 +44,7 @@ class Facts:
     seconds: float = 0.0  # of a recording
     gaps: int = 0  # of a recording: in time, and rows without a value
     turned: bool = False  # whether a recording's axes seem to lie the other way round
+    outcome: tuple[float, ...] = ()  # of survival: time and event
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Cache:
             raise DataError("a file can't be read; is it a link to nowhere?", str(error)) from error
         code = package_facts()["hash"]
         return hashlib.sha256(
-            json.dumps([known, entry.name, str(entry.label), self.settings, code]).encode()
+            json.dumps([known, entry.name, str(entry.label), entry.outcome, self.settings, code]).encode()
         ).hexdigest()
 
 
@@ -203,10 +204,11 @@ class ReadyCases(Dataset):
         return self.ends[-1] if self.ends else 0
 
     @property
-    def labels(self) -> Tensor:
-        """The class of every case of a classification, [cases]."""
+    def labels(self) -> Tensor | None:
+        """The class of every case of a classification, [cases]; None where cases have numbers."""
         pairs = zip(self.held, self.chosen, strict=True)
-        return torch.tensor([one.facts.shown[case][0] for one, cases in pairs for case in cases], dtype=torch.long)
+        shown = [one.facts.shown[case] for one, cases in pairs for case in cases]
+        return torch.tensor([own[0] for own in shown], dtype=torch.long) if all(shown) else None
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         held, number = self.at(index)
