@@ -1,12 +1,13 @@
 """Fold sites' contributions into a mean, strip by strip."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from medsilo.mixing.layout import Block, Tensors, TypeSection
-from medsilo.mixing.waiting import WaitingRoom
 
 # Numbers of a mean that all contributions are folded into before the next are looked at: so many that the cost of
 # calling torch does not show; what is at work, in double precision, lies in a processor's second and third cache.
@@ -32,6 +33,29 @@ class Strip:
         return [tensors[piece.name] if piece.whole else piece.of(tensors) for piece in self.block.pieces]
 
 
+class Contributions(Protocol):
+    """Where contributions lie, by name."""
+
+    def held(self, name: str) -> Tensors | None:
+        """Return one that lies in memory."""
+
+    def read(self, name: str, section: TypeSection, start: int, numbers: Tensor) -> Tensor:
+        """Fill a vector of the section's type with another one's numbers from there on."""
+
+
+@dataclass(frozen=True)
+class Single:
+    """One contribution, which lies in memory."""
+
+    tensors: Tensors
+
+    def held(self, name: str) -> Tensors:
+        return self.tensors
+
+    def read(self, name: str, section: TypeSection, start: int, numbers: Tensor) -> Tensor:
+        raise AssertionError("it lies in memory")
+
+
 class SectionFold:
     """The memory in which a section's strips are worked on; used for one contribution, or several, after the other."""
 
@@ -43,7 +67,7 @@ class SectionFold:
         self.read = torch.empty(min(STRIP, section.size), dtype=section.dtype)
         self.rounded = torch.empty(min(STRIP, section.size), dtype=section.kept)
 
-    def add(self, mean: Tensors, shares: Mapping[str, float], waiting: WaitingRoom, origin: Tensors | None) -> None:
+    def add(self, mean: Tensors, shares: Mapping[str, float], waiting: Contributions, origin: Tensors | None) -> None:
         """m ← m + a (θ - m) for one site after the other, with its share a of what has come so far; of the ways from
         `origin` where that is given. Each step is in double precision, and m is rounded to its own after it."""
         contributions = [(site, waiting.held(site), share) for site, share in shares.items()]
