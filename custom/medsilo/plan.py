@@ -22,7 +22,7 @@ from medsilo.course.declared import PrivacyOffer, Private
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Course, Phase
 from medsilo.course.promises import Sealing, promises
-from medsilo.course.sealable import forms_of, whole_means
+from medsilo.course.sealable import forms_of, means_of
 from medsilo.course.workbench import Blueprint
 from medsilo.learning.private import GradientBounds, mixes_cases
 from medsilo.learning.seeds import seed_for
@@ -81,6 +81,12 @@ class Participation(Section):
         "within each group first, then over the groups ([below](#groups-of-hospitals)). Each site stands in one group; "
         "`sites` may be left out then",
     )
+    sums_at: dict[str, str] = added(
+        {},
+        max_length=MOST_SITES,
+        description="by group: which of its sites adds up what all of them send, so that the server gets one mean from "
+        "it ([below](#groups-of-hospitals)). That site reads the others' tensors, as far as their settings allow it",
+    )
 
     @field_validator("sites", "unseen")
     @classmethod
@@ -104,6 +110,13 @@ class Participation(Section):
                 raise ValueError(f"group {name} has no sites; name them, or leave it out")
             cls._names(sites)
         return {name: tuple(sorted(sites)) for name, sites in sorted(groups.items())}
+
+    @model_validator(mode="after")
+    def _sums_at_a_member(self) -> Self:
+        for name, site in self.sums_at.items():
+            if site not in self.groups.get(name, ()):
+                raise ValueError(f"sums_at: {site} is not a site of a group {name}; name one of the group's own")
+        return self
 
     @model_validator(mode="after")
     def _each_in_a_group(self) -> Self:
@@ -140,6 +153,10 @@ class Participation(Section):
     def group_of(self) -> dict[str, str]:
         """The group of each site, where there are groups."""
         return {site: name for name, sites in self.groups.items() for site in sites}
+
+    def adder_of(self, site: str) -> str | None:
+        """Return the site that adds up what this one sends; None where the server does."""
+        return self.sums_at.get(self.group_of.get(site, ""))
 
     @property
     def everyone(self) -> tuple[str, ...]:
@@ -536,16 +553,23 @@ class Plan(Section):
                 "participation.groups: sealed numbers are integers, whose sum is the same in any order; leave groups "
                 "out, or set transport.sealing=none"
             )
-        means: dict[str, bool] = {}
+        sent, means = set[str](), dict[str, Summed | None]()
         for phase in self.course.phases:
-            found = whole_means(phase, participation.sites, self.task, self.training, self.seed)
-            means |= {group: whole for group, whole in found.items() if group in views(phase.sent, dict(networks))}
+            own = views(phase.sent, dict(networks)).keys()
+            sent |= own
+            means |= {group: form for group, form in self.means_of(phase).items() if group in own}
         if self.algorithm.pooled or not means:
             raise PlanError(f"participation.groups: {name} takes no mean over sites; leave groups out")
-        if whole := sorted(group for group, needs_all in means.items() if needs_all):
+        if whole := sorted(group for group, form in means.items() if form is None):
             raise PlanError(
                 f"participation.groups: the mean of {name}'s {whole[0]} needs every site's tensors at once; leave "
                 "groups out, or choose another method"
+            )
+        single = sorted(group for group in sent if (form := means.get(group)) is None or form.enter)
+        if participation.sums_at and single:
+            raise PlanError(
+                f"participation.sums_at: the server needs every site's own {single[0]} in {name}, so no site can add "
+                "it up; leave sums_at out, or choose another method"
             )
 
     def _can_be_sealed(self, networks: Mapping[str, nn.Module]) -> None:
@@ -618,6 +642,10 @@ class Plan(Section):
     def _forms(self, phase: Phase) -> dict[str, Form]:
         sites = self.participation.sites or ("a", "b", "c")
         return forms_of(phase, sites, self.task, self.training, self.seed)
+
+    def means_of(self, phase: Phase) -> dict[str, Summed | None]:
+        """Return the form of every group that is a mean over sites; None where it needs all their tensors at once."""
+        return means_of(phase, self.participation.sites, self.task, self.training, self.seed)
 
     def sealed_forms(self, phase: Phase) -> dict[str, Form]:
         """Return how each group is sealed that sites seal in a phase."""

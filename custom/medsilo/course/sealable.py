@@ -20,17 +20,20 @@ def forms_of(phase: Phase, sites: tuple[str, ...], task: Task, training: Trainin
     return {group.name: _form(group, server) for group in phase.sent}
 
 
-def whole_means(phase: Phase, sites: tuple[str, ...], task: Task, training: Training, seed: int) -> dict[str, bool]:
-    """Return, for every group of a phase that is a mean over sites, whether it needs all their tensors at once."""
-    server, found = _beginning(sites, task, training, seed), {}
+def means_of(
+    phase: Phase, sites: tuple[str, ...], task: Task, training: Training, seed: int
+) -> dict[str, Summed | None]:
+    """Return the form of every group of a phase that is a mean over sites; None where it needs all their tensors."""
+    server, found = _beginning(sites, task, training, seed), dict[str, Summed | None]()
     for group in phase.sent:
         try:
             mixer = None if group.personal else group.mix(server)
         except (LookupError, AttributeError, MedsiloError):
-            found[group.name] = True
+            found[group.name] = None
             continue
         if isinstance(mixer, WeightedMean):
-            found[group.name] = not isinstance(form_of(mixer), Summed)
+            form = form_of(mixer)
+            found[group.name] = form if isinstance(form, Summed) else None
     return found
 
 

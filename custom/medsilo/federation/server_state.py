@@ -138,6 +138,16 @@ class ServerState:
                 self.mixers[group.name].add(site, groups[group.name], samples)
         self.directions.note(site, directions)
 
+    def take_part(
+        self, part: str, means: Groups, weights: Mapping[str, Mapping[str, float]], phase: Phase, like: Groups
+    ) -> None:
+        """Take the means over a group of sites that one of them made, whose form was checked; raises Refused."""
+        check_numbers(means, phase.sent, self.ranges, {})
+        for group in phase.sent:
+            mixer = self.mixers.get(group.name)
+            if group.name in means and isinstance(mixer, WeightedMean):
+                mixer.take_part(part, means[group.name], weights[group.name], like[group.name])
+
     def shares(self, phase: Phase) -> Mapping[str, float]:
         """Return how much each site counted in the round that ended, in the first group that is a mean."""
         found = (self.mixers[group.name].shares for group in phase.sent if group.name in self.mixers)

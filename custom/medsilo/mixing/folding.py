@@ -7,7 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from medsilo.mixing.layout import Block, Tensors, TypeSection
+from medsilo.core.errors import MedsiloError
+from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
 
 # Numbers of a mean that all contributions are folded into before the next are looked at: so many that the cost of
 # calling torch does not show; what is at work, in double precision, lies in a processor's second and third cache.
@@ -34,7 +35,7 @@ class Strip:
 
 
 class Contributions(Protocol):
-    """Where contributions lie, by name."""
+    """A place where contributions lie, by name."""
 
     def held(self, name: str) -> Tensors | None:
         """Return one that lies in memory."""
@@ -53,7 +54,7 @@ class Single:
         return self.tensors
 
     def read(self, name: str, section: TypeSection, start: int, numbers: Tensor) -> Tensor:
-        raise AssertionError("it lies in memory")
+        raise MedsiloError("a mean that lies in memory was looked for on the disk")
 
 
 class SectionFold:
@@ -95,3 +96,36 @@ class SectionFold:
                     strip.mean.lerp_(strip.theta, share)
             else:
                 torch._foreach_copy_(kept, strip.mean_parts)
+
+
+class PartMean:
+    """The mean of a part's sites, who are added in sorted order; elsewhere than where the parts' mean is taken."""
+
+    def __init__(self, like: Tensors) -> None:
+        """like: tensors of the names, shapes and types of what is added."""
+        self.layout = Layout(like)
+        self.total = 0.0
+        self._mean = self.layout.rooms()
+        self._folds = [SectionFold(section) for section in self.layout.sections]
+        self._carried: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def add(self, tensors: Tensors, weight: float) -> None:
+        """Add a site's tensors."""
+        own = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        if not self.total:
+            self._carried = {name: own[name] for name in self.layout.carried}
+        self.total += weight
+        for fold in self._folds:
+            fold.add(self._mean, {"": weight / self.total}, Single(own), None)
+
+    def result(self) -> dict[str, Tensor]:
+        """Return the mean, in single precision at least, and of whole numbers those of the first site."""
+        return {**self._mean, **self._carried}
+
+    @classmethod
+    def layout_of(cls, like: Tensors) -> dict[str, Tensor]:
+        """Return tensors without values of the names, shapes and types of such a mean."""
+        layout = Layout(like)
+        kept = {name: section.kept for section in layout.sections for name in section.names}
+        return {name: torch.empty_like(tensor, dtype=kept.get(name, tensor.dtype)) for name, tensor in like.items()}

@@ -288,6 +288,7 @@ class WeightedMean(Mixer):
         self._waiting.clear()
         self._weights.clear()
         self._numbers = {}
+        self._means: dict[str, Single] = {}  # of parts, taken elsewhere
         if self._defence:
             self._defence.clear()
         self._turn = 0  # place of the site whose contribution comes next
@@ -300,6 +301,23 @@ class WeightedMean(Mixer):
         self._totals: Totals | None = None  # in place of the total, where weights are no single numbers
         self._carrier: str | None = None
         self._carried: dict[str, Tensor] = {}
+
+    def take_part(self, part: str, mean: Tensors, weights: Mapping[str, float], like: Tensors) -> None:
+        """Take the mean of a part's sites that was taken elsewhere, as `PartMean` does, with each site's weight.
+
+        It stays in memory until the round closes. like: tensors of the names, shapes and types of what a site sends.
+        """
+        if not weights or any(self._parts.get(site) != part for site in weights) or part in self._means:
+            raise MedsiloError(f"participation.groups: {part} is not a group of these sites, or has its mean already")
+        for site, weight in weights.items():
+            self._check_turn(site, weight)
+        layout, mean = self._layout or Layout(like), _plain(part, mean)
+        self._layout = layout
+        self._means[part] = Single({name: mean[name] for section in layout.sections for name in section.names})
+        self._numbers |= weights
+        self._answered |= set(weights)
+        if self._carrier is None or min(weights) < self._carrier:
+            self._carrier, self._carried = min(weights), {name: mean[name] for name in layout.carried}
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
         if self._given is None:
@@ -392,6 +410,14 @@ class WeightedMean(Mixer):
             self._total = self._grown(self._mean, self._total, {self._part: self._part_total}, single, self._origin)
         self._part_total = 0.0
 
+    def _put_part(self, part: str, layout: Layout) -> None:
+        """Put the mean of a part, taken elsewhere, into the mean over parts."""
+        self._end_part()
+        self._folds = self._folds or [SectionFold(section) for section in layout.sections]
+        self._mean = self._mean or layout.rooms()
+        total = sum(weight for site, weight in sorted(self._numbers.items()) if self._parts[site] == part)
+        self._total = self._grown(self._mean, self._total, {part: total}, self._means.pop(part), self._origin)
+
     def _grown(
         self,
         mean: Tensors,
@@ -427,7 +453,11 @@ class WeightedMean(Mixer):
         assert self._layout is not None
         if self._defence:
             self._combine(self._defence, self._layout)
-        self._fold([site for site in self._order[self._turn :] if site in self._waiting])
+        for part, sites in groupby(self._order[self._turn :], lambda site: self._parts.get(site, "")):
+            if part in self._means:
+                self._put_part(part, self._layout)
+            else:
+                self._fold([site for site in sites if site in self._waiting])
         self._end_part()
         total = math.fsum(self._numbers.values())
         self._shares = {site: weight / total for site, weight in sorted(self._numbers.items())}
