@@ -9,6 +9,7 @@ import torch
 from nvflare.fuel.f3.streaming.download_service import ProduceRC
 
 from medsilo.check.leaks import describe
+from medsilo.check.visit import Visit, check
 from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
 from medsilo.federation import inprocess
 from medsilo.federation.adding import GroupAdder
@@ -192,6 +193,10 @@ def test_a_hospital_says_who_may_read_what_it_sends(tmp_path):
     with pytest.raises(Refused, match="sums_at in its medsilo.yaml"):
         Participant(plan, A, SITES, SiteSettings(device="cpu", sums_at=(B,)), tmp_path / "site")
     assert any(f"{C} reads the tensors of {A}, and" in line for line in describe(plan, {}, SiteSettings()))
+    for allowed, verdict in ((B, "stops"), (C, "note")):
+        (tmp_path / "medsilo.yaml").write_text(f"device: cpu\nsums_at: [{allowed}]\n")
+        found = check(Visit(A, plan, local=tmp_path, required={}), lambda *asked: []).findings
+        assert [own.severity for own in found if "reads what this" in own.what or "lets" in own.what] == [verdict]
 
 
 def test_only_the_server_and_who_adds_up_may_fetch(monkeypatch):
