@@ -24,7 +24,7 @@ from scipy import stats
 from sklearn.model_selection import train_test_split
 
 from medsilo.federation import inprocess
-from medsilo.study.flamby import BENCHMARKS, POOLED, Benchmark, Lines, Work, published, shown, write_tables
+from medsilo.study.flamby import POOLED, TABLES, Benchmark, Lines, Work, published, shown, write_tables
 
 SEEDS = (42, 43, 44, 45, 46)
 RAREST = 3  # cases of an outcome, of which a hospital needs as many to take part in comparisons
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cells", type=Path, default=Path("runs/flamby_better"), help="where scores are kept")
     parser.add_argument("--draws", type=int, default=3, help="of validation cases")
     asked = parser.parse_args(arguments)
-    there = [one for one in BENCHMARKS if not one.lacking(asked.data)]
+    there = [one for one in TABLES if not one.lacking(asked.data)]
     for benchmark in there:
         report(benchmark, asked.data, asked.cells, asked.draws)
     return 0 if there else 1

@@ -1,11 +1,12 @@
 """Growth with the number of sites: time, memory and disk of a study in one process, or in NVFlare's simulator.
 
-    python benchmarks/many_sites.py [--engine inprocess|simulator] [--sites 2 8 32 64 144 1000] [--rounds 3]
+    python benchmarks/many_sites.py [--engine inprocess|simulator] [--sites 2 8 32 64 144 1000] [--rounds 3] [--large]
 
-FedAvg over synthetic activity windows, few of them at each site, so that what a site costs is what shows. Every number
-of sites is measured in a process of its own. Time is the processor's in one process, and the clock's in the simulator,
-whose processes share what cores there are. Memory is the most that the process held above its start (in one process),
-or the most that all processes held together, with what they share counted once (Linux's PSS, looked at every second).
+FedAvg over synthetic activity windows, few of them at each site, so that what a site costs is what shows; with --large
+one step a round of a U-Net of 26 million parameters. Every number of sites is measured in a process of its own. Time is
+the processor's in one process, and the clock's in the simulator, whose processes share what cores there are. Memory is
+the most that the process held above its start (in one process), or the most that all processes held together, with what
+they share counted once (Linux's PSS, looked at every second).
 """
 
 import argparse
@@ -54,23 +55,31 @@ class Cost:
         return f"| {self.sites} | {' | '.join(numbers)} | {self.memory:.0f} | {self.disk:.1f} |"
 
 
-def plan_of(sites: int, rounds: int) -> Plan:
+SMALL = {"task": {"name": "synthetic-activity", "persons": 8, "windows": 10}}
+LARGE = {
+    "task": {"name": "synthetic-prostate", "patients": 3, "slices": 3, "size": 32},
+    "network": {"name": "unet", "features": [64, 128, 256, 512, 1024], "residual_units": 2},
+}
+
+
+def plan_of(sites: int, rounds: int, large: bool = False) -> Plan:
     """Return a study of so many sites."""
+    steps = {"local_steps": 1} if large else {}
     return parse_plan(
         {
             "algorithm": {"name": "fedavg"},
-            "task": {"name": "synthetic-activity", "persons": 8, "windows": 10},
-            "training": {"rounds": rounds, "batch_size": 32, "learning_rate": 0.05, "momentum": 0.9},
+            **(LARGE if large else SMALL),
+            "training": {"rounds": rounds, "batch_size": 32, "learning_rate": 0.05, "momentum": 0.9, **steps},
             "participation": {"sites": [f"hospital-{place:04}" for place in range(sites)], "timeout": 3600},
         },
         [],
     )
 
 
-def cost(engine: str, sites: int, rounds: int) -> Cost:
+def cost(engine: str, sites: int, rounds: int, large: bool = False) -> Cost:
     """Run one study, of two rounds at least, and return what it cost."""
     clock = time.process_time if engine == "inprocess" else time.monotonic
-    plan, times = plan_of(sites, rounds), [clock()]
+    plan, times = plan_of(sites, rounds, large), [clock()]
     settings, before = SiteSettings(device="cpu"), most_held()
 
     def on_round(line: Round) -> None:
@@ -122,17 +131,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--engine", choices=("inprocess", "simulator"), default="inprocess")
     parser.add_argument("--sites", type=int, nargs="+", default=GROWTH)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--large", action="store_true", help="a network of 26 million parameters")
     parser.add_argument("--row", action="store_true", help="measure here, and print nothing else")
     given = parser.parse_args(arguments)
     if given.row:
-        print(cost(given.engine, given.sites[0], given.rounds).row)
+        print(cost(given.engine, given.sites[0], given.rounds, given.large).row)
         return
     print(HEAD, flush=True)
     for sites in given.sites:
         command = [sys.executable, __file__, "--row", "--engine", given.engine, "--sites", str(sites)]
-        subprocess.run(
-            [*command, "--rounds", str(given.rounds)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
+        command += ["--rounds", str(given.rounds), *(["--large"] if given.large else [])]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 if __name__ == "__main__":

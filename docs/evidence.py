@@ -33,9 +33,11 @@ STUDIES = (
     Study(
         "The same, devices mounted otherwise", "persons; axes, signs, gains", "adafed-har", "## With an induced shift"
     ),
-    Study("Prostate, SYNTHETIC", "what counts as the organ; looks", "study-synthetic", "## Prostate"),
-    Study("Activity, SYNTHETIC", "labels and devices", "study-synthetic", "## Activity"),
-    Study("Histology, SYNTHETIC", "stains, light, noise", "study-synthetic", "## Histology"),
+    Study("Heart disease, four hospitals", "countries, who was examined", "patients", "## UCI Heart"),
+    Study("Breast cancer, survival (TCGA)", "regions", "patients", "## TCGA-BRCA"),
+    Study("Prostate, SYNTHETIC", "what counts as the organ; looks", "baselines", "## Prostate"),
+    Study("Activity, SYNTHETIC", "labels and devices", "baselines", "## Activity"),
+    Study("Histology, SYNTHETIC", "stains, light, noise", "baselines", "## Histology"),
 )
 FLAMBY = ("Fed-Heart-Disease", "Fed-TCGA-BRCA")
 

@@ -147,6 +147,7 @@ def dxo(module: Any) -> None:
     "FLContext.get_engine.get_clients.name FLContext.get_engine.get_cell FLContext.get_engine.get_workspace",
     "FLContext.get_engine.register_app_command FLContext.get_engine.server.command_agent.cell",
     "FLContext.get_engine.job_runner.update_abnormal_finished_jobs FLContext.get_prop.set_info",
+    "FLContext.get_prop.task_result_filters",
 )
 def context(module: Any) -> None:
     """A context has properties, and knows the party's name, the job and the engine. The server's engine tells its
@@ -178,6 +179,7 @@ def context(module: Any) -> None:
 @relies(
     "apis.fl_constant",
     "EventScope.FEDERATION FLContextKey.CURRENT_RUN FLContextKey.EVENT_DATA FLContextKey.EVENT_SCOPE",
+    "FLContextKey.RUNNER FilterKey.OUT",
     "FLContextKey.TASK_NAME FLContextKey.WORKSPACE_OBJECT ReservedKey.IDENTITY_NAME ReturnCode.EXECUTION_EXCEPTION",
     "ReturnCode.OK ReturnCode.TASK_ABORTED ReturnCode.TASK_RESULT_FILTER_ERROR ServerCommandNames.GET_TASK",
     "ServerCommandNames.SUBMIT_UPDATE",
@@ -299,6 +301,22 @@ def filters(module: Any) -> None:
     assert list(inspect.signature(module.Filter.process).parameters)[1:] == ["shareable", "fl_ctx"]
 
 
+@relies("apis.utils.task_utils", "get_filters")
+def filters_of_answers(module: Any) -> None:
+    """The filters that an answer passes on its way out are those of the hospital's scope and of the job, from the
+    tables of these names in the scope and in the process that runs the job."""
+    manager = import_module(f"{MODULES}.private.privacy_manager")
+    constants = import_module(f"{MODULES}.apis.fl_constant")
+    assert manager.Scope.TASK_RESULT_FILTERS_NAME == "task_result_filters"
+    context = import_module(f"{MODULES}.apis.fl_context").FLContext()
+    asked = "task_result_filters", context, {"medsilo/out": ["the job's"]}, "medsilo", constants.FilterKey.OUT
+    assert module.get_filters(*asked) == ["the job's"]
+    runner = import_module(f"{MODULES}.private.fed.client.client_runner").ClientRunner
+    source_holds(runner, "self.task_result_filters = config.task_result_filters", "self.task_result_filters,")
+    app = import_module(f"{MODULES}.private.fed.client.client_app_runner").ClientAppRunner
+    source_holds(app, "set_prop(FLContextKey.RUNNER, client_runner")
+
+
 @relies("apis.fl_component", "FLComponent.fire_event FLComponent.handle_event")
 def component(module: Any) -> None:
     """A component of a job or a kit fires events, and is told all."""
@@ -381,6 +399,31 @@ def decomposer(module: Any) -> None:
     takes(found.to_downloadable, {"w": torch.zeros(2)}, 100, {})
     takes(found.download, from_fqcn="server", ref_id="id", per_request_timeout=1.0, cell=None)
     assert "dict" in str(inspect.signature(found.download).return_annotation)
+
+
+@relies("app_opt.pt.tensor_downloader", "download_tensors")
+def fetching(module: Any) -> None:
+    """The way in which a decomposer fetches tensors takes a function that gets them as they come; what that returns
+    None for is not kept. An exception in it ends the fetching."""
+    takes(
+        module.download_tensors,
+        from_fqcn="server",
+        ref_id="id",
+        per_request_timeout=1.0,
+        cell=None,
+        secure=False,
+        optional=False,
+        abort_signal=None,
+        progress_cb=None,
+        tensors_received_cb=print,
+    )
+    import torch
+    from safetensors.torch import save
+
+    got: list[dict] = []
+    consumer = module.TensorConsumer(lambda tensors: got.append(tensors), {})
+    consumer.consume("id", {}, [save({"w": torch.ones(2)})])
+    assert torch.equal(got[0]["w"], torch.ones(2)) and consumer.result == {}
 
 
 @relies(

@@ -56,7 +56,7 @@ ROOMS = {
     ),
     "nnunet": room(
         "nnU-Net over hospitals: the fingerprint of data that lie apart, and the plans that it makes of it",
-        "core federation learning models runs site tasks",
+        "core federation learning models runs sealing site tasks",
     ),
     "deploy": room(
         "the super model and its folder, prediction, export as a MONAI Bundle",

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.brains import write_heads
 from benchmarks.results.har import write_windows
-from benchmarks.results.pages import BRCA, HAR, HEART, Page, Part
+from benchmarks.results.pages import BRAINS, BRCA, HAR, HEART, Page, Part
 from benchmarks.results.patients import write_patients
 from medsilo.runs.schema import About, Verdict
 from medsilo.site.owner import ALL_MINE
@@ -80,12 +81,14 @@ class Comparison:
         return [cell for cell in own if cell.row not in left]
 
     def settings(self, places: Places) -> SiteSettings:
-        """Return every site's settings; recorded activity and tables are first put in order."""
+        """Return every site's settings; recorded activity and tables are first put in order, and volumes written."""
         source = places.data / self.part.data if self.part.data else None
         if source and self.part.data == HAR:
             source = write_windows(source, self.folder / "windows", self.part.shift)
         elif source and self.part.data in (HEART, BRCA):
             source = write_patients(source, self.folder / "tables")
+        elif self.part.data == BRAINS:
+            source = write_heads(self.folder / "heads")
         return make_settings({**ALL_MINE, "data": source, "device": "cpu"}, "benchmarks.results")
 
     def verdict(self, against: str) -> Verdict:

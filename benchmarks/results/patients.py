@@ -6,7 +6,7 @@ A fifth of each hospital's training cases of heart disease validate; TCGA-BRCA h
 from pathlib import Path
 
 from medsilo.core.errors import DataError
-from medsilo.study.flamby import BENCHMARKS, HEART, Lines, write_tables
+from medsilo.study.flamby import HEART, TABLES, Lines, write_tables
 
 EACH = 5  # of so many training cases, as they stand, one validates
 
@@ -23,7 +23,7 @@ def validated(lines: Lines) -> Lines:
 
 def write_patients(source: Path, target: Path) -> Path:
     """Write the hospitals' tables of the set that lies in `source`, and return their folder."""
-    benchmark = next(one for one in BENCHMARKS if one.folder == source.name)
+    benchmark = next(one for one in TABLES if one.folder == source.name)
     if lacking := benchmark.lacking(source.parent):
         raise DataError(f"no {', '.join(lacking)} in the data folder; --data names the folder with {source.name}")
     if not target.exists():

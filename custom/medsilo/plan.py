@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -720,7 +720,7 @@ class Plan(Section):
 
     def to_yaml(self) -> str:
         """The resolved plan as it is written to every run."""
-        return dump_yaml(self.resolved())
+        return _as_yaml(json.dumps(self.resolved()))
 
     @property
     def hash(self) -> str:
@@ -736,6 +736,12 @@ class Plan(Section):
     def with_changes(self, changes: Iterable[str]) -> "Plan":
         """This plan with `a.b=value` changes."""
         return parse_plan(self.resolved(), changes)
+
+
+@lru_cache(maxsize=4)
+def _as_yaml(plan: str) -> str:
+    """Return JSON as YAML: each of a thousand sites in a process writes a plan that names them all."""
+    return dump_yaml(json.loads(plan))
 
 
 def _described(output: Sequence[int] | None) -> str:

@@ -191,6 +191,7 @@ NETWORKS = Registry(
         "linear": "medsilo.models.linear:Linear",
         "mlp": "medsilo.models.mlp:Mlp",
         "nnunet": "medsilo.models.nnunet_network:NnUNet",
+        "pooled-unet": "medsilo.models.pooled_unet:PooledUNet",
         "small-cnn": "medsilo.models.small_cnn:SmallCnn",
         "unet": "medsilo.models.unet:UNet",
         "vgg11": "medsilo.models.vgg11:Vgg11",

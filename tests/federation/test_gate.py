@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -33,8 +34,9 @@ from nvflare.fuel.f3.streaming.stream_const import (
 from nvflare.fuel.f3.streaming.stream_types import StreamError, StreamFuture
 from nvflare.fuel.utils.fobs import lobs
 
-from medsilo.core.errors import Refused
+from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.memory import forget_most, most_held
+from medsilo.core.spill import Spill
 from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
 from medsilo.flare.gate import Gate, is_unread
 from medsilo.flare.outline import DEEPEST, check_body, check_outline
@@ -56,7 +58,7 @@ class Cells:
 
     def __init__(self, line: Line | None = None) -> None:
         """line: what the hospital's connection goes through."""
-        let_tensors_travel()
+        let_tensors_travel(to_files=True)
         port = free_port()
         url = f"tcp://127.0.0.1:{port}"
         self.relay = Relay(port, line)
@@ -116,6 +118,7 @@ class Cells:
 
     def stop(self) -> None:
         self.relay.cut()
+        let_tensors_travel()
         for cell in (self.site, self.job, self.server):
             cell.core_cell.stop()
             CoreCell.ALL_CELLS.pop(cell.get_fqcn(), None)  # else other tests' sessions would find this server
@@ -164,6 +167,27 @@ def section(marker: int, content: bytes, dot: int = 0) -> bytes:
 
 def test_an_honest_answer_passes_as_it_was_sent(cells: Cells, no_exit: list[int]) -> None:
     assert cells.takes() and no_exit == []
+
+
+def test_a_large_answer_lies_in_a_file_and_is_refused_where_the_disk_is_full(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are on their way, memory does not hold them."""
+    made: list[Spill] = []
+    monkeypatch.setattr("medsilo.flare.pieces.Spill", lambda: made.append(Spill()) or made[-1])
+    large = Parcel({"model": {"w": torch.randn(700, 1024), "b": torch.ones(3)}}, {"task": "round"})
+    before = len(cells.got)
+    assert cells.send(answer_of(large)) == CellCode.OK
+    came = to_parcel(cells.got[before]).groups["model"]
+    assert made[0].end == large.groups["model"]["w"].nbytes
+    assert all(torch.equal(came[name], tensor) for name, tensor in large.groups["model"].items())
+
+    def full(tensor: torch.Tensor) -> int:
+        raise MedsiloError("the disk does not take it (No space left on device)")
+
+    monkeypatch.setattr("medsilo.flare.pieces.Spill", lambda: SimpleNamespace(append=full, align=lambda: None))
+    assert "the disk does not take it (No space left on device)" in cells.refused(answer_of(large))
+    assert cells.takes()
 
 
 def test_a_surplus_tensor_is_not_fetched(cells: Cells, no_exit: list[int]) -> None:

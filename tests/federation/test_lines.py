@@ -15,7 +15,7 @@ from medsilo.core.errors import Refused
 from medsilo.federation.bounds import Bounds
 from medsilo.flare.jobs import CLIENT, CONFIG, SERVER, write_job
 from medsilo.flare.patience import LIMITS, Patience, PatientRequests, limits
-from medsilo.flare.pieces import PiecedTensors, in_one, in_pieces
+from medsilo.flare.pieces import ArrivingTensors, PiecedTensors, in_one, in_pieces
 from medsilo.flare.wire import to_parcel
 from medsilo.runs.messages import Parcel
 from tests.conftest import make_plan
@@ -81,10 +81,30 @@ def test_pieces_make_the_tensors_that_they_came_from() -> None:
     }
     pieces = in_pieces(tensors, 32)
     assert len(pieces) > 20 and max(piece.nbytes for piece in pieces.values()) <= 32
-    whole = in_one(dict(reversed(pieces.items())))
-    assert whole.keys() == tensors.keys()
-    assert all(torch.equal(whole[name], tensor) for name, tensor in tensors.items())
-    assert all(whole[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    for whole in (in_one(dict(reversed(pieces.items()))), arrived(pieces), arrived(dict(reversed(pieces.items())))):
+        assert whole.keys() == tensors.keys()
+        assert all(torch.equal(whole[name], tensor) for name, tensor in tensors.items())
+        assert all(whole[name].dtype == tensor.dtype for name, tensor in tensors.items())
+
+
+def test_what_arrived_in_pieces_is_not_copied() -> None:
+    tensors = {"one": torch.randn(40, 30), "odd": torch.randn(7).bfloat16(), "two": torch.arange(999)}
+    arriving = ArrivingTensors()
+    arriving.take(in_pieces(tensors, 100))
+    whole = arriving.whole()
+    places = {whole[name].untyped_storage().data_ptr() for name in ("one", "two")}
+    assert len(places) == 1 and whole["odd"].untyped_storage().data_ptr() not in places
+    del arriving
+    whole["one"] += 1  # its own, as any tensor that came
+    assert torch.equal(whole["one"], tensors["one"] + 1) and torch.equal(whole["two"], tensors["two"])
+
+
+def arrived(pieces: dict) -> dict:
+    """Return the tensors after these pieces have come, one after the other."""
+    arriving = ArrivingTensors()
+    for key, piece in pieces.items():
+        arriving.take({key: piece})
+    return arriving.whole()
 
 
 @pytest.mark.parametrize(
@@ -95,13 +115,16 @@ def test_pieces_make_the_tensors_that_they_came_from() -> None:
         {"w|0|6": torch.ones(6), "w": torch.ones(6)},
         {"w|0|": torch.ones(6)},
         {"w|0|-1": torch.ones(6)},
-        {"w|0|2": torch.ones(1), "w|1|2": "text"},
         {"w|0": torch.ones(1)},
+        {"w|0|2": torch.ones(1), "w|1|2": "text"},
+        {"w|0|2|2": torch.ones(0), "w|1|2|2": torch.ones(0)},
     ],
 )
 def test_pieces_that_make_no_tensor_are_refused(false: dict) -> None:
-    with pytest.raises(Refused, match="its tensors came in pieces that do not fit together"):
-        in_one(false)
+    ways = (in_one, arrived) if all(isinstance(piece, torch.Tensor) for piece in false.values()) else (in_one,)
+    for put_together in ways:
+        with pytest.raises(Refused, match="its tensors came in pieces that do not fit together"):
+            put_together(false)
 
 
 def test_the_limits_of_a_job_follow_from_its_plan(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import over_tls
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.inprocess import Loop
+from medsilo.federation.known import SMALLEST
 from medsilo.registry import NETWORKS
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
@@ -57,6 +59,18 @@ def test_what_a_study_of_more_sites_costs(bench: Bench) -> None:
     assert 2 * few.disk < more.disk < 6 * few.disk
     assert min(few.first, few.each, few.end) > 0
     assert more.row.startswith("| 6 | ")
+
+
+@linux
+@pytest.mark.slow
+def test_what_a_federation_over_tls_costs(tmp_path: Path) -> None:
+    """Its sites learn nothing: what is large is sent once, and goes both ways by its mark from the second round on."""
+    features = [16, 32]
+    found = over_tls.cost(2, features, 3, True, tmp_path)
+    model = over_tls.plan_of(["a", "b"], features, 3).build_networks()["model"].state_dict()
+    small = sum(tensor.nbytes for tensor in model.values() if tensor.nbytes < SMALLEST)
+    assert found.sent_mb == pytest.approx(2 * 2 * small / 1e6) and small < 6000
+    assert found.server_mb > 100 and found.round_seconds > 0
 
 
 @linux

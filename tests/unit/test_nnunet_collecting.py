@@ -1,10 +1,12 @@
 """Hospitals measured by a job: what it collects is what they would have sent as files."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from medsilo.core.errors import MedsiloError
@@ -13,7 +15,8 @@ from medsilo.flare.collecting_job import NAME, read_collected, write_collecting_
 from medsilo.flare.jobs import check_components
 from medsilo.flare.simulator import prepare_workspace
 from medsilo.nnunet.collecting import MeasuringSite, collect
-from medsilo.nnunet.fingerprint_message import MeasuredSite
+from medsilo.nnunet.fingerprint import Fingerprint
+from medsilo.nnunet.fingerprint_message import MeasuredSite, read_measured
 from medsilo.nnunet.measuring_cases import measured
 from medsilo.site.settings import EachSites, SiteSettings, make_settings
 from medsilo.tasks.own.nnunet_files import RawData
@@ -22,6 +25,7 @@ from tests.federations import write_volumes
 
 QUESTION = SegmentationQuestion(name="Dataset007_Volumes", channels=("CT",), labels={"background": 0, "lesion": 1})
 HOSPITALS = {"north": 2, "west": 3}  # cases
+THREE = {**HOSPITALS, "east": 2}
 LEAST, CASES = 2, 4  # of each number; of both together, without the one that is left over
 
 
@@ -30,7 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the volumes of each hospital."""
     pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
     folder = tmp_path_factory.mktemp("data")
-    for site, cases in HOSPITALS.items():
+    for site, cases in THREE.items():
         write_volumes(folder / site, QUESTION, [f"{site}{case}" for case in range(cases)], 1, (1, 1, 2))
     return folder
 
@@ -56,8 +60,9 @@ def as_files(data: Path) -> dict[str, MeasuredSite]:
     return {site: measured(own, QUESTION, CASES, LEAST, None) for site, own in places.items()}
 
 
-def test_a_job_without_cases_is_whole(tmp_path: Path) -> None:
-    write_collecting_job(tmp_path / "job", QUESTION, 2)
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_job_without_cases_is_whole(tmp_path: Path, sealed: bool) -> None:
+    write_collecting_job(tmp_path / "job", QUESTION, 2, sealed)
     check_components(tmp_path / "job")
     with pytest.raises(MedsiloError, match="left no fingerprints"):
         read_collected(tmp_path, tmp_path)
@@ -95,12 +100,29 @@ def test_a_hospital_may_refuse(data: Path, tmp_path: Path, settings: dict[str, o
 
 @pytest.mark.long
 def test_nvflare_collects_the_same(data: Path, tmp_path: Path) -> None:
-    job, workspace = tmp_path / "job", tmp_path / "workspace"
-    write_collecting_job(job, QUESTION, len(HOSPITALS))
-    settings = EachSites(smallest_metric=LEAST, sites={site: settings_of(data, site) for site in HOSPITALS})
-    prepare_workspace(workspace, settings, tmp_path / "output", list(HOSPITALS))
-    simulator = [sys.executable, "-m", "medsilo.flare.simulator", str(job), str(workspace)]
-    subprocess.run([*simulator, ",".join(HOSPITALS), "2", str(os.getpid())], check=True, timeout=1200)
-    (left,) = (path.parent for path in workspace.glob(f"**/medsilo/{NAME}"))
-    files = read_collected(left.parent, tmp_path / "collected")
+    files = collected_by_nvflare(data, tmp_path, list(HOSPITALS))
     assert {path.stem: MeasuredSite.model_validate_json(path.read_text()) for path in files} == as_files(data)
+
+
+@pytest.mark.long
+def test_nvflare_collects_their_sum_sealed(data: Path, tmp_path: Path) -> None:
+    (file,) = collected_by_nvflare(data, tmp_path, list(THREE), sealed=True)
+    together = read_measured(json.loads(file.read_text()))
+    places = {site: RawData.of(data / site, QUESTION) for site in THREE}
+    each = [measured(own, QUESTION, CASES + LEAST, LEAST, None).fingerprint(QUESTION) for own in places.values()]
+    whole, wanted = together.fingerprint(QUESTION), Fingerprint.merged(each)
+    assert together.means(file.stem).keys() == THREE.keys()
+    assert whole.extents == wanted.extents and whole.samples == wanted.samples
+    assert np.array_equal(whole.channels[0].counts, wanted.channels[0].counts)
+
+
+def collected_by_nvflare(data: Path, folder: Path, sites: list[str], sealed: bool = False) -> list[Path]:
+    """Return the files that the job leaves in NVFlare's simulator."""
+    job, workspace = folder / "job", folder / "workspace"
+    write_collecting_job(job, QUESTION, len(sites), sealed)
+    settings = EachSites(smallest_metric=LEAST, sites={site: settings_of(data, site) for site in sites})
+    prepare_workspace(workspace, settings, folder / "output", sites)
+    simulator = [sys.executable, "-m", "medsilo.flare.simulator", str(job), str(workspace)]
+    subprocess.run([*simulator, ",".join(sites), str(len(sites)), str(os.getpid())], check=True, timeout=1200)
+    (left,) = (path.parent for path in workspace.glob(f"**/medsilo/{NAME}"))
+    return read_collected(left.parent, folder / "collected")

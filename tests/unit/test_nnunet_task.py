@@ -22,7 +22,7 @@ from medsilo.nnunet.planning import make_plans
 from medsilo.plan import Plan, load_plan, parse_plan
 from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.question import SegmentationQuestion
-from medsilo.tasks.ready import kept_case
+from medsilo.tasks.ready import held_case
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.task import SiteData
 from tests.federations import write_volumes
@@ -87,6 +87,14 @@ def test_a_seed_decides_a_patch(plan: Plan, data: SiteData) -> None:
     assert torch.equal(copy.task.drawn(data.train, 2, 1, 5)[1][0], first[0])
 
 
+def test_a_patch_from_the_disk_is_the_same(hospitals: Path, plan: Plan, data: SiteData, tmp_path: Path) -> None:
+    source = DataSource(folder=hospitals, cache="disk", cache_folder=tmp_path)
+    kept = plan.task.site_data("north", plan.participation.sites, 0, source)
+    ours, wanted = (plan.task.drawn(one.train, 4, 1, 5) for one in (kept, data))
+    for number in range(4):
+        assert all(map(torch.equal, ours[number], wanted[number]))
+
+
 def test_every_patch_has_a_structure_where_the_plan_asks_for_it(hospitals: Path, data: SiteData) -> None:
     always = plan_of(hospitals, foreground=1.0).task
     assert all((always.cropped(data.train[0], seed)[1] == 1).any() for seed in range(20))
@@ -104,7 +112,8 @@ def test_batches_are_drawn_as_by_nnunets_loader(plan: Plan, data: SiteData) -> N
     counts = torch.bincount(torch.tensor(drawn.chosen), minlength=len(data.train))
     assert (counts / len(drawn) - 1 / len(data.train)).abs().max() < 0.1  # with replacement, so that no batch is short
     few = Subset(data.train, [len(data.train) - 1])  # as `truncate` takes them
-    one, other = (kept_case(cases, place) for cases, place in ((few, 0), (data.train, len(data.train) - 1)))
+    pairs = ((few, 0), (data.train, len(data.train) - 1))
+    one, other = (held.kept(place) for held, place in (held_case(*pair) for pair in pairs))
     assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
     _, labels, places = one
     label, *where = places[0].tolist()

@@ -1,5 +1,6 @@
 """Models of task nnunet in use: predicted by medsilo and by nnU-Net itself; and studies that are cut off, or folded."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import torch
 import medsilo
 from medsilo.cli import main
 from medsilo.core.errors import DataError, PlanError
+from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
+from medsilo.federation.scoring import read_measures
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.sources import DataSource
 from tests.brains import HOSPITALS, QUESTION, narrow, plans_of, study, write_brain, write_hospitals
+from tests.unit.test_bundle import run_bundle
 
 pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
 pytestmark = pytest.mark.slow
@@ -60,6 +64,25 @@ def values_in(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_nnunet_and_medsilo_find_the_same_masks(trained: Path, images: Path, tmp_path: Path) -> None:
+    masks_are_nnunets(trained, images, tmp_path)
+
+
+@pytest.mark.long
+def test_so_do_they_in_three_dimensions(images: Path, tmp_path: Path) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    for site in SITES:
+        for case in range(4):
+            scanner = replace(HOSPITALS[site], spacing=(1.2, 1.0, 1.1))
+            write_brain(data / site, f"{site}-{case}", scanner, 10 * SITES.index(site) + case, 44)
+    plans = narrow(plans_of(data, SITES, 2000), 8, "3d_fullres")
+    training = {"rounds": 2, "batch_size": 2, "local_steps": 6, "learning_rate": 0.02, "momentum": 0.9}
+    whole = study(plans, SITES, {"name": "fedavg"}, training, task={"configuration": "3d_fullres"})
+    medsilo.run(whole, data=data, folder=run)
+    masks_are_nnunets(run, images, tmp_path)
+
+
+def masks_are_nnunets(trained: Path, images: Path, tmp_path: Path) -> None:
+    """Hold masks of medsilo's to those of the model folder that it exports, by nnU-Net's predictor."""
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
     model, own, theirs = tmp_path / "model", tmp_path / "own", tmp_path / "theirs"
@@ -78,6 +101,37 @@ def test_nnunet_and_medsilo_find_the_same_masks(trained: Path, images: Path, tmp
         assert np.allclose(place, values_in(image)[1], atol=1e-4)
         found.append(mask.mean())
     assert all(0 < share < 1 for share in found)
+
+
+def test_monais_runner_finds_the_same_masks_without_medsilo(trained: Path, images: Path, tmp_path: Path) -> None:
+    bundle, own, theirs = tmp_path / "bundle", tmp_path / "own", tmp_path / "theirs"
+    assert main(["export", str(trained), "-o", str(bundle)]) == 0
+    assert main(["predict", str(trained), str(images), "-o", str(own)]) == 0
+    run_bundle(bundle, images, theirs, without_medsilo=True)
+    for image in images.iterdir():
+        name = image.name.removesuffix("_0000.nii.gz")
+        mask, wanted = (values_in(own / f"{name}_0000_mask.nii.gz")[0], values_in(theirs / f"{name}.nii.gz")[0])
+        assert np.array_equal(mask, wanted)
+
+
+def test_the_test_scores_what_nnunet_would_score(trained: Path, hospitals: tuple[Path, Any], tmp_path: Path) -> None:
+    from nnunetv2.evaluation.evaluate_predictions import compute_metrics
+    from nnunetv2.imageio.simpleitk_reader_writer import SimpleITKIO
+
+    folder, run = hospitals[0], open_source(trained)
+    data = run.plan.task.site_data("graz", SITES, 0, DataSource(folder=folder))
+    names = list(data.test.patients)
+    (tmp_path / "images").mkdir()
+    for name in names:
+        (tmp_path / "images" / f"{name}.nii.gz").hardlink_to(folder / "graz" / "images" / f"{name}.nii.gz")
+    assert main(["predict", str(trained), str(tmp_path / "images"), "-o", str(tmp_path / "masks")]) == 0
+    right = {name: str(folder / "graz" / "labels" / f"{name}.nii.gz") for name in names}
+    found = [
+        compute_metrics(right[name], str(tmp_path / "masks" / f"{name}_mask.nii.gz"), SimpleITKIO(), [1])
+        for name in names
+    ]
+    measures, _ = read_measures(trained / "sites" / "graz")
+    assert measures["dice"].tolist() == pytest.approx([one["metrics"][1]["Dice"] for one in found], abs=1e-6)
 
 
 def test_an_image_of_several_channels_is_put_together(hospitals: tuple[Path, Any]) -> None:

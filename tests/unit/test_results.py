@@ -28,7 +28,7 @@ SMALL = {
     "synthetic-histology": ("task.patients=4", "task.patches=4", "task.size=32", THREE),
     "synthetic-prostate": ("task.patients=3", "task.slices=3", "task.size=32", "network.features=[2, 4]", THREE),
 }
-TINY = Page("Tiny", "Words.", (PAGES["study-synthetic"].parts[1],))
+TINY = Page("Tiny", "Words.", (PAGES["baselines"].parts[1],))
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_every_page_that_compares_methods_is_in_the_table(root: Path) -> None:
     assert {path.stem for path in (root / "docs" / "results").glob("*.md")} == {*PAGES, *others}
 
 
-@pytest.mark.parametrize("name", slow_but(["study-synthetic"], PAGES))
+@pytest.mark.parametrize("name", slow_but(["study-nuclei"], PAGES))
 def test_every_page_is_made(name: str, places: Places) -> None:
     page = replace(PAGES[name], parts=tuple(tiny(part) for part in PAGES[name].parts))
     parts = comparisons(name, page, places)

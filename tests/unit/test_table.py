@@ -121,6 +121,20 @@ def test_missing_values_follow_the_plans_rule_and_are_counted(tmp_path: Path) ->
     assert found["SECRET-0-4"][1:] == [0, 0, 0, 1]
 
 
+def test_numbers_may_be_written_with_a_comma(tmp_path: Path) -> None:
+    rows = [[str(cell).replace(".", ",") for cell in row] for row in lines()]
+    write(tmp_path / "comma", rows)
+    write(tmp_path / "point", lines())
+    told = {
+        (kind, place): plan_of(**KINDS[kind]).task.site_data("a", SITES, 0, source_of(tmp_path / place, decimal=mark))
+        for kind in ("regression", "survival")
+        for place, mark in (("comma", ","), ("point", "."))
+    }
+    for kind in ("regression", "survival"):
+        assert torch.equal(told[kind, "comma"].train.inputs, told[kind, "point"].train.inputs)
+        assert torch.equal(told[kind, "comma"].train.targets, told[kind, "point"].train.targets)
+
+
 BAD: list[tuple[Callable[[list[list[Any]]], Any], str, str]] = [
     (lambda rows: rows[2].__setitem__(1, "nan "), "left out", "no value of 'age'"),
     (lambda rows: rows[2].__setitem__(1, "1e999"), "left out", "'age' that is not a number"),

@@ -13,7 +13,7 @@ from medsilo.nnunet import PLANNERS
 
 if TYPE_CHECKING:
     from medsilo.nnunet.fingerprint import Fingerprint
-    from medsilo.nnunet.fingerprint_message import HeldCases
+    from medsilo.nnunet.fingerprint_message import Means
     from medsilo.tasks.own.question import SegmentationQuestion
 
 QuestionFile = Annotated[
@@ -76,17 +76,20 @@ def nnunet_collect(
     question: QuestionFile,
     *,
     kit: options.Kit,
+    sealed: Annotated[
+        bool, typer.Option("--sealed", help="let the server read sums over all hospitals alone; for three or more")
+    ] = False,
     out: Annotated[Path, typer.Option(*options.OUT, metavar="FOLDER", help="folder for the hospitals' files")],
 ) -> int:
     """Have all connected hospitals measure for nnU-Net's plans by one job, and fetch the file of each.
 
-    The files are those of nnunet-measure, by each hospital's own settings.
+    The files are those of nnunet-measure, by each hospital's own settings. With --sealed there is one file of all.
     """
     screen.note("reading nnU-Net")
     from medsilo.consortium import lead
     from medsilo.tasks.own.question import read_question
 
-    files = lead.collect_fingerprints(read_question(question), kit, out, screen.say)
+    files = lead.collect_fingerprints(read_question(question), kit, out, screen.say, sealed)
     for path in files:
         screen.say(f"measured: {path}")
     screen.answer(files=[str(path) for path in files])
@@ -124,18 +127,19 @@ def nnunet_plan(
     from medsilo.tasks.own.question import read_question
 
     asked = read_question(question)
-    holdings: dict[str, HeldCases] = {}
+    holdings: dict[str, Means] = {}
     told: list[Fingerprint] = []
     for path in files:
-        holdings[path.stem], fingerprint = _read(path, asked)
+        means, fingerprint = _read(path, asked)
+        if holdings.keys() & means.keys():
+            raise MedsiloError("two files are of one hospital; give each once")
+        holdings |= means
         told.append(fingerprint)
-    if len(holdings) < len(files):
-        raise MedsiloError("two files are of one hospital; give each once")
     whole = Fingerprint.merged(told)
     with screen.busy("planning"):
         made = make_plans(asked, whole, holdings, planner, memory)
     write_json(out, made.plans)
-    screen.say(f"plans: {out}, of {whole.cases} cases of {len(told)} hospitals, for {made.memory:g} GB")
+    screen.say(f"plans: {out}, of {whole.cases} cases of {len(holdings)} hospitals, for {made.memory:g} GB")
     screen.answer(plans=out, cases=whole.cases, memory=made.memory, too_small=list(made.too_small))
     if made.too_small:
         screen.warn(
@@ -144,17 +148,17 @@ def nnunet_plan(
     return 1 if made.too_small else 0
 
 
-def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[HeldCases, Fingerprint]":
-    """Read a hospital's file; an error names the file."""
+def _read(path: Path, asked: "SegmentationQuestion") -> "tuple[dict[str, Means], Fingerprint]":
+    """Read a hospital's file, or the one of several that sealed; an error names the file."""
     import json
 
     from medsilo.core.errors import Refused
     from medsilo.core.files import why_unread
-    from medsilo.nnunet.fingerprint_message import MeasuredSite
+    from medsilo.nnunet.fingerprint_message import read_measured
 
     try:
-        sent = MeasuredSite.read(json.loads(path.read_text("utf-8")))
-        return sent.holding, sent.fingerprint(asked)
+        sent = read_measured(json.loads(path.read_text("utf-8")))
+        return sent.means(path.stem), sent.fingerprint(asked)
     except Refused as error:
         raise MedsiloError(f"{path.name}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:

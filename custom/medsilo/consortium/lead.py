@@ -22,7 +22,7 @@ from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.files import is_safe_name
 from medsilo.core.text import plain
-from medsilo.flare.collecting_job import EXECUTOR, read_collected, write_collecting_job
+from medsilo.flare.collecting_job import EXECUTOR, SEALED_EXECUTOR, read_collected, write_collecting_job
 from medsilo.flare.jobs import add_meta, check_components, pack, plan_of, write_job
 from medsilo.flare.wire import AFTER, PROGRESS, STATISTICS
 from medsilo.flare.workspace import REFUSED
@@ -431,8 +431,14 @@ def _run_in(workspace: Path) -> Path | None:
     return runs[0] if len(runs) == 1 else None
 
 
-def collect_fingerprints(question: SegmentationQuestion, kit: Path, out: Path, say: Say) -> list[Path]:
-    """Have all connected hospitals measured for nnU-Net's plans; returns the file of each, in `out`."""
+def collect_fingerprints(
+    question: SegmentationQuestion, kit: Path, out: Path, say: Say, sealed: bool = False
+) -> list[Path]:
+    """Have all connected hospitals measured for nnU-Net's plans; returns the file of each, in `out`.
+
+    sealed: whether the server reads sums alone; then there is one file of all.
+    """
+    allowed = SEALED_EXECUTOR if sealed else EXECUTOR
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder:
         job = Path(folder) / "job"
@@ -440,7 +446,7 @@ def collect_fingerprints(question: SegmentationQuestion, kit: Path, out: Path, s
             sites = sorted(client.name for client in session.get_system_info().client_info)
             if not sites:
                 raise MedsiloError("no hospital is connected; start them, and ask again")
-            write_collecting_job(job, question, len(sites))
+            write_collecting_job(job, question, len(sites), sealed)
             job_id = session.submit_job(str(job))
             say(f"submitted as {job_id}; {', '.join(sites)} measure")
         ended = watch(job_id, kit, lambda line, study: None, say)
@@ -450,7 +456,7 @@ def collect_fingerprints(question: SegmentationQuestion, kit: Path, out: Path, s
                 raise MedsiloError(plain(refusal.read_text("utf-8", "replace")))
             if ended != COMPLETED:
                 raise MedsiloError(
-                    f"job {job_id} is {ended}; does each hospital have medsilo, and allow {EXECUTOR} "
+                    f"job {job_id} is {ended}; does each hospital have medsilo, and allow {allowed} "
                     "(class_allow_list)? 'nvflare job logs' shows more"
                 )
             return read_collected(workspace, out)

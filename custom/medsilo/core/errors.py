@@ -48,6 +48,10 @@ class Died(Refused):
     """The process that was to answer died over it: another one is there, and may answer when it is asked again."""
 
 
+class Lacks(Refused):
+    """A site was told the name of a tensor that it does not have any more: it is sent that tensor."""
+
+
 class Undecided(Refused):
     """A plan that needs the hospital's approval, about which nobody there has decided yet."""
 

@@ -1,5 +1,6 @@
 """Tensors that wait in a file without a name: nothing to clean up after a crash, and gone with its last reader."""
 
+import mmap
 import os
 import tempfile
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
+
+ALIGNED = 64  # bytes
 
 
 class Spill:
@@ -65,6 +68,18 @@ class Spill:
                 f"what was stored cannot be read back from the server's disk: {error.strerror}"
             ) from error
         return numbers
+
+    def align(self) -> None:
+        """Let the next tensor begin where any type of numbers may be mapped."""
+        self.end += -self.end % ALIGNED
+
+    def mapped(self) -> Tensor:
+        """Return all bytes as a tensor that is read from the file when it is looked at, and outlives this object."""
+        try:
+            content = mmap.mmap(self._file.fileno(), self.end, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            raise MedsiloError(f"what was stored on the server's disk cannot be mapped: {error}") from error
+        return torch.frombuffer(content, dtype=torch.uint8)
 
     def shorten(self, end: int) -> None:
         """Give back what comes after."""

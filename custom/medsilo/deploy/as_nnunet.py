@@ -19,21 +19,13 @@ ENDINGS = {"NaturalImage2DIO": ".png", "Tiff3DIO": ".tif"}  # of files that a re
 
 def export_to_nnunet(source: Source, out: Path) -> None:
     """Write the folder, which must not exist yet: dataset.json, plans.json, fold_all and the model's card."""
-    task, network = source.plan.task, source.network
+    task = source.plan.task
     if not isinstance(task, NnUNetFolder):
         raise MedsiloError(f"task {task.name} has no plans of nnU-Net's; export it without --to")
-    with torch.device("meta"):
-        plain = source.plan.network.build(task.channels, task.classes).state_dict()
-    if not isinstance(network, DeeplySupervised) or plain.keys() != network.state_dict().keys():
-        raise MedsiloError(
-            f"{source.plan.algorithm.name} with network {source.plan.network.name} leaves more than a network of "
-            "nnU-Net's; predict with medsilo, or choose one model with --site"
-        )
+    network = plain_network(source)
     if out.exists():
         raise MedsiloError("the model's folder exists; choose another", private=str(out))
-    ending = ENDINGS.get(task.plans.image_reader_writer, ".nii.gz")
-    write_json(out / "dataset.json", task.question.in_nnunet() | {"file_ending": ending})
-    write_json(out / "plans.json", task.plans.in_nnunet())
+    write_description(task, out)
     content = BytesIO()
     # nnU-Net reads nothing but PyTorch's own files, which are pickles. Written with tensors, numbers, strings and lists
     # alone, this one is loaded with weights_only=True, too, which runs no code. medsilo itself never loads one.
@@ -48,3 +40,23 @@ def export_to_nnunet(source: Source, out: Path) -> None:
     )
     write_bytes(out / CHECKPOINT, content.getvalue())
     write_card(source, out)
+
+
+def plain_network(source: Source) -> DeeplySupervised:
+    """Return a model's network, which must be one of nnU-Net's with nothing added to it."""
+    task, network = source.plan.task, source.network
+    with torch.device("meta"):
+        plain = source.plan.network.build(task.channels, task.outputs).state_dict()
+    if not isinstance(network, DeeplySupervised) or plain.keys() != network.state_dict().keys():
+        raise MedsiloError(
+            f"{source.plan.algorithm.name} with network {source.plan.network.name} leaves more than a network of "
+            "nnU-Net's; predict with medsilo, or choose one model with --site"
+        )
+    return network
+
+
+def write_description(task: NnUNetFolder, folder: Path) -> None:
+    """Write what nnU-Net reads of a model beside its weights: dataset.json and plans.json."""
+    ending = ENDINGS.get(task.plans.image_reader_writer, ".nii.gz")
+    write_json(folder / "dataset.json", task.question.in_nnunet() | {"file_ending": ending})
+    write_json(folder / "plans.json", task.plans.in_nnunet())

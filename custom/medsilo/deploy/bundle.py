@@ -18,11 +18,13 @@ from medsilo.core.files import save_tensors, write_json, write_text
 from medsilo.deploy.as_onnx import INPUT, OUTPUT, write_onnx
 from medsilo.deploy.card import INTENDED_USE, card
 from medsilo.deploy.model_card import write_card
+from medsilo.deploy.nnunet_bundle import needed, write_nnunet_bundle
 from medsilo.deploy.own_model import export_own_model
 from medsilo.deploy.predict import BATCH
 from medsilo.deploy.source import GLOBAL_MODEL, Source, open_source
 from medsilo.deploy.supermodel import SuperModel
 from medsilo.tasks.bundled import IN_MONAI, InMonai
+from medsilo.tasks.own.nnunet_folder import NnUNetFolder
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 RUNNER = {"pytorch-ignite": "0.4.11", "fire": "0.5.0"}  # what MONAI's runner needs beside MONAI, the least versions
@@ -47,12 +49,11 @@ def export(source: Source, out: Path) -> str:
 
 def _bundle(source: Source, out: Path) -> str:
     task = source.plan.task
+    if isinstance(task, NnUNetFolder):
+        return _of_nnunet(source, task, out)
     words = task.in_monai()
     if words is None or task.shape is None:
-        hint = "; --to nnunet writes nnU-Net's own form" if task.name == "nnunet" else ""
-        raise MedsiloError(
-            f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does{hint}"
-        )
+        raise MedsiloError(f"task {task.name} can't be exported: MONAI's transforms can't read its images as it does")
     own = _without_medsilo(source)
     _write_weights(source, out / "models", own is not None)
     _write_scripts(words, out / "scripts")
@@ -60,6 +61,17 @@ def _bundle(source: Source, out: Path) -> str:
     write_json(out / "configs" / "metadata.json", _metadata(source, words, needs_medsilo=own is None))
     without = write_onnx(source.network, task.shape, out / "models" / ONNX)
     write_text(out / "docs" / "README.md", _readme(source, words, own is None, without))
+    return without
+
+
+def _of_nnunet(source: Source, task: NnUNetFolder, out: Path) -> str:
+    write_nnunet_bundle(source, task, out, WEIGHTS)
+    words = InMonai([], {}, channels=task.question.channels, classes=task.label_names)
+    facts = _metadata(source, words, needs_medsilo=False)
+    facts["required_packages_version"] = needed() | RUNNER
+    write_json(out / "configs" / "metadata.json", facts)
+    without = write_onnx(source.network, task.shape, out / "models" / ONNX)
+    write_text(out / "docs" / "README.md", _readme(source, words, False, without))
     return without
 
 
@@ -200,7 +212,7 @@ def _metadata(source: Source, words: InMonai, needs_medsilo: bool) -> dict[str, 
     names = words.classes or ("background", *(f"label {label}" for label in range(1, task.classes)))
     labels = {str(label): name for label, name in enumerate(names)}
     kind = "probabilities" if words.classifies else "labels"
-    found = {**tensor, "format": kind, "num_channels": task.classes, "channel_def": labels}
+    found = {**tensor, "format": kind, "num_channels": task.outputs, "channel_def": labels}
     return {
         "schema": SCHEMA,
         "version": __version__,
@@ -231,6 +243,8 @@ def _readme(source: Source, words: InMonai, needs_medsilo: bool, without: str) -
     place = "IMAGES"
     if len(words.channels) > 1:
         place = f"the folders {', '.join(f'IMAGES/{channel}' for channel in words.channels)} (one name for each case)"
+    if source.plan.task.name == "nnunet":
+        place = f"IMAGES as nnU-Net names them (case_0000.nii.gz for {words.channels[0]}, ...)"
     gets = "a mask of the same geometry"
     if words.classifies:
         gets = f"a line in `predictions.csv`, with the probabilities of {', '.join(words.classes)}"

@@ -11,7 +11,7 @@ from medsilo.deploy.predict import Say
 from medsilo.deploy.predicted_rows import Row, answered, failures, predict_rows, scales_for, write_rows
 from medsilo.deploy.source import Source
 from medsilo.tasks.listing import files_below
-from medsilo.tasks.own.recordings import KINDS, Reader
+from medsilo.tasks.own.recordings import KINDS
 from medsilo.tasks.own.series_folder import SeriesFolder
 from medsilo.tasks.own.standardising import Scales
 from medsilo.tasks.sources import DataSource
@@ -59,7 +59,7 @@ def _predicted(
     """Yield a row for each window of a recording, in time; a recording that can't be read has its reason."""
     none: Row = {**dict.fromkeys(COLUMNS), "recording": path.name}
     try:
-        found = list(task.windows(path, Reader(task.signals, data, outcome=False)))
+        found = list(task.windows(path, task.reader(data, outcome=False)))
         if not any(len(windows.inputs) for _, _, windows in found):
             raise DataError(f"a recording has no window of {task.window} steps in a row that are whole")
     except DataError as error:

@@ -143,7 +143,7 @@ class GroupSums:
                 _without(exchange, site, Missing("refused" if site in told.refused else "lost", words))
 
         self.asking.turns.begin("sum", number, sums.asked)
-        self.asking.ask(sums, outgoing, receive, lambda adder: None)
+        self.asking.ask(sums, outgoing, receive, lambda adder, gone: None)
         for adder, gone in sums.missing.items():
             for site in self.adding[adder]:
                 reason = plain(f"{adder}, which adds up its group, gave no mean: {gone.reason}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal, Protocol
 
-from medsilo.core.errors import Aborted, Died, MedsiloError
+from medsilo.core.errors import Aborted, Died, Lacks, MedsiloError
 from medsilo.core.text import plain
 from medsilo.federation.turns import TurnKeeper
 from medsilo.plan import Participation
@@ -25,6 +25,8 @@ class Missing:
     kind: Literal["refused", "lost"]
     reason: str
     passing: bool = False  # a refusal that asking again may heal
+    lacks: bool = False  # a refusal that sending all tensors heals
+    holds: dict[str, dict[str, str]] | None = None  # what it has of what it was sent, where it says so
 
     @property
     def text(self) -> str:
@@ -32,9 +34,9 @@ class Missing:
         return f"{self.kind}: {self.reason}"
 
     @classmethod
-    def refused(cls, error: MedsiloError) -> "Missing":
+    def refused(cls, error: MedsiloError, holds: dict[str, dict[str, str]] | None = None) -> "Missing":
         """Return the refusal that an error is; its text may come from a site."""
-        return cls("refused", plain(str(error)), isinstance(error, Died))
+        return cls("refused", plain(str(error)), isinstance(error, Died), isinstance(error, Lacks), holds)
 
 
 class Messenger(Protocol):
@@ -84,7 +86,9 @@ class Asking:
         self.messenger, self.rules, self.turns = messenger, rules, turns or TurnKeeper()
         self.sites, self.required = sites, required  # those that train, and how many of them every answer needs
 
-    def ask(self, exchange: Exchange, outgoing: Outgoing, receive: Receive, lost: Callable[[str], None]) -> None:
+    def ask(
+        self, exchange: Exchange, outgoing: Outgoing, receive: Receive, lost: Callable[[str, Missing], None]
+    ) -> None:
         """Fill an exchange; `lost` hears of every site that did not answer, each time it was asked."""
         started = time.monotonic()
         asked = exchange.asked
@@ -99,6 +103,7 @@ class Asking:
             self.turns.answered(site)
 
         refused: dict[str, Missing] = {}  # are not asked again: they would be refused again
+        sent_whole: set[str] = set()  # to which all tensors were sent because they lacked some
         for attempt in count(1):
             try:
                 missing = self.messenger.ask(asked, going, coming, self.rules.timeout)
@@ -106,13 +111,17 @@ class Asking:
                 silent = ", ".join(site for site in asked if site not in exchange.replies)
                 raise Aborted(f"{error} before {silent} answered") from error
             exchange.missing = {**refused, **missing}
-            for site in exchange.missing:
-                lost(site)
-            asked = self._worth_asking(exchange, attempt, time.monotonic() - started)
+            for site, gone in exchange.missing.items():
+                lost(site, gone)
+            lacking = [site for site, gone in sorted(missing.items()) if gone.lacks and site not in sent_whole]
+            sent_whole.update(lacking)
+            later = self._worth_asking(exchange, attempt, time.monotonic() - started)
+            asked = sorted({*lacking, *later})
             if not asked:
                 return
             refused = {site: gone for site, gone in exchange.missing.items() if site not in asked}
-            self.messenger.pause(RETRY_PAUSE)
+            if later:
+                self.messenger.pause(RETRY_PAUSE)
 
     def _worth_asking(self, exchange: Exchange, attempt: int, waited: float) -> list[str]:
         """Return who may answer yet: under `wait` whoever is lost, and whose trainer died; under `stop` the latter,

@@ -15,6 +15,7 @@ from medsilo.federation.accepting import Acceptance, check_forms
 from medsilo.federation.adding import GroupSums, Leave
 from medsilo.federation.asking import Asking, Exchange, Messenger, Missing
 from medsilo.federation.directions import rounded
+from medsilo.federation.known import KnownTensors
 from medsilo.federation.sealed.sealed_server import Letters, SealedServer
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.summary import Account, summarise
@@ -55,6 +56,7 @@ class Coordinator:
         self.turns = TurnKeeper(record.tell_now)
         self.asking = Asking(messenger, plan.participation, self.sites, self.required, self.turns)
         self.acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
+        self.known = KnownTensors(sealed=plan.transport.sealed)
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.absent: dict[str, str] | None = None  # who did not join a study that has begun, and why
@@ -266,6 +268,7 @@ class Coordinator:
 
         def outgoing(site: str) -> Parcel:
             groups: Groups = {} if task == "join" or empty else self.state.payload(site, phase)
+            sent, marks = self.known.shorten(site, groups)
             request = self._request(
                 task,
                 number,
@@ -274,20 +277,25 @@ class Coordinator:
                 last=max((line.round for line in self.rounds if site in line.answered), default=0),
                 outcome=self._outcome_for(site, task),
                 sealing=self._letters(task, site, groups),
+                marks=marks,
             )
-            parcel = request.parcel(groups)
+            parcel = request.parcel(sent)
             exchange.bytes_down[site] = parcel.size()
             return parcel
 
         def receive(site: str, reply: Parcel) -> None:
             answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
+            self.known.confirm(site, answer.holds)
             trained = task == "round" and phase.trains_at(site, number, self.sites, self.plan.seed)
             held = self._held(site, reply, answer, expected) if trained else None
-            check_forms(reply.groups, expected if trained and held is None else {})
+            groups = reply.groups
+            if isinstance(answer, Trained) and held is None:
+                groups = self.known.whole(site, groups, answer.same, lambda: self.state.payload(site, phase))
+            check_forms(groups, expected if trained and held is None else {})
             exchange.bytes_up[site] = reply.size() if held is None else held
             if isinstance(answer, Trained):
                 if trained and held is None:
-                    self._take(site, reply.groups, answer, phase)
+                    self._take(site, groups, answer, phase)
                 self.state.has_settled(site)
             exchange.replies[site] = answer
             if isinstance(answer, Joined):
@@ -296,9 +304,17 @@ class Coordinator:
         if self.sums:
             self.sums.begin(task == "round")
         self.turns.begin(task, number, exchange.asked)
-        self.asking.ask(exchange, outgoing, receive, self.state.may_have_lost)
+        self.asking.ask(exchange, outgoing, receive, self._is_missing)
         exchange.missing = {**away, **exchange.missing}
         return exchange
+
+    def _is_missing(self, site: str, gone: Missing) -> None:
+        """Note what a site that did not answer may not have, or still has."""
+        self.state.may_have_lost(site)
+        if gone.lacks:
+            self.known.may_lack(site)
+        elif gone.holds is not None:
+            self.known.confirm(site, gone.holds)
 
     def _request(self, task: Task, number: int, **own: Any) -> Request:
         """Return a request with what every one tells."""
@@ -360,7 +376,7 @@ class Coordinator:
             exchange.replies[site] = answer
 
         self.turns.begin(task, number, exchange.asked)
-        self.asking.ask(exchange, outgoing, receive, lambda site: None)
+        self.asking.ask(exchange, outgoing, receive, lambda site, gone: None)
         return exchange
 
     def _outcome_for(self, site: str, task: str) -> dict[str, Any]:

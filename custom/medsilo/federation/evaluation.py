@@ -44,6 +44,7 @@ CLASS = 4  # times the least: the cases of each class of a part where patients' 
 LOSS = "loss"  # of each case
 PAIR = 2  # cases of a pair: of n patients each is in 2 / n of all pairs
 Measure = Callable[[Tensor, Tensor], Measures]
+Measuring = Callable[[Dataset], Measure]  # of cases in order
 Part = Literal["validation", "test"]
 
 
@@ -87,11 +88,14 @@ class Evaluation:
         return self.task.pieces(part, seed_for(self.plan.seed, self.site, purpose))
 
     def evaluate(
-        self, part: Dataset, stop: Stop, model: nn.Module, measure: Measure | None = None
+        self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:
         """Return mean loss, mean score, and what is measured of each case (the metric alone by default), in order."""
         task, order = self.task, self._order(part, model)
-        measure = measure or (lambda output, target: {task.metric: task.case_scores(output, target)})
+        if measuring is None:
+            measure: Measure = lambda output, target: {task.metric: task.case_scores(output, target)}  # noqa: E731
+        else:
+            measure = measuring(_ordered(part, order))
         if self.protected:
             measure = with_losses(measure, task.case_losses)
         measure = of_numbers(measure)
@@ -114,8 +118,7 @@ class Evaluation:
         return torch.randperm(len(part), generator=drawn)  # type: ignore[arg-type]
 
     def _in_order(self, part: Dataset, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-        cases = part if order is None else Subset(part, order.tolist())
-        return batches(cases, self.task.evaluation_batch, self.compute)
+        return batches(_ordered(part, order), self.task.evaluation_batch, self.compute)
 
     # ------------------------------------------------------------------ what may be told
     @property
@@ -296,10 +299,14 @@ class Evaluation:
             if here:
                 with self.compute.cast():
                     output = task.infer(model.eval(), inputs)
-                found, right = (task.masks(labels) for labels in (output.float().argmax(1), targets))
+                found, right = (task.masks(labels) for labels in (task.found(output.float(), targets), targets))
                 for which, n in here.items():
                     draw_found(inputs[n], found[n], right[n], folder / paths.PICTURES / f"test-{which}.png")
             first += len(inputs)
+
+
+def _ordered(part: Dataset, order: Tensor | None) -> Dataset:
+    return part if order is None else Subset(part, order.tolist())
 
 
 def of_numbers(measure: Measure) -> Measure:

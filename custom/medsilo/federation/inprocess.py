@@ -1,9 +1,9 @@
 """A study in one process, without NVFlare: the reference that every NVFlare run must equal."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from medsilo.runs.record import Record, new_study
 from medsilo.runs.schema import Round, Summary
 from medsilo.site.settings import SiteSettings
 
+COPIES = 3  # of a site's parameters: values, gradients, what an optimizer remembers
+AWAKE = 1 << 30  # bytes of networks up to which all sites keep theirs in memory between their answers
 OnRound = Callable[[Round], None]
 
 
@@ -32,16 +34,35 @@ OnRound = Callable[[Round], None]
 class StudyResult:
     """A finished study: every site's model after the last round, the rounds, the summary."""
 
-    models: dict[str, nn.Module]
+    models: Mapping[str, nn.Module]
     history: list[Round]
     summary: Summary
+
+
+class LastModels(Mapping[str, nn.Module]):
+    """Every site's model after the last round, read from its folder when it is asked for."""
+
+    def __init__(self, plan: Plan, root: Path, sites: Sequence[str]) -> None:
+        self._plan, self._root, self._sites = plan, root, sites
+
+    def __getitem__(self, site: str) -> nn.Module:
+        if site not in self._sites:
+            raise KeyError(site)
+        return _last_model(self._plan, site_folder(self._root, site))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)
 
 
 class Loop:
     """The transport of one process: sites answer one after the other, in sorted order."""
 
-    def __init__(self, participants: Mapping[str, Participant]) -> None:
-        self.participants = participants
+    def __init__(self, participants: Mapping[str, Participant], rests: bool = False) -> None:
+        """rests: between its answers a site holds no networks; the folders have what it needs."""
+        self.participants, self.rests = participants, rests
         self.clocks = {site: Clock(own.folder, own.settings.limits) for site, own in participants.items()}
 
     def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> dict[str, Missing]:
@@ -54,6 +75,8 @@ class Loop:
                 receive(site, answer)
             except MedsiloError as error:
                 missing[site] = Missing.refused(error)
+            if self.rests:
+                self.participants[site].state.rest()
         return missing
 
     def pause(self, seconds: float) -> None:
@@ -96,7 +119,7 @@ def run(
             settings.check_sites(plan.participation.everyone)
             run = work(plan, root, resume, settings, follow)
             track(course.of_end(run.summary))
-        return run
+        return run if folder else replace(run, models=dict(run.models))
 
 
 def _run_federated(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> StudyResult:
@@ -104,12 +127,12 @@ def _run_federated(plan: Plan, root: Path, resume: bool, settings: SiteSettings,
     with ExitStack() as places:
         for site in names:
             places.callback(take_place(plan, site, settings.of(site), site_folder(root, site)))
-        participants = _participants(plan, root, settings)
-        transport, sites = Loop(participants), plan.participation.sites
+        rests = 4 * COPIES * plan.parameters * len(names) > AWAKE
+        participants = _participants(plan, root, settings, rests)
+        transport, sites = Loop(participants, rests), plan.participation.sites
         coordinator = Coordinator(plan, sites, transport, Record(root), "in-process", on_round, settings)
         summary = coordinator.run(resume)
-    models = {site: _last_model(plan, site_folder(root, site)) for site in names}
-    return StudyResult(models, coordinator.rounds, summary)
+    return StudyResult(LastModels(plan, root, names), coordinator.rounds, summary)
 
 
 def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, on_round: OnRound) -> StudyResult:
@@ -127,9 +150,14 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
     return StudyResult(dict.fromkeys(names, model), coordinator.rounds, summary)
 
 
-def _participants(plan: Plan, root: Path, settings: SiteSettings) -> dict[str, Participant]:
+def _participants(plan: Plan, root: Path, settings: SiteSettings, rests: bool = False) -> dict[str, Participant]:
     names = plan.participation.everyone
-    return {site: Participant(plan, site, names, settings.of(site), site_folder(root, site)) for site in names}
+    participants = {}
+    for site in names:
+        participants[site] = Participant(plan, site, names, settings.of(site), site_folder(root, site))
+        if rests:
+            participants[site].state.rest()
+    return participants
 
 
 def _last_model(plan: Plan, folder: Path) -> nn.Module:

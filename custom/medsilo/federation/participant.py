@@ -27,7 +27,7 @@ from medsilo.federation.accepting import check_ranges, same_layout
 from medsilo.federation.account import PrivacyAccount
 from medsilo.federation.crew import Crew, why_alone
 from medsilo.federation.doing import NowFile
-from medsilo.federation.evaluation import Evaluation, Measure
+from medsilo.federation.evaluation import Evaluation, Measuring
 from medsilo.federation.limits import check_adder, check_disk, check_limits, free_disk
 from medsilo.federation.permission import Permission
 from medsilo.federation.private_numbers import PrivateNumbers
@@ -278,6 +278,7 @@ class Participant(Trainer):
     def _test(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         """Test the selected model, once: the one the coordinator sends, the last, or this site's own choice."""
         selected = asked.round
+        self.state.wake()
         self.state.done = -1  # what lies in memory from here on is the model under test
         if self.chooses:
             selected = self.state.load_model(paths.BEST)["round"]
@@ -292,7 +293,7 @@ class Participant(Trainer):
         end = self._end(stop)
         model = self.outcome.tested(end, self.state.model, asked.outcome)
         self.doing.begin("testing")
-        outcome = self.evaluate(self.data.test, stop, model, self.plan.task.measures)
+        outcome = self.evaluate(self.data.test, stop, model, self.plan.task.measuring)
         told = self.outcome.after_test(end, model)
         self.evaluation.draw_found(model, self.state.modules["model"], outcome[2], self.folder)
         if told is not None:
@@ -306,7 +307,7 @@ class Participant(Trainer):
         """Return from where on a probability counts as found, by this site's validation cases; None if not told."""
         if not self.evaluation.tells_threshold:
             return None
-        measures = self.evaluate(self.data.validation, stop, model, self.plan.task.measures)[2]
+        measures = self.evaluate(self.data.validation, stop, model, self.plan.task.measuring)[2]
         return self.evaluation.threshold(measures)
 
     def _end(self, stop: Stop) -> SiteEnd:
@@ -353,10 +354,11 @@ class Participant(Trainer):
 
     def score(self, model: Tensors) -> float | None:
         """Return the score on this site's test data of another site's model of the same study."""
+        self.state.wake()
         self.state.done = -1
         self.state.model.load_state_dict(model)
         with self.compute.reproducible(self.plan.seed):
-            return _number(self.evaluate(self.data.test, lambda: None, self.state.model)[1])
+            return _number(self.evaluate(self.data.test, lambda: None, self.state.model, self.plan.task.measuring)[1])
 
     def _may_be_told(self) -> Metrics:
         """Return the last validation as it is told."""
@@ -539,10 +541,10 @@ class Participant(Trainer):
         return {"validation": _number(score), "validation_loss": _number(loss)}
 
     def evaluate(
-        self, part: Dataset, stop: Stop, model: nn.Module, measure: Measure | None = None
+        self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:
         """Return mean loss, mean score, and what is measured of each case."""
-        return self.evaluation.evaluate(part, stop, model, measure)
+        return self.evaluation.evaluate(part, stop, model, measuring)
 
 
 def _opened_file(rounds: int) -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset
 
-from medsilo.federation.evaluation import Measure
+from medsilo.federation.evaluation import Measuring
 from medsilo.federation.participant import Participant, Told
 from medsilo.federation.summary import means, tested_as
 from medsilo.learning.loop import Stop
@@ -32,11 +32,11 @@ class Pool(Participant):
         super().__init__(plan, POOL, [POOL], settings, folder, pooled)
 
     def evaluate(
-        self, part: Dataset, stop: Stop, model: nn.Module, measure: Measure | None = None
+        self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:
         which = "test" if part is self.data.test else "validation"
         for site, hospital in self.hospitals.items():
-            self.scores[site].append(super().evaluate(getattr(hospital.data, which), stop, model, measure))
+            self.scores[site].append(super().evaluate(getattr(hospital.data, which), stop, model, measuring))
         losses, scores, measures = zip(*(scores[-1] for scores in self.scores.values()), strict=True)
         together = {name: torch.cat([measured[name] for measured in measures]) for name in measures[0]}
         return sum(losses) / len(losses), sum(scores) / len(scores), together

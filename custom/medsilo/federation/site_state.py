@@ -48,6 +48,15 @@ class SiteState:
         self.done = 0
         self.best = None
 
+    def rest(self) -> None:
+        """Let go of all networks: the next answer takes over from the folder."""
+        self.modules, self.optimizers, self.done = {}, {}, -1
+
+    def wake(self) -> None:
+        """Have networks again, if this state rests."""
+        if not self.modules:
+            self.begin()
+
     def make_optimizers(self) -> None:
         """Make new optimizers, without memory, for the networks that learn."""
         self.optimizers = {

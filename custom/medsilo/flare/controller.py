@@ -16,6 +16,7 @@ from nvflare.widgets.info_collector import InfoCollector
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.files import is_safe_name
 from medsilo.core.lifeline import end_with
+from medsilo.core.memory import give_large_blocks_back
 from medsilo.core.text import plain
 from medsilo.federation.bounds import answer_bounds
 from medsilo.federation.coordinator import Coordinator
@@ -68,7 +69,8 @@ class MedsiloController(Controller):
         self.gate: Gate | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        let_tensors_travel()
+        let_tensors_travel(to_files=True)
+        give_large_blocks_back()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
         engine = fl_ctx.get_engine()

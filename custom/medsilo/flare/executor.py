@@ -12,13 +12,14 @@ from typing import Protocol
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
+from nvflare.apis.utils.task_utils import get_filters
 
-from medsilo.core.errors import Aborted, Died, MedsiloError, Refused
+from medsilo.core.errors import Aborted, Died, Lacks, MedsiloError, Refused
 from medsilo.core.files import is_safe_name, make_folder
 from medsilo.core.lifeline import end_with
 from medsilo.core.package import package_facts
@@ -28,6 +29,7 @@ from medsilo.federation.accepting import check_package, check_packages
 from medsilo.federation.adding import GroupAdder
 from medsilo.federation.bounds import request_bounds
 from medsilo.federation.diary import Diary
+from medsilo.federation.known import ReceivedTensors
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission
@@ -38,7 +40,7 @@ from medsilo.flare.forked_site import has_started
 from medsilo.flare.gate import Gate
 from medsilo.flare.patience import Patience, PatientRequests
 from medsilo.flare.pieces import READERS, let_go, site_of
-from medsilo.flare.wire import PRESENT, fetch, let_tensors_travel, refusal, to_parcel, to_shareable
+from medsilo.flare.wire import PRESENT, TASK, fetch, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
 from medsilo.learning.loop import Stop
 from medsilo.runs import paths
@@ -65,6 +67,8 @@ class MedsiloExecutor(Executor):
         self.permission: Permission | None = None
         self.adder: GroupAdder | None = None  # where this site adds up what its group sends
         self.folder: Path | None = None  # of this site in the study
+        self.received: ReceivedTensors | None = None  # copies of what it was sent
+        self.names = True  # whether tensors that are as they came go back by their names
         self.clock: Clock | None = None  # how long it works for that
         self.give_back: Callable[[], None] | None = None  # the study's place at this hospital
         self.worker = ThreadPoolExecutor(1)  # one piece of work at a time, while this thread watches for aborts
@@ -126,7 +130,18 @@ class MedsiloExecutor(Executor):
             self._write_private(error, fl_ctx)
             if self.folder:
                 Diary(self.folder).failed(parcel.facts, error, reason)
-            return refusal(reason, isinstance(error, Died))
+            holds = self.received.holds if self.received else None
+            return refusal(reason, isinstance(error, Died), isinstance(error, Lacks), holds)
+
+    def _answer(self, participant: AnsweringSite, order: Parcel, fl_ctx: FLContext, stop: Stop) -> Parcel:
+        """Have an order answered, of which this hospital has kept some tensors."""
+        received = self.received
+        if received is None:
+            return participant.answer(order, stop)
+        answer = participant.answer(received.open(order), stop)
+        if order.facts.get("task") == "test":
+            received.forget()
+        return received.close(answer, names=self.names and not _changes_answers(fl_ctx))
 
     def _reply(
         self, participant: AnsweringSite, parcel: Parcel, stop: Stop, fl_ctx: FLContext, abort_signal: Signal
@@ -134,7 +149,7 @@ class MedsiloExecutor(Executor):
         """Answer a parcel; where it asks for a sum, add up what the sites of this one's group hold ready."""
         if parcel.facts.get("task") != "sum":
             let_go()
-            return participant.answer(parcel, stop)
+            return self._answer(participant, parcel, fl_ctx, stop)
         asked, cell, job = Request.read(parcel.facts), fl_ctx.get_engine().get_cell(), fl_ctx.get_job_id()
 
         def bring(site: str, held: HeldTensors, expected: Groups) -> Groups:
@@ -173,6 +188,8 @@ class MedsiloExecutor(Executor):
                 READERS.only(*filter(None, [plan.participation.adder_of(site)]))
             self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
             self.clock = Clock(self.folder, settings.limits)
+            self.names = not plan.transport.sealed and plan.participation.adder_of(site) is None
+            self.received = ReceivedTensors(self.folder) if settings.keep_received else None
             Diary(self.folder).began(plan, lead)
             if settings.isolation:
                 self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind, lead, kit)
@@ -189,6 +206,14 @@ class MedsiloExecutor(Executor):
                 file.write(details(error) + "\n")
         except Exception as second:
             self.log_error(fl_ctx, f"the error's details could not be kept: {type(second).__name__}")
+
+
+def _changes_answers(fl_ctx: FLContext) -> bool:
+    """Return whether a filter of the hospital or of the job sees answers: it must see all that leaves."""
+    runner = fl_ctx.get_prop(FLContextKey.RUNNER)
+    if runner is None:
+        return True
+    return bool(get_filters("task_result_filters", fl_ctx, runner.task_result_filters, TASK, FilterKey.OUT))
 
 
 def _await(work: Future, stop: Callable[[], None]) -> Shareable:

@@ -188,6 +188,8 @@ class Gate:
         try:
             props = {FOBSContextKey.PASS_THROUGH: site_of(origin) in self.left}
             decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=self.cell.get_fobs_context(props))
+        except Refused:
+            raise
         except Exception as error:
             if origin in self.refused:
                 raise Refused(self.refused[origin]) from error

@@ -4,20 +4,23 @@ NVFlare 2.9 sends a tensor as a whole however large it is, and begins it anew af
 """
 
 import math
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
-from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable
+from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable, download_tensors
 from nvflare.fuel.f3.cellnet.fqcn import FqcnInfo
 from nvflare.fuel.f3.streaming.download_service import ProduceRC
 from torch import Tensor
 
-from medsilo.core.errors import Refused
+from medsilo.core.errors import MedsiloError, Refused
+from medsilo.core.spill import Spill
 from medsilo.core.tensors import Tensors
 
+LEAST = 1 << 20  # bytes of a tensor that lies in a file, where arriving tensors do
 MARK = "|"  # in a piece's name: the tensor's, the piece's number, and the tensor's shape
 
 
@@ -34,7 +37,7 @@ def in_pieces(tensors: Tensors, most: int) -> Tensors:
     return pieces
 
 
-def in_one(pieces: Tensors) -> Tensors:
+def in_one(pieces: Tensors, join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Tensors:
     """Return the whole tensors; raises Refused for pieces that make none."""
     tensors: Tensors = {}
     parts: dict[tuple[str, str], dict[str, Tensor]] = {}
@@ -47,13 +50,54 @@ def in_one(pieces: Tensors) -> Tensors:
     for (name, shape), own in parts.items():
         try:
             sizes = [int(size) for size in shape.split(",")]
-            whole = torch.cat([own[str(number)] for number in range(len(own))])
+            whole = join([own[str(number)] for number in range(len(own))])
             if name in tensors or min(sizes) < 0:
                 raise ValueError(name)
             tensors[name] = whole.reshape(sizes)
         except (ValueError, KeyError, RuntimeError, TypeError) as error:
             raise Refused("its answer can't be read: its tensors came in pieces that do not fit together") from error
     return tensors
+
+
+def side_by_side(pieces: list[Tensor]) -> Tensor:
+    """Return pieces as one tensor: without a copy where they lie one behind the other, as they arrive."""
+    first, size, end = pieces[0], 0, pieces[0].data_ptr()
+    for piece in pieces:
+        if piece.dtype != first.dtype or piece.data_ptr() != end or not piece.is_contiguous():
+            return torch.cat(pieces)
+        size, end = size + piece.numel(), end + piece.nbytes
+    return first.as_strided((size,), (1,))
+
+
+class ArrivingTensors:
+    """Tensors that arrive piece by piece, large ones in a nameless file: memory holds what is looked at, and may drop
+    it again. So the answers of many sites may be on their way at once."""
+
+    def __init__(self) -> None:
+        self._spill: Spill | None = None
+        self._places: dict[str, tuple[int, int, torch.dtype, tuple[int, ...]]] = {}  # begin, bytes, type and shape
+        self._small: Tensors = {}
+
+    def take(self, pieces: Tensors) -> None:
+        """Take what has arrived."""
+        for key, piece in pieces.items():
+            _, *mark = key.split(MARK)
+            if not mark and piece.nbytes < LEAST:
+                self._small[key] = piece
+                continue
+            self._spill = self._spill or Spill()
+            if not mark or mark[0] == "0":
+                self._spill.align()
+            self._places[key] = self._spill.append(piece), piece.nbytes, piece.dtype, tuple(piece.shape)
+
+    def whole(self) -> Tensors:
+        """Return all of them; raises Refused for pieces that make none."""
+        content = self._spill.mapped() if self._spill and self._spill.end else torch.empty(0, dtype=torch.uint8)
+        filed = {
+            key: content[begin : begin + size].view(dtype).reshape(shape)
+            for key, (begin, size, dtype, shape) in self._places.items()
+        }
+        return in_one(self._small | filed, side_by_side)
 
 
 class Fetching:
@@ -129,9 +173,28 @@ class _Pieces(TensorDownloadable):
 class PiecedTensors(TensorDecomposer):
     """NVFlare's way of sending tensors, with a largest piece."""
 
+    to_files = False  # whether what arrives in this process lies in files
+
     def to_downloadable(self, items: dict, max_chunk_size: int, fobs_ctx: dict) -> TensorDownloadable:
         return _Pieces(items, max_chunk_size)
 
     def download(self, *args: Any, **kwargs: Any) -> tuple[str, dict]:
+        if self.to_files:
+            return self._to_files(*args, **kwargs)
         failed, pieces = super().download(*args, **kwargs)
         return (failed, pieces) if failed else (failed, in_one(pieces))
+
+    def _to_files(self, *args: Any, fobs_ctx: Any = None, **kwargs: Any) -> tuple[str, dict]:
+        arriving, problems = ArrivingTensors(), []
+
+        def take(pieces: Tensors) -> None:
+            try:
+                arriving.take(pieces)
+            except MedsiloError as error:
+                problems.append(error)
+                raise
+
+        failed, _ = download_tensors(*args, tensors_received_cb=take, **kwargs)
+        if problems:
+            raise Refused(f"its answer was not taken: {problems[0]}", private=problems[0].private)
+        return (failed, {}) if failed else (failed, arriving.whole())

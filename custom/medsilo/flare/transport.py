@@ -17,7 +17,7 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.federation.asking import Missing, Outgoing, Receive
-from medsilo.flare.wire import TASK, to_parcel, to_shareable
+from medsilo.flare.wire import TASK, held_of, to_parcel, to_shareable
 
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites
 
@@ -72,7 +72,7 @@ class _Question:
         try:  # an exception that left this callback would end the task without a reason
             self.receive(site, to_parcel(result))
         except MedsiloError as error:
-            self.refused[site] = Missing.refused(error)
+            self.refused[site] = Missing.refused(error, held_of(result))
         except Exception as error:
             self.controller.log_exception(fl_ctx, f"while merging the answer of {site}")
             self.refused[site] = Missing("refused", f"{type(error).__name__} at the server; its log says more")

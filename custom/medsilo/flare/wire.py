@@ -17,22 +17,26 @@ from nvflare.fuel.utils.fobs import dots
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import LazyDownloadRef, materialize_lazy_download_refs
 from torch import Tensor
 
-from medsilo.core.errors import Died, Refused
+from medsilo.core.errors import Died, Lacks, Refused
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.flare.pieces import PiecedTensors
-from medsilo.runs.messages import HeldTensors, Parcel
+from medsilo.runs.messages import HeldTensors, Parcel, held
 
 META = "medsilo"
 TASK = "medsilo"  # the name of every task
-REFUSAL, DIED = "medsilo.refusal", "medsilo.died"
+REFUSAL, DIED, LACKS, HOLDS = "medsilo.refusal", "medsilo.died", "medsilo.lacks", "medsilo.holds"
 PRESENT = {"task": "present"}  # the facts of a parcel that asks for nothing but an answer
 STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the rounds are told, if the lead shares them
 PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
 
 
-def let_tensors_travel() -> None:
-    """NVFlare sends torch tensors as they are once this process has said so."""
+def let_tensors_travel(to_files: bool = False) -> None:
+    """NVFlare sends torch tensors as they are once this process has said so.
+
+    to_files: whether those that arrive here lie in nameless files, since many may be on their way at once.
+    """
+    PiecedTensors.to_files = to_files
     fobs.register(PiecedTensors)
 
 
@@ -54,14 +58,16 @@ def to_parcel(shareable: Shareable) -> Parcel:
         reason = plain(told if isinstance(told, str) and told else f"{reason}; its own log says why")
         if shareable.get_header(DIED) is True:
             raise Died(reason)
+        if shareable.get_header(LACKS) is True:
+            raise Lacks(reason)
         raise Refused(reason)
     try:
         collection = from_shareable(shareable)
         if collection.data_kind != DataKind.COLLECTION:
             raise ValueError(collection.data_kind)
         content = collection.meta[META]
-        if held := _held(collection.data):
-            return Parcel({}, dict(content["facts"]), content["samples"], dict(content["metrics"]), held)
+        if left := _left(collection.data):
+            return Parcel({}, dict(content["facts"]), content["samples"], dict(content["metrics"]), left)
         groups = {
             group: {name: _as_sent(value, content["dtypes"][group][name]) for name, value in member.data.items()}
             for group, member in collection.data.items()
@@ -71,7 +77,7 @@ def to_parcel(shareable: Shareable) -> Parcel:
         raise Refused(f"the answer is no parcel of medsilo ({type(error).__name__})") from error
 
 
-def _held(collection: dict[str, DXO]) -> HeldTensors | None:
+def _left(collection: dict[str, DXO]) -> HeldTensors | None:
     """Return where tensors lie that the gate left at their site; None where they have come. Raises Refused."""
     references = [value for member in collection.values() for value in member.data.values()]
     if not any(isinstance(value, LazyDownloadRef) for value in references):
@@ -88,11 +94,11 @@ def _held(collection: dict[str, DXO]) -> HeldTensors | None:
     return HeldTensors.read({"place": place, "key": key, "items": items})
 
 
-def fetch(held: HeldTensors, expected: Groups, cell: Cell, abort_signal: Signal) -> Groups:
+def fetch(left: HeldTensors, expected: Groups, cell: Cell, abort_signal: Signal) -> Groups:
     """Bring tensors that a site holds ready; expected: their names and types, before any filter."""
     references = {
-        group: {name: LazyDownloadRef(held.place, held.key, item, dots.TENSOR_DOWNLOAD) for name, item in own.items()}
-        for group, own in held.items.items()
+        group: {name: LazyDownloadRef(left.place, left.key, item, dots.TENSOR_DOWNLOAD) for name, item in own.items()}
+        for group, own in left.items.items()
     }
     found = dict(materialize_lazy_download_refs(references, cell, abort_signal))
     return {
@@ -113,9 +119,19 @@ def _as_sent(value: Any, dtype: str) -> Any:
     return tensor.round().to(sent) if tensor.isfinite().all() else tensor
 
 
-def refusal(reason: str, died: bool = False) -> Shareable:
-    """A site's answer when it could not do the work."""
+def refusal(
+    reason: str, died: bool = False, lacks: bool = False, holds: dict[str, dict[str, str]] | None = None
+) -> Shareable:
+    """A site's answer when it could not do the work. holds: what it has of what it was sent."""
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(REFUSAL, reason)
     reply.set_header(DIED, died)
+    reply.set_header(LACKS, lacks)
+    if holds is not None:
+        reply.set_header(HOLDS, holds)
     return reply
+
+
+def held_of(shareable: Shareable) -> dict[str, dict[str, str]] | None:
+    """Return what a site that refuses says that it holds; None where it does not."""
+    return held(shareable.get_header(HOLDS))

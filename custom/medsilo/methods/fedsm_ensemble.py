@@ -27,10 +27,11 @@ class FedSMEnsemble(SelectorAfterwards):
 
     def fits(self, task: Task) -> None:
         super().fits(task)
-        if task.outputs < 2:
+        if task.outputs < 2 or task.overlaps:
+            other = "regions that overlap" if task.overlaps else "one number"
             raise PlanError(
-                f"algorithm.name: {self.name} mixes probabilities of classes, and networks of this task give one "
-                "number; choose fedsm"
+                f"algorithm.name: {self.name} mixes probabilities of classes, and networks of this task give {other}; "
+                "choose fedsm"
             )
 
     def objective(self, scores: Tensor, outputs: Sequence[Tensor], targets: Tensor, loss: LossFunction) -> Tensor:

@@ -4,6 +4,7 @@ What it collects are the very messages that hospitals would have sent as files.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,12 +13,12 @@ from pydantic import Field
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.package import package_facts
 from medsilo.federation.accepting import check_package
-from medsilo.federation.asking import Messenger
+from medsilo.federation.asking import Messenger, Outgoing, Receive
 from medsilo.federation.bounds import BESIDE, SLACK, Bounds
 from medsilo.federation.protection import book_of
 from medsilo.learning.loop import Stop
 from medsilo.nnunet.fingerprint import samples_of
-from medsilo.nnunet.fingerprint_message import MOST_BINS, HeldCases, MeasuredSite
+from medsilo.nnunet.fingerprint_message import MOST_BINS, Hash, HeldCases, MeasuredSite
 from medsilo.nnunet.measuring_cases import held, measured, memory_of
 from medsilo.runs.messages import Message, Parcel
 from medsilo.site.book import data_set
@@ -30,14 +31,19 @@ TOLD_CASES = 1_000_000  # values of spacings, sizes and shares in a message
 BYTES = 9  # of a packed number
 
 
-class MeasuringRequest(Message):
-    """A question of the server to a hospital."""
+class MeasuringAsked(Message):
+    """The part of a question of the server to a hospital that all of them have."""
 
-    task: Literal["count", "measure"]
-    question: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # its hash
+    question: Hash
     package: dict[str, Any]  # the server's medsilo
     cases: Annotated[int, Field(ge=1)] | None = None  # of all hospitals together, when they measure
     timeout: Annotated[float, Field(gt=0)] = 604_800
+
+
+class MeasuringRequest(MeasuringAsked):
+    """A question of the server to a hospital."""
+
+    task: Literal["count", "measure"]
 
 
 class MeasuringSite:
@@ -50,18 +56,35 @@ class MeasuringSite:
     def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
         """Do what a parcel asks and answer it; `stop` is asked before every case and raises to end the work."""
         asked = MeasuringRequest.read(parcel.facts)
+        self.check(asked)
+        told = self.counted() if asked.task == "count" else self.measured(asked, stop)
+        return Parcel(facts=told.model_dump(mode="json"))
+
+    def check(self, asked: MeasuringAsked) -> None:
+        """Raise Refused unless the server asks the job's question."""
         check_package(package_facts(), asked.package)
         if asked.question != self.question.hash:
             raise Refused("the job's question at this site differs from the server's; submit the job again")
-        source, least = self._source(), self.settings.count_unit(synthetic=False)
-        data, memory = RawData.of(source.folder, self.question, source), memory_of(self.settings)
-        if asked.task == "count":
-            return Parcel(facts=held(data, least, memory).model_dump(mode="json"))
+
+    def counted(self) -> HeldCases:
+        """Return what the hospital has."""
+        return held(self._data(), self._least, memory_of(self.settings))
+
+    def measured(self, asked: MeasuringAsked, stop: Stop) -> MeasuredSite:
+        """Measure what the hospital has."""
         if asked.cases is None:
             raise Refused("the server does not say how many cases all hospitals have")
-        self._check_others(source.folder, data, least)
-        own = measured(data, self.question, asked.cases, least, memory, stop)
-        return Parcel(facts=own.model_dump(mode="json"))
+        data = self._data()
+        self._check_others(self._source().folder, data, self._least)
+        return measured(data, self.question, asked.cases, self._least, memory_of(self.settings), stop)
+
+    @property
+    def _least(self) -> int:
+        return self.settings.count_unit(synthetic=False)
+
+    def _data(self) -> RawData:
+        source = self._source()
+        return RawData.of(source.folder, self.question, source)
 
     def _source(self) -> DataSource:
         """Return where the data are; raises Refused where the hospital lets no fingerprint leave by a job."""
@@ -91,13 +114,29 @@ class MeasuringSite:
             )
 
 
+@dataclass(frozen=True)
+class AllHospitals:
+    """The hospitals, all of which must answer."""
+
+    messenger: Messenger
+    sites: Sequence[str]
+    timeout: float
+
+    def all(self, outgoing: Outgoing, receive: Receive) -> None:
+        """Ask all; raises MedsiloError unless each gives an answer that counts."""
+        missing = self.messenger.ask(self.sites, outgoing, receive, self.timeout)
+        if missing:
+            why = "; ".join(f"{site} {gone.text}" for site, gone in sorted(missing.items()))
+            raise MedsiloError(f"plans need all hospitals: {why}")
+
+
 def collect(
     question: SegmentationQuestion, messenger: Messenger, sites: Sequence[str], timeout: float
 ) -> dict[str, MeasuredSite]:
     """Return what each hospital measured; raises MedsiloError unless all of them answer both times."""
     holding: dict[str, HeldCases] = {}
     told: dict[str, MeasuredSite] = {}
-    package = package_facts()
+    asking, package = AllHospitals(messenger, sites, timeout), package_facts()
 
     def counted(site: str, reply: Parcel) -> None:
         holding[site] = HeldCases.read(reply.facts)
@@ -111,10 +150,7 @@ def collect(
 
     def ask(what: Literal["count", "measure"], receive: Callable[[str, Parcel], None], cases: int | None) -> None:
         asked = MeasuringRequest(task=what, question=question.hash, package=package, cases=cases, timeout=timeout)
-        missing = messenger.ask(sites, lambda site: Parcel(facts=asked.model_dump(mode="json")), receive, timeout)
-        if missing:
-            why = "; ".join(f"{site} {gone.text}" for site, gone in sorted(missing.items()))
-            raise MedsiloError(f"plans need all hospitals: {why}")
+        asking.all(lambda site: Parcel(facts=asked.model_dump(mode="json")), receive)
 
     ask("count", counted, None)
     cases = sum(own.cases for own in holding.values())

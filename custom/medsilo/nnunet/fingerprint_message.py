@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 from medsilo.core.errors import Refused
 from medsilo.nnunet.fingerprint import AXES, SAMPLES, Fingerprint
 from medsilo.nnunet.float_bins import DIGITS, FloatHistogram, rounded
-from medsilo.runs.messages import Message
+from medsilo.runs.messages import Message, Name
+from medsilo.sealing.terms import MOST_SITES
 from medsilo.tasks.own.nnunet_plans_file import Reader
 from medsilo.tasks.own.question import SegmentationQuestion
 
@@ -22,21 +23,28 @@ GREATEST = 3.5e38  # of an intensity: a little more than float32 holds
 
 Number = Annotated[int, Field(ge=1, le=MOST_CASES)]
 Intensities = Annotated[int, Field(ge=1, le=SAMPLES * MOST_CASES)]
+# nnU-Net gives flat images 999 times their spacing along the first axis.
+Spacing = Annotated[float, Field(ge=1e-4, le=1e6)]
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class HeldCases(Message):
+class Means(Message):
+    """The means by which a hospital reads and trains."""
+
+    reader: Reader  # the class with which nnU-Net reads its files
+    memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of its GPU; None: no bound
+
+
+class HeldCases(Means):
     """The data that a hospital has for a study, in numbers that are no patient's."""
 
     cases: Number
-    reader: Reader  # the class with which nnU-Net reads its files
-    memory: Annotated[float, Field(gt=0, le=10_000)] | None = None  # GB of its GPU; None: no bound
 
 
 class ToldExtent(Message):
     """The cases that have one spacing (mm) and one size after cropping (voxels) along an axis."""
 
-    # nnU-Net gives flat images 999 times their spacing along the first axis.
-    spacing: Annotated[float, Field(ge=1e-4, le=1e6)]
+    spacing: Spacing
     size: Annotated[int, Field(ge=1, le=65_536)]
     cases: Number
 
@@ -58,7 +66,7 @@ class ToldChannel(Message):
     def _has_bins(self) -> Self:
         if len(self.values) != len(self.counts):
             raise ValueError(f"it has {len(self.values)} bins of intensities and {len(self.counts)} counts")
-        _check_order("bins of intensities", self.values)
+        check_order("bins of intensities", self.values)
         if not np.array_equal(rounded(self.values), self.values):
             raise ValueError(f"its bins of intensities have more than {DIGITS} binary digits")
         return self
@@ -76,9 +84,9 @@ class ToldFingerprint(Message):
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
-        _check_order("shares", [one.share for one in self.shares])
+        check_order("shares", [one.share for one in self.shares])
         for axis in self.extents:
-            _check_order("spacings and sizes", [(one.spacing, one.size) for one in axis])
+            check_order("spacings and sizes", [(one.spacing, one.size) for one in axis])
         cases = sum(one.cases for one in self.shares)
         if any(sum(one.cases for one in axis) != cases for axis in self.extents):
             raise ValueError("its numbers of cases differ from axis to axis")
@@ -99,7 +107,7 @@ class ToldFingerprint(Message):
             channels=[ToldChannel(values=one.values.tolist(), counts=one.counts.tolist()) for one in own.channels],
         )
 
-    def fingerprint(self, holding: HeldCases, samples: int, channels: int) -> Fingerprint:
+    def fingerprint(self, cases: int, samples: int, channels: int) -> Fingerprint:
         """Return what was told; raises Refused unless it is of the cases, samples and channels that were agreed on."""
         if (self.samples, len(self.channels)) != (samples, channels):
             raise Refused(
@@ -112,25 +120,57 @@ class ToldFingerprint(Message):
             Counter({one.share: one.cases for one in self.shares}),
             tuple(FloatHistogram.of_bins(one.values, one.counts) for one in self.channels),
         )
-        if own.cases != holding.cases:
-            raise Refused(f"its fingerprint is of {own.cases} cases, and it said that it has {holding.cases}")
+        if own.cases != cases:
+            raise Refused(f"its fingerprint is of {own.cases} cases, and it said that it has {cases}")
         return own
 
 
-class MeasuredSite(Message):
+class _Measured(Message):
+    question: Hash
+    told: ToldFingerprint
+
+    def _fingerprint(self, question: SegmentationQuestion, cases: int) -> Fingerprint:
+        if self.question != question.hash:
+            raise Refused("it answers another question; measure again with the study's")
+        return self.told.fingerprint(cases, self.told.samples, len(question.channels))
+
+
+class MeasuredSite(_Measured):
     """The whole message of a hospital: what it holds for which question, and the fingerprint of it."""
 
-    question: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # its hash
     holding: HeldCases
-    told: ToldFingerprint
 
     def fingerprint(self, question: SegmentationQuestion) -> Fingerprint:
         """Return the fingerprint; raises Refused where it is of another question."""
-        if self.question != question.hash:
-            raise Refused("it answers another question; measure again with the study's")
-        return self.told.fingerprint(self.holding, self.told.samples, len(question.channels))
+        return self._fingerprint(question, self.holding.cases)
+
+    def means(self, name: str) -> dict[str, Means]:
+        """Return its means, as those of the hospital with this name."""
+        return {name: self.holding}
 
 
-def _check_order(what: str, values: Sequence[Any]) -> None:
+class MeasuredTogether(_Measured):
+    """The fingerprint of several hospitals that told sealed counts alone."""
+
+    cases: Number
+    holdings: Annotated[dict[Name, Means], Field(min_length=1, max_length=MOST_SITES)]
+
+    def fingerprint(self, question: SegmentationQuestion) -> Fingerprint:
+        """Return the fingerprint; raises Refused where it is of another question."""
+        return self._fingerprint(question, self.cases)
+
+    def means(self, name: str) -> dict[str, Means]:
+        """Return each hospital's means."""
+        return dict(self.holdings)
+
+
+def read_measured(values: Any) -> MeasuredSite | MeasuredTogether:
+    """Read what a hospital measured, or several whose counts were sealed; raises Refused."""
+    together = isinstance(values, dict) and "holdings" in values
+    return MeasuredTogether.read(values) if together else MeasuredSite.read(values)
+
+
+def check_order(what: str, values: Sequence[Any]) -> None:
+    """Raise ValueError unless values are in ascending order, each once."""
     if any(low >= high for low, high in pairwise(values)):
         raise ValueError(f"its {what} are not in ascending order, each told once")

@@ -18,7 +18,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.models.nnunet_network import needing_nnunet
 from medsilo.nnunet import PLANNERS
 from medsilo.nnunet.fingerprint import Fingerprint
-from medsilo.nnunet.fingerprint_message import HeldCases
+from medsilo.nnunet.fingerprint_message import Means
 from medsilo.tasks.own.nnunet_files import SETTINGS
 from medsilo.tasks.own.question import SegmentationQuestion
 
@@ -38,7 +38,7 @@ class MadePlans:
 def make_plans(
     question: SegmentationQuestion,
     fingerprint: Fingerprint,
-    holdings: Mapping[str, HeldCases],
+    holdings: Mapping[str, Means],
     planner: str = PLANNERS[0],
     memory: float | None = None,
 ) -> MadePlans:

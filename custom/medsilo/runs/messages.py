@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import Refused
@@ -28,6 +28,10 @@ PARTS = ("train", "validation", "test")
 Cases = Annotated[int, Field(ge=1, le=MOST_CASES)]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+MOST_MARKS = 2000  # tensors that a message may name in their place; the others travel
+MARK = 16 + 64  # letters: a tensor's first bytes, and the SHA-256 of its form and its bytes
+Mark = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{MARK}}}$")]
+Marks = Annotated[dict[Name, Annotated[dict[Name, Mark], Field(max_length=MOST_MARKS)]], Field(max_length=100)]
 
 
 class Message(BaseModel):
@@ -124,6 +128,8 @@ class Request(Message):
     # Letters of a sealed study, which the room `sealing` reads
     sealing: dict[str, Any] = added({})
     adding: dict[Name, ToAdd] = added({})  # of a "sum": the sites of the asked one's group, itself included
+    # By group and tensor: what the site has to end up with, of tensors that are sent and of those that it has already
+    marks: Marks = added({})
 
     def parcel(self, groups: Groups) -> Parcel:
         """Return the request as it travels."""
@@ -161,6 +167,8 @@ class SiteAnswer(Message):
     withheld: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
     # Parts of which a score is told with noise, and nothing else
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
+    # Of what the server has sent: what the site keeps a copy of, by group and tensor; None: it keeps none
+    holds: Marks | None = added(None)
 
     @classmethod
     def of(cls, parcel: Parcel) -> Self:
@@ -228,6 +236,10 @@ class Trained(SiteAnswer):
     validation: Number | None  # the score of the model as it arrived
     validation_loss: Number | None
     sealing: dict[str, Any] = added({})  # in a sealed study
+    # By group: tensors that are byte for byte what the site was given in this round; they are not sent
+    same: Annotated[
+        dict[Name, Annotated[list[Name], Field(min_length=1, max_length=MOST_MARKS)]], Field(max_length=100)
+    ] = added({})
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:
@@ -289,6 +301,18 @@ class Tested(SiteAnswer):
         if self.test_cases != self.cases.test:
             raise ValueError(f"it tested {self.test_cases} cases and has {self.cases.test}")
         return self
+
+
+HELD: TypeAdapter[dict[str, dict[str, str]]] = TypeAdapter(Marks, config=ConfigDict(strict=True))
+
+
+def held(told: Any) -> dict[str, dict[str, str]] | None:
+    """Return what a site holds, as it says beside a refusal; None where that is not said in the right form."""
+    try:
+        check_values(told, 2 * MOST_MARKS)
+        return HELD.validate_python(told)
+    except (Refused, ValidationError):
+        return None
 
 
 LETTERED = ("agree", "offer", "confirm", "unmask", "compare")

@@ -69,6 +69,8 @@ class SiteSettings(Section):
     threads: int = Field(1, ge=1, le=1024)  # CPU threads; another number may change the last digits of results
     # At the server: MiB that models which came before their turn may take, all together; others wait on the disk.
     waiting_memory: int = Field(512, ge=0, le=1_000_000)
+    # Whether the last model that came is kept on the disk until the test: what stays the same is not sent again.
+    keep_received: bool = True
     workers: int = Field(0, ge=0, le=256)  # processes that read data
     isolation: bool = True  # train in a process of its own, whose death costs a round and not the study
     memory_limit: int | None = Field(

@@ -1,4 +1,4 @@
-"""FLamby's published tables of two sets of patients' data, run again: du Terrail et al. 2022.
+"""FLamby's published tables of three sets of patients' data, run again: du Terrail et al. 2022.
 
 The protocol (docs/reproduce.md) was read in FLamby's code; the scores of its seeds are facts, in flamby.csv.
 Deviations: a site's passes begin anew in each round; SCAFFOLD weighs hospitals alike; Breslow's rule for equal times.
@@ -6,6 +6,7 @@ Deviations: a site's passes begin anew in each round; SCAFFOLD weighs hospitals 
 
 import csv
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
 from medsilo.plan import Plan, parse_plan
 from medsilo.site.settings import SiteSettings, make_settings
+from medsilo.study.flamby_volumes import GRID, METADATA, SUBJECTS, read_ixi, score_of_volumes, write_volumes
 
 ERRORS = 2.0  # standard errors of the difference, within which a cell agrees
 POOLED, PERSONAL = "pooled", "personal"
@@ -48,10 +50,26 @@ class Benchmark:
     rates: Mapping[str, float]  # of each method's hospitals
     numbers: Mapping[str, Mapping[str, Any]]  # of each method
     personal: Mapping[str, float]  # rates of the methods whose model is tested at each hospital
+    network: str = "linear"
+
+    @property
+    def of_volumes(self) -> bool:
+        """Return whether its cases are volumes; else they are a table's lines."""
+        return self.task["name"] != "table"
 
     def lacking(self, data: Path) -> list[str]:
-        """Return the files that are not there."""
-        return [name for name in self.files if not (data / self.folder / name).is_file()]
+        """Return the files and folders that are not there."""
+        return [name for name in self.files if not (data / self.folder / name).exists()]
+
+    def ready(self, data: Path, place: Path) -> "Work":
+        """Return the set's studies, whose data are written into a folder first."""
+        lines = self.read(data / self.folder)
+        columns: tuple[str, ...] = ()
+        if self.of_volumes:
+            write_volumes(lines, place, POOLED)
+        else:
+            columns = write_tables(lines, place)
+        return Work(self, columns, tuple(lines), place)
 
 
 @dataclass(frozen=True)
@@ -175,7 +193,7 @@ HEART = Benchmark(
     tuple(f"processed.{name}.data" for name in HOSPITALS),
     "the UCI Machine Learning Repository, data set Heart Disease",
     read_heart,
-    {"kind": "classification", "standardise": "site"},
+    {"name": "table", "kind": "classification", "standardise": "site"},
     {"local_steps": 100, "batch_size": 4},
     15,
     {"local_epochs": 50, "batch_size": 4, "optimizer": "adam", "learning_rate": 0.001},
@@ -204,7 +222,7 @@ BRCA = Benchmark(
     ("brca.csv", "train_test_split.csv"),
     "the repository owkin/FLamby",
     read_brca,
-    {"kind": "survival", "time": "T", "event": "E", "standardise": "none"},
+    {"name": "table", "kind": "survival", "time": "T", "event": "E", "standardise": "none"},
     {"local_steps": 100, "batch_size": 8},
     5,
     {"local_epochs": 30, "batch_size": 8, "optimizer": "adam", "learning_rate": 0.1},
@@ -226,7 +244,43 @@ BRCA = Benchmark(
     },
     {},
 )
-BENCHMARKS = (HEART, BRCA)
+IXI = Benchmark(
+    "Fed-IXI",
+    "ixi",
+    (SUBJECTS, METADATA),
+    f"{SUBJECTS} of the archive IXI Tiny to which FLamby's script for fed_ixi points, {METADATA} of owkin/FLamby",
+    read_ixi,
+    {
+        "name": "nifti-folder",
+        "labels": ["brain"],
+        "size": list(GRID),
+        "intensity": {"kind": "z-score"},
+        "criterion": "dice-background",
+    },
+    {"local_steps": 100, "batch_size": 2},
+    7,
+    {"local_epochs": 10, "batch_size": 2, "optimizer": "adam", "learning_rate": 0.001},
+    {
+        "fedavg": 0.001,
+        "fedprox": 0.001,
+        "scaffold": 0.001,
+        "fedadam": 0.0001,
+        "fedyogi": 0.0001,
+        "fedadagrad": 0.0001,
+        "cyclic": 0.00001,
+    },
+    {
+        "fedprox": {"mu": 0.1},
+        "fedadam": {"server_lr": 0.1, **YOGI},
+        "fedyogi": {"server_lr": 0.1, **YOGI},
+        "fedadagrad": {"server_lr": 0.1, "server_beta": 0.9, "tau": 1e-8},
+        "cyclic": DRAWN,
+    },
+    {},
+    "pooled-unet",
+)
+TABLES = (HEART, BRCA)
+BENCHMARKS = (*TABLES, IXI)
 
 
 def published() -> dict[tuple[str, str], list[float]]:
@@ -249,8 +303,7 @@ def compare(data: Path, seeds: Sequence[int], say: Say) -> Iterator[PublishedCel
     theirs = published()
     for benchmark in there:
         with tempfile.TemporaryDirectory(prefix="medsilo-") as place:
-            lines = benchmark.read(data / benchmark.folder)
-            work = Work(benchmark, write_tables(lines, Path(place)), tuple(lines), Path(place))
+            work = benchmark.ready(data, Path(place))
             for method in (*benchmark.rates, POOLED):
                 told = theirs[benchmark.folder, method]
                 ours = [work.on_all(method, seed) for seed in seeds]
@@ -259,7 +312,7 @@ def compare(data: Path, seeds: Sequence[int], say: Say) -> Iterator[PublishedCel
                 ours = [work.at_home(method, seed) for seed in seeds]
                 told = theirs[benchmark.folder, f"{PERSONAL} {method}"]
                 yield PublishedCell(benchmark.name, method, "each hospital, mean", ours, told)
-            for number, site in enumerate(lines):
+            for number, site in enumerate(work.sites):
                 ours = [work.alone(site, seed) for seed in seeds]
                 yield PublishedCell(benchmark.name, "single", site, ours, theirs[benchmark.folder, f"single {number}"])
 
@@ -275,8 +328,14 @@ class Work:
 
     @property
     def settings(self) -> SiteSettings:
-        """Return the settings of every site: the sets are public."""
-        return make_settings({"data": str(self.folder), "public_data": True, "device": "cpu"}, "the benchmark")
+        """Return the settings of every site: the sets are public. Volumes take the whole machine."""
+        own = {"device": str(self.device), "threads": (os.cpu_count() or 1) if self.benchmark.of_volumes else 1}
+        return make_settings({"data": str(self.folder), "public_data": True, **own}, "the benchmark")
+
+    @property
+    def device(self) -> torch.device:
+        """Return where networks learn and are scored: a table's on the processor."""
+        return torch.device("cuda" if self.benchmark.of_volumes and torch.cuda.is_available() else "cpu")
 
     def plan(self, method: str, sites: Sequence[str], rounds: int, training: Mapping[str, Any], seed: int) -> Plan:
         """Return the plan of one study."""
@@ -284,8 +343,8 @@ class Work:
         return parse_plan(
             {
                 "algorithm": {"name": method, **own.numbers.get(method, {})},
-                "task": {"name": "table", "columns": list(self.columns), **own.task},
-                "network": {"name": "linear"},
+                "task": {**own.task, **({"columns": list(self.columns)} if self.columns else {})},
+                "network": {"name": own.network},
                 "training": {"rounds": rounds, **training},
                 "participation": {"sites": list(sites)},
                 "tracking": {"select": "last", "validate_every": rounds},
@@ -320,5 +379,7 @@ class Work:
     def score(self, plan: Plan, model: nn.Module, site: str) -> float:
         """Return a model's score on a site's test cases."""
         cases: Any = plan.task.site_data(site, [site], plan.seed, self.settings.data).test
+        if self.benchmark.of_volumes:
+            return score_of_volumes(model, cases, self.device)
         found: Tensor = plan.task.case_scores(model.eval()(cases.inputs), cases.targets)
         return float(found.double().mean())

@@ -21,6 +21,7 @@ OF_CLASSES = "*/*"  # and this for the images of a classification, in folders na
 RECORDINGS = (".csv", ".tsv", ".parquet", ".pq", ".npz", ".npy")
 SUFFIXES = (".nii.gz", ".nii", ".mha", ".mhd", ".nrrd", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 LINKS = "folders are links, which are not followed; copy them into the data folder"
+BETWEEN = "\x1f"  # the parts of a label that stands in several columns
 OTHER_NAMES = {"training": "train", "val": "validation", "valid": "validation", "testing": "test"}
 
 
@@ -34,6 +35,7 @@ class Entry:
     patient: str
     part: str = ""  # empty: the plan's split decides
     site: str = ""  # whose it is in a simulation
+    outcome: str = ""  # what is learned, where that is no class
 
 
 @dataclass
@@ -70,17 +72,23 @@ def find(source: DataSource, folder: Path, masks: bool) -> Listing:
     return _whole(_by_pattern(source, names, masks), source, links)
 
 
-def find_recordings(source: DataSource, folder: Path) -> Listing:
+def find_recordings(source: DataSource, folder: Path, outcomes: Sequence[str] = ()) -> Listing:
     """The recordings in a folder, as the site's settings describe them: those of a table, or all that fit a pattern.
 
-    The label of one that no table names is its folder's name.
+    The label of one that no table names is its folder's name. outcomes: columns of the table that are the label.
     """
     names, links = files_below(folder)
+    inside, columns = source.inside, source.columns
     if table := table_of(source, names, source.recordings):
-        inside, columns = source.inside, source.columns
-        within = [columns.label] * bool(inside.label) + [columns.patient] * bool(inside.patient)
-        listing = _by_table(source, folder, table, names, (columns.recording,), masks=False, within=within)
+        labels = tuple(outcomes) or (columns.label,)
+        within = [*labels] * bool(inside.label or inside.outcome) + [columns.patient] * bool(inside.patient)
+        listing = _by_table(source, folder, table, names, (columns.recording,), False, labels, within)
         return _whole(listing, source, links)
+    if outcomes and not inside.outcome:
+        raise DataError(
+            f"nothing says when the event came; write a table {TABLE} with a line per recording and the columns "
+            f"{', '.join(outcomes)}, or name columns of the recordings under data.inside.outcome"
+        )
     listing = Listing()
     pattern = source.recordings or ANYWHERE
     known = {name: path for name, path in names.items() if source.recordings or name.lower().endswith(RECORDINGS)}
@@ -242,12 +250,17 @@ def _by_table(
     names: dict[str, Path],
     images: Sequence[str],
     masks: bool,
+    labels: Sequence[str] = (),
     within: Collection[str] = (),
 ) -> Listing:
-    """Return the cases of a table. within: columns that it needs not have, as files say it themselves."""
+    """Return the cases of a table.
+
+    labels: columns that are the label together; within: columns that it needs not have, as files say it themselves.
+    """
     path = folder / table if (folder / table).is_file() else source.folder / table
     listing, columns = Listing(), source.columns
-    needed = [name for name in (*images, columns.label, columns.patient) if name not in within]
+    labels = labels or (columns.label,)
+    needed = [name for name in (*images, *labels, columns.patient) if name not in within]
     lines = list(_lines(path, needed))
     counted: Counter[str] = Counter()
     empty: defaultdict[str, list[str]] = defaultdict(list)
@@ -266,7 +279,7 @@ def _by_table(
             absent.append(name)
             continue
         counted[name] += 1
-        label = files[-1] if masks else given.get(columns.label, "")
+        label = files[-1] if masks else BETWEEN.join(given.get(column, "") for column in labels)
         part, site = given.get(columns.part, "").lower(), given.get(columns.site, "")
         known = tuple(file for file in files[: len(images)] if file)
         listing.entries.append(

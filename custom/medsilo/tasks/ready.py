@@ -7,7 +7,8 @@ is memory, files are safetensors, and one reading serves both the survey and the
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -43,6 +44,7 @@ class Facts:
     seconds: float = 0.0  # of a recording
     gaps: int = 0  # of a recording: in time, and rows without a value
     turned: bool = False  # whether a recording's axes seem to lie the other way round
+    outcome: tuple[float, ...] = ()  # of survival: time and event
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,24 @@ class PreparedEntry:
     targets: Tensor
     facts: Facts
     places: Tensor | None = None  # of an entry of one case: voxels that show structures, [n, 4]: label, z, y, x
+
+
+class StoredCase:
+    """A tensor [cases, ...] of a file, seen as one case of it: what is asked for by slices is read then."""
+
+    def __init__(self, stored: Any, number: int) -> None:
+        self.stored, self.number = stored, number
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The case's shape."""
+        return tuple(self.stored.get_shape()[1:])
+
+    def __getitem__(self, places: tuple[slice, ...]) -> Tensor:
+        return self.stored[(slice(self.number, self.number + 1), *places)][0]
+
+
+Sliced = Tensor | StoredCase
 
 
 class Memory:
@@ -124,7 +144,7 @@ class Cache:
             raise DataError("a file can't be read; is it a link to nowhere?", str(error)) from error
         code = package_facts()["hash"]
         return hashlib.sha256(
-            json.dumps([known, entry.name, str(entry.label), self.settings, code]).encode()
+            json.dumps([known, entry.name, str(entry.label), entry.outcome, self.settings, code]).encode()
         ).hexdigest()
 
 
@@ -150,6 +170,16 @@ class HeldEntry:
         inputs, targets, _ = self.kept(number)
         return inputs, targets if targets.is_floating_point() else targets.long()
 
+    @contextmanager
+    def opened(self, number: int) -> Iterator[tuple["Sliced", "Sliced", Tensor | None]]:
+        """Give what `kept` returns; of what lies in a file, only the parts that are looked at are read."""
+        if self.file is None:
+            yield self.kept(number)
+            return
+        with safetensors.safe_open(self.file, framework="pt") as file:
+            inputs, targets = (StoredCase(file.get_slice(name), number) for name in NAMES)
+            yield inputs, targets, file.get_tensor(PLACES).clone() if PLACES in file.keys() else None  # noqa: SIM118
+
     def kept(self, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs and target of one case as they are kept, and the places of its structures."""
         if self.file is not None:
@@ -174,10 +204,11 @@ class ReadyCases(Dataset):
         return self.ends[-1] if self.ends else 0
 
     @property
-    def labels(self) -> Tensor:
-        """The class of every case of a classification, [cases]."""
+    def labels(self) -> Tensor | None:
+        """The class of every case of a classification, [cases]; None where cases have numbers."""
         pairs = zip(self.held, self.chosen, strict=True)
-        return torch.tensor([one.facts.shown[case][0] for one, cases in pairs for case in cases], dtype=torch.long)
+        shown = [one.facts.shown[case] for one, cases in pairs for case in cases]
+        return torch.tensor([own[0] for own in shown], dtype=torch.long) if all(shown) else None
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         held, number = self.at(index)
@@ -189,16 +220,15 @@ class ReadyCases(Dataset):
         return self.held[place], self.chosen[place][index - (self.ends[place - 1] if place else 0)]
 
 
-def kept_case(cases: Dataset, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return a case as it is kept, of ready cases or of some of them."""
+def held_case(cases: Dataset, index: int) -> tuple[HeldEntry, int]:
+    """Return a case's entry, and its number there, of ready cases or of some of them."""
     if isinstance(cases, ReadyCases):
-        held, number = cases.at(index)
-        return held.kept(number)
+        return cases.at(index)
     if isinstance(cases, ConcatDataset):
         part = bisect_right(cases.cumulative_sizes, index)
-        return kept_case(cases.datasets[part], index - [0, *cases.cumulative_sizes][part])
+        return held_case(cases.datasets[part], index - [0, *cases.cumulative_sizes][part])
     assert isinstance(cases, Subset)
-    return kept_case(cases.dataset, cases.indices[index])
+    return held_case(cases.dataset, cases.indices[index])
 
 
 class LazyCases(Dataset):

@@ -22,6 +22,13 @@ def likeliest(output: Tensor) -> Tensor:
     return output.max(1).indices
 
 
+def dice_of(found: Tensor, right: Tensor) -> Tensor:
+    """Return Dice of every case and structure; a structure that is missing and not found has 1."""
+    from monai.metrics import compute_dice
+
+    return compute_dice(found, right, include_background=True, ignore_empty=False).float()
+
+
 class Segmentation(Task):
     """Dice of every structure and their mean; of test cases the distances of surfaces too, all by MONAI.
 
@@ -44,17 +51,26 @@ class Segmentation(Task):
         return 2.0
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.classes, *shape[1:])
+        return (self.outputs, *shape[1:])
+
+    def found(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the label that is found at each place, [batch, *grid]; 0 where the target does not count."""
+        return likeliest(output)
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._dice(output, target).mean(1)
+        return dice_of(self.masks(self.found(output, target)), self.masks(target)).mean(1)
 
     def measures(self, output: Tensor, target: Tensor) -> Measures:
-        """Beside the metric, Dice of every structure where there are several; surfaces, in voxels or millimetres."""
+        return self.compared(self.found(output, target), target, self.voxel)
+
+    def compared(self, labels: Tensor, target: Tensor, voxel: tuple[float, ...] | None) -> Measures:
+        """Return how near labels are to the target, both [batch, *grid]: the metric, Dice of every structure where
+        there are several, and surfaces, in millimetres or voxels. voxel: as `voxel`."""
         from monai.metrics import compute_hausdorff_distance, compute_surface_dice
 
         warnings.filterwarnings("ignore", "monai.metrics.utils get_mask_edges")  # MONAI warns of its own call
-        found, right = (self.masks(labels).cpu() for labels in (likeliest(output), target))
+        found, right = (self.masks(one).cpu() for one in (labels, target))
+        dice = dice_of(found, right)
         there, found_there = (masks.flatten(2).any(2) for masks in (right, found))
         both = there & found_there
         # No surface, no distance; but a structure that is missed, or found where none is, has surface Dice 0.
@@ -62,13 +78,13 @@ class Segmentation(Task):
         near = torch.where(there | found_there, 0.0, torch.nan)
         if both.any():
             pair = found[both][:, None], right[both][:, None]
-            far = compute_hausdorff_distance(*pair, include_background=True, percentile=95, spacing=self.voxel)
-            close = compute_surface_dice(*pair, [self.tolerance], include_background=True, spacing=self.voxel)
+            far = compute_hausdorff_distance(*pair, include_background=True, percentile=95, spacing=voxel)
+            close = compute_surface_dice(*pair, [self.tolerance], include_background=True, spacing=voxel)
             distances[both], near[both] = far[:, 0].float(), close[:, 0].float()
         columns = {SURFACE[0]: distances, SURFACE[1]: near}
         if len(self.structures) > 1:
-            columns["dice"] = self._dice(output, target).cpu()
-        measures = super().measures(output, target)
+            columns["dice"] = dice
+        measures = {self.metric: dice.mean(1)}
         for name, values in columns.items():
             for structure, column in zip(self.structures, values.unbind(1), strict=True):
                 measures[self._name(name, structure)] = column
@@ -87,13 +103,6 @@ class Segmentation(Task):
 
     def masks(self, labels: Tensor) -> Tensor:
         return torch.stack([torch.isin(labels, labels.new_tensor(part)) for part in self.structures.values()], 1)
-
-    def _dice(self, output: Tensor, target: Tensor) -> Tensor:
-        """Dice of every case and structure; a structure that is missing and not found has 1."""
-        from monai.metrics import compute_dice
-
-        found, right = self.masks(likeliest(output)), self.masks(target)
-        return compute_dice(found, right, include_background=True, ignore_empty=False).float()
 
     def _name(self, name: str, structure: str) -> str:
         return f"{name}_{structure}" if len(self.structures) > 1 else name

@@ -42,6 +42,7 @@ class Inside(Section):
     time: str | None = None
     label: str | None = None  # of each row or window; else its table or its folder says it
     patient: str | None = None
+    outcome: Names = ()  # of survival, of each row or window: time and event; else its table says them
     windows: str = "x"  # of arrays
 
 
@@ -60,12 +61,12 @@ class DataSource(Section):
     names: dict[str, str] = {}  # the plan's columns to this site's, where they differ
     levels: dict[str, dict[str, str | int]] = {}  # of the plan's columns with categories: this site's to the plan's
     missing: Names = ("", "NA", "N/A", "NaN", "nan", "null", "?")  # what stands where a value is not known
+    decimal: Literal[".", ","] = "."  # of recordings, too
     # Of recordings (task `series-folder`):
     recordings: Pattern | None = None  # a pattern with *, below the folder
     inside: Inside = Inside()
     rate: float | None = Field(None, gt=0, le=1e7)  # Hz that they were recorded with, where it is not the plan's
     time_unit: Literal["s", "ms", "us", "datetime"] = "s"  # of inside.time
-    decimal: Literal[".", ","] = "."
     order: Literal["signals-steps", "steps-signals"] | None = None  # of an array's axes, after that of the windows
     # Who is in training, validation and test, fixed here where no table fixes it: then no plan moves a patient.
     shares: OwnShares | None = None

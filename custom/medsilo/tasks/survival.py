@@ -1,6 +1,6 @@
 """Tasks that rank cases by their risk: Cox's proportional hazards and Harrell's concordance."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -8,10 +8,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.tasks.metrics import Counts, Measures, means
-from medsilo.tasks.task import Cases, Task
+from medsilo.tasks.survey import Problem
+from medsilo.tasks.task import Task
 
 AT_ONCE = 2**24  # pairs of cases that are compared together
 RIGHT, COMPARED = "pairs_right", "pairs"  # of the pairs in which a case is the one with the earlier event
+EVENTS = ("censored", "event")  # 0 and 1
 COIN = 0.5  # concordance where no two cases can be compared
 
 
@@ -77,9 +79,9 @@ class Survival(Task):
 
     def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
         """Return the largest share of the pairs that one patient is in; 1 where there is no pair."""
-        if not isinstance(data, Cases) or not len(data):
+        target = getattr(data, "targets", None)
+        if not isinstance(target, Tensor) or not len(target):
             return None
-        target = data.targets
         number = {patient: place for place, patient in enumerate(dict.fromkeys(patients))}
         places = torch.tensor([number[patient] for patient in patients])
         own = torch.zeros(len(number), dtype=torch.float64).index_add_(0, places, _pairs_with(target))
@@ -100,6 +102,14 @@ def concordant_pairs(risks: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         better = (risks[first, None] > risks).double() + (risks[first, None] == risks).double() / 2
         right[first], compared[first] = (better * later).sum(1), later.double().sum(1)
     return right, compared
+
+
+def incomparable(targets: Mapping[str, Tensor]) -> Iterator[Problem]:
+    """Yield a problem for each part that has cases, but no two that can be compared."""
+    for part, target in targets.items():
+        if len(target) and not concordant_pairs(torch.zeros(len(target)), target)[1].sum():
+            what = f"the {part} part has no two cases to compare, an event and a longer time; bring more cases"
+            yield Problem("stops", what, 1)
 
 
 def _pairs_with(target: Tensor) -> Tensor:

@@ -103,6 +103,11 @@ class Task(Section):
         return self.classes
 
     @property
+    def overlaps(self) -> bool:
+        """Return whether structures may lie in each other, so that a network's outputs are no choice between them."""
+        return False
+
+    @property
     def unbounded(self) -> str:
         """Return why no bound holds for what one case does to a batch's gradient; nothing where one holds."""
         return ""
@@ -213,6 +218,10 @@ class Task(Section):
 
     segments: ClassVar[bool] = False  # whether structures are found in images, with `masks`
 
+    def found(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the label that is found at each place, [batch, *grid]; 0 where the target does not count."""
+        raise TypeError(f"task {self.name} finds no masks")
+
     def masks(self, labels: Tensor) -> Tensor:
         """Return where each structure is, [batch, structures, *grid], by the label of each place."""
         raise TypeError(f"task {self.name} finds no masks")
@@ -279,6 +288,10 @@ class Task(Section):
     def measures(self, output: Tensor, target: Tensor) -> Measures:
         """Return what is kept of every test case at its site, [batch] each; the metric is among it."""
         return {self.metric: self.case_scores(output, target)}
+
+    def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
+        """Return what measures these cases of the test, whose outputs and targets come in order."""
+        return self.measures
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return what a site tells of its test cases: counts that add up, none over fewer cases than `least`."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification
@@ -31,8 +32,26 @@ class ByKind(Task):
         """The kind's."""
         return self._family.metric
 
+    @property
+    def by_case(self) -> bool:  # type: ignore[override]
+        """The kind's."""
+        return self._family.by_case
+
+    @property
+    def unbounded(self) -> str:
+        return self._family.unbounded
+
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return self._family.loss(output, target)
+
+    def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._family.case_losses(output, target)
+
+    def score(self, scores: Tensor) -> float:
+        return self._family.score(scores)
+
+    def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
+        return self._family.sway(data, patients)
 
     def case_scores(self, output: Tensor, target: Tensor) -> Tensor:
         return self._family.case_scores(output, target)

@@ -77,6 +77,11 @@ def as_number(cell: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def as_written(cell: str, decimal: str) -> str:
+    """Return a number that a site writes with a comma as others write it."""
+    return cell.strip().replace(",", ".") if decimal == "," else cell.strip()
+
+
 def as_level(cell: str) -> str:
     """Return a level as it is compared: a whole number is the same however it is written, as 1 and 1.0."""
     text = plain(str(cell).strip())

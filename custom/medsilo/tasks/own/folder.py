@@ -64,8 +64,10 @@ class FolderTask(OwnFolder, ByKind):
     size: tuple[Length, ...] = Field(default=(96, 96, 32), description="what the network reads in training")
     intensity: Intensity = Field(Percentiles(), description="how intensities are scaled ([your-data.md](your-data.md))")
     augmentation: tuple[Augmentation, ...] = Field(default=(), description="changes by chance in training")
-    criterion: Literal["dice-ce", "dice", "cross-entropy"] = Field(
-        default="dice-ce", description="loss of a segmentation; a classification's is cross entropy"
+    criterion: Literal["dice-ce", "dice", "dice-background", "cross-entropy"] = Field(
+        default="dice-ce",
+        description="loss of a segmentation; `dice-background` counts the background as one more structure. A "
+        "classification's is cross entropy",
     )
     foreground: float = Field(default=0.5, ge=0, le=1, description="share of training pieces with a structure in them")
     overlap: float = Field(default=0.25, ge=0, lt=1, description="of the windows in evaluation")
@@ -155,6 +157,9 @@ class FolderTask(OwnFolder, ByKind):
     @property
     def cross_entropy(self) -> float:
         return self._family.cross_entropy
+
+    def found(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._family.found(output, target)
 
     def masks(self, labels: Tensor) -> Tensor:
         return self._family.masks(labels)

@@ -51,7 +51,7 @@ class StructureJudge(_Judge, Segmentation):
 
     @property
     def cross_entropy(self) -> float:
-        return 0.0 if self.criterion == "dice" else 1.0
+        return 1.0 if self.criterion in ("dice-ce", "cross-entropy") else 0.0
 
 
 class ClassJudge(_Judge, Classification):
@@ -68,8 +68,8 @@ class ClassJudge(_Judge, Classification):
 
 @cache
 def _dice(criterion: str) -> nn.Module:
-    """MONAI's Dice loss of the structures, alone or with cross entropy."""
+    """MONAI's Dice loss of the structures, alone, with the background as one more, or with cross entropy."""
     from monai.losses import DiceCELoss, DiceLoss
 
     kind = DiceCELoss if criterion == "dice-ce" else DiceLoss
-    return kind(include_background=False, to_onehot_y=True, softmax=True)
+    return kind(include_background=criterion == "dice-background", to_onehot_y=True, softmax=True)

@@ -4,27 +4,29 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.models.network import Network
-from medsilo.models.nnunet_network import NnUNet
+from medsilo.models.nnunet_network import Architecture, NnUNet
 from medsilo.tasks.headers import open_reader
 from medsilo.tasks.listing import Entry, Listing
+from medsilo.tasks.metrics import Measures
 from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.nnunet_parts import NnUNetParts
 from medsilo.tasks.own.nnunet_plans_file import Configuration, NnUNetPlans
 from medsilo.tasks.own.own_folder import Found, OwnFolder
 from medsilo.tasks.own.question import SegmentationQuestion
-from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, kept_case
+from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, held_case
 from medsilo.tasks.scans import Scan
 from medsilo.tasks.segmentation import Segmentation
 from medsilo.tasks.sources import DataSource
@@ -40,7 +42,8 @@ class NnUNetFolder(OwnFolder, Segmentation):
     """nnU-Net's training from plans that were made for all hospitals' data together ([nnunet.md](nnunet.md)).
 
     A case is a whole volume as nnU-Net preprocesses it, [C, D, H, W]. The network learns from augmented patches, and is
-    evaluated on whole volumes through nnU-Net's windows, on the grid that its plans resample to.
+    evaluated on whole volumes through nnU-Net's windows, on the grid that its plans resample to; tests are measured on
+    the images' own grids.
     """
 
     title: ClassVar[str] = "a hospital's own volumes in nnU-Net's layout"
@@ -62,11 +65,15 @@ class NnUNetFolder(OwnFolder, Segmentation):
     )
     mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
 
+    @field_validator("configuration", mode="before")
+    @classmethod
+    def _is_no_cascade(cls, value: object) -> object:
+        if value == "3d_cascade_fullres":
+            raise ValueError("the cascade is not supported; choose 3d_fullres or 3d_lowres")
+        return value
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        labels = list(self.question.labels.values())
-        if labels != list(range(len(labels))) or self.question.regions_class_order:
-            raise ValueError("question.labels: give 0, 1, 2, ... in order; regions and ignored labels are not learned")
         if self.configuration not in self.plans.configurations:
             raise ValueError(f"plans: they have no configuration {self.configuration}; make them anew")
         if self._own.architecture.arch_kwargs.n_stages < FEWEST_STAGES:
@@ -105,27 +112,67 @@ class NnUNetFolder(OwnFolder, Segmentation):
 
     @property
     def classes(self) -> int:  # type: ignore[override]
-        """The labels, background included."""
-        return len(self.question.labels)
+        """The values in masks, background included."""
+        return len(self.question.names)
+
+    @property
+    def outputs(self) -> int:
+        """The labels; or the regions, each found by itself."""
+        return len(self.question.regions) if self.question.has_regions else self.classes
+
+    @property
+    def overlaps(self) -> bool:
+        return self.question.has_regions
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        return tuple(self.question.labels)
+        return self.question.names
 
     @property
     def structures(self) -> dict[str, tuple[int, ...]]:  # type: ignore[override]
-        """The label of each structure."""
-        return {name: (number,) for number, name in enumerate(self.question.labels) if number}
+        """The values of each structure."""
+        return self.question.regions
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.channels, *self._own.patch_size)
 
+    @property
+    def architecture(self) -> Architecture:
+        """The network in the plans."""
+        return self._own.architecture
+
     def default_network(self) -> Network:
-        return NnUNet(architecture=self._own.architecture)
+        return NnUNet(architecture=self.architecture)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return self.parts.loss(output, target)
+
+    def found(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._counting(self.parts.found(output), target)
+
+    def _counting(self, found: Tensor, target: Tensor) -> Tensor:
+        """Return what was found at places that count."""
+        ignored = self.question.ignored
+        return found if ignored is None else torch.where(target == ignored, 0, found)
+
+    def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
+        """Return what measures on the images' own grids, as nnU-Net does; surfaces in millimetres."""
+        numbers = count()
+
+        def measure(output: Tensor, target: Tensor) -> Measures:
+            each = [self._on_own_grid(held_case(cases, next(numbers))[0].entry, one) for one in output]
+            return {name: torch.cat([own[name] for own in each]) for name in each[0]}
+
+        return measure
+
+    def _on_own_grid(self, entry: Entry, output: Tensor) -> Measures:
+        assert isinstance(entry.label, Path)
+        values, notes = self.parts.read(entry.images)
+        self.parts.on_its_grid(values, notes)  # which notes what it cuts off
+        right = self.parts.own_labels(entry.label)
+        found = self._counting(self.parts.labels_back(output.cpu(), notes), right)
+        return self.compared(found[None], right[None], tuple(notes["spacing"]))
 
     def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         return _Patches(self.parts, cases, batch, steps, self.foreground, seed)
@@ -175,7 +222,7 @@ class NnUNetFolder(OwnFolder, Segmentation):
                 f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
                 "convert the files"
             )
-        return Found(data.listing, {}, partial(_made, self.parts, self.classes), "")
+        return Found(data.listing, {}, partial(_made, self.parts, self.question), "")
 
     def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
         empty = [one.entry.name for one in every if not any(one.facts.values)]
@@ -205,19 +252,21 @@ class _Patches(Dataset):
         return len(self.chosen)
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        image, labels, places = kept_case(self.cases, self.chosen[number])
-        assert places is not None
+        held, place = held_case(self.cases, self.chosen[number])
         certain = number % self.batch >= self.certain
-        return self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
+        with held.opened(place) as (image, labels, places):
+            assert places is not None
+            return self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
 
 
-def _made(parts: NnUNetParts, classes: int, entry: Entry) -> PreparedEntry:
+def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> PreparedEntry:
     """Prepare one case."""
     assert isinstance(entry.label, Path)
     image, labels, places = parts.prepared(entry.images, entry.label)
     shown = tuple(value for value in torch.unique(labels).tolist() if value >= 0)
-    if shown and shown[-1] >= classes:
-        raise DataError(f"masks have values above {classes - 1}, which are no labels of the question; correct them")
+    last = len(question.names) - (question.ignored is None)
+    if shown and shown[-1] > last:
+        raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
     low, high = image.aminmax()
     facts = Facts(1, digest(image), tuple(image.shape[:0:-1]), (), (float(low), float(high)), shown, (shown,))
     return PreparedEntry(image[None], labels[None], facts, places)

@@ -20,9 +20,11 @@ from medsilo.core.errors import DataError
 from medsilo.models.nnunet_network import needing_nnunet
 from medsilo.tasks.own.nnunet_plans_file import ConfigurationName, NnUNetPlans
 from medsilo.tasks.own.question import SegmentationQuestion
+from medsilo.tasks.ready import Sliced
+from medsilo.tasks.segmentation import likeliest
 
 Case = tuple[Tensor, Tensor]  # image [C, D, H, W], and labels [D, H, W], which are -1 where the image was empty
-Placed = tuple[Tensor, Tensor, Tensor]  # a case, and some voxels that show structures, [n, 4]: label, z, y, x
+Placed = tuple[Sliced, Sliced, Tensor]  # a case, and voxels of structures, [n, 4]: the structure's number, z, y, x
 NONE = torch.empty(0, 4, dtype=torch.int32)
 
 
@@ -42,6 +44,11 @@ class NnUNetParts:
         )
         _always_the_same(changed)
         self.drawing = (patch, changed)
+        labels = self.trainer.label_manager
+        self.regions = labels.foreground_regions if labels.has_regions else ()
+        self.sought: list[Any] = list(self.regions) or list(labels.foreground_labels)  # what patches are drawn for
+        if labels.has_ignore_label:
+            self.sought.append((-1, *labels.all_labels))  # all places that count, background included
         self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None))
 
     @property
@@ -64,7 +71,7 @@ class NnUNetParts:
         return torch.from_numpy(image)
 
     def labels_back(self, output: Tensor, notes: dict[str, Any]) -> Tensor:
-        """Return the label of each place as it was read, from the output [classes, D, H, W] on the plans' grid."""
+        """Return the label of each place as it was read, from the output [outputs, D, H, W] on the plans' grid."""
         from nnunetv2.inference.export_prediction import convert_predicted_logits_to_segmentation_with_correct_shape
 
         labels = convert_predicted_logits_to_segmentation_with_correct_shape(
@@ -76,7 +83,7 @@ class NnUNetParts:
         )
         return torch.from_numpy(labels)
 
-    def prepared(self, images: Sequence[Path], label: Path) -> Placed:
+    def prepared(self, images: Sequence[Path], label: Path) -> tuple[Tensor, Tensor, Tensor]:
         """Return a case as nnU-Net preprocesses it, with the voxels at which its patches may be drawn."""
         preprocessor, files = self._managers[1].preprocessor_class(verbose=False), list(map(str, images))
         try:
@@ -84,6 +91,10 @@ class NnUNetParts:
         except Exception as error:  # of any of the libraries that read images
             raise DataError("nnU-Net can't preprocess a case; check its image and labels", str(error)) from error
         return torch.from_numpy(image), torch.from_numpy(labels[0]), _places(found["class_locations"])
+
+    def own_labels(self, file: Path) -> Tensor:
+        """Return a mask as nnU-Net reads it, [D, H, W]."""
+        return torch.from_numpy(self._managers[0].image_reader_writer_class().read_seg(str(file))[0][0])
 
     def drawn(self, case: Placed, seed: int, certain: bool) -> Case:
         """Return an augmented patch. certain: whether it has a structure, if the case has one."""
@@ -94,9 +105,8 @@ class NnUNetParts:
         from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
 
         certain, places = bool(np.random.default_rng(seed).uniform() < foreground), NONE
-        if certain:
-            structures = self.trainer.label_manager.foreground_labels
-            found = DefaultPreprocessor._sample_foreground_locations(case[1][None].numpy(), structures)
+        if certain or self.trainer.label_manager.has_ignore_label:
+            found = DefaultPreprocessor._sample_foreground_locations(case[1][None].numpy(), self.sought)
             places = _places(found)
         return self._patch((*case, places), seed, certain, *self.cutting)
 
@@ -106,7 +116,7 @@ class NnUNetParts:
         from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
 
         final, labels = self.trainer.configuration_manager.patch_size, self.trainer.label_manager
-        loader = nnUNetDataLoader(_OneCase(case), 1, patch, final, labels, transforms=transforms)
+        loader = nnUNetDataLoader(_OneCase(case, self.sought), 1, patch, final, labels, transforms=transforms)
         loader.get_do_oversample = lambda _: certain
         with _seeded(seed):
             batch = loader.generate_train_batch()
@@ -116,16 +126,28 @@ class NnUNetParts:
     def loss(self, output: Tensor | list[Tensor], target: Tensor) -> Tensor:
         """Return nnU-Net's loss: of all resolutions in training, of the finest alone in evaluation."""
         labels = target[:, None].clamp(min=0)
+        if self.regions:
+            ignored = self.trainer.label_manager.ignore_label
+            every = [*self.regions, *([ignored] if ignored is not None else [])]
+            values = [labels.new_tensor(region if isinstance(region, tuple) else (region,)) for region in every]
+            labels = torch.cat([torch.isin(labels, one) for one in values], 1)
         if isinstance(output, Tensor):
             return self.criterion.loss(output, labels)
         from batchgeneratorsv2.transforms.utils.deep_supervision_downsampling import DownsampleSegForDSTransform
 
         coarser = DownsampleSegForDSTransform(self.scales)
-        each = [coarser(segmentation=one.short())["segmentation"] for one in labels]
+        each = [coarser(segmentation=one if self.regions else one.short())["segmentation"] for one in labels]
         return self.criterion(output, [torch.stack(scale) for scale in zip(*each, strict=True)])
 
+    def found(self, output: Tensor) -> Tensor:
+        """Return the label of each place, [batch, *grid], from outputs [batch, outputs, *grid]."""
+        if not self.regions:
+            return likeliest(output)
+        found = self.trainer.label_manager.convert_logits_to_segmentation
+        return torch.stack([found(one) for one in output])
+
     def inferred(self, network: Callable[[Tensor], Tensor], image: Tensor, mirror: bool) -> Tensor:
-        """Return a network's output for a whole case, [classes, D, H, W], through windows as nnU-Net lays them."""
+        """Return a network's output for a whole case, [outputs, D, H, W], through windows as nnU-Net lays them."""
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
         gpu, by_stopwatch = image.device.type == "cuda", torch.backends.cudnn.benchmark
@@ -150,25 +172,37 @@ class _Called(nn.Module):
         return self.function(inputs)
 
 
+class _Cut:
+    """An array of which nnU-Net's loader cuts a patch; nothing else of it is read."""
+
+    def __init__(self, whole: Sliced, front: int) -> None:
+        """front: axes of one place to put in front."""
+        self.whole, self.front = whole, front
+        self.shape = (*(1,) * front, *whole.shape)
+
+    def __getitem__(self, places: tuple[slice, ...]) -> np.ndarray:
+        return self.whole[places[self.front :]].numpy()[(None,) * self.front]
+
+
 class _OneCase:
     """A data set of one case, as nnU-Net's loader wants it."""
 
     identifiers = ("case",)
 
-    def __init__(self, case: Placed) -> None:
-        self.case = case
+    def __init__(self, case: Placed, sought: Sequence[Any]) -> None:
+        self.case, self.sought = case, sought
 
-    def load_case(self, identifier: str) -> tuple[np.ndarray, np.ndarray, None, dict[str, Any]]:
+    def load_case(self, identifier: str) -> tuple["_Cut", "_Cut", None, dict[str, Any]]:
         """Return image, labels, nothing of an earlier stage, and where the structures are."""
-        image, labels, places = (tensor.numpy() for tensor in self.case)
-        found = {int(label): places[places[:, 0] == label] for label in np.unique(places[:, 0])}
-        return image, labels[None], None, {"class_locations": found}
+        image, labels, places = *map(_Cut, self.case[:2], (0, 1)), self.case[2].numpy()
+        found = {own: places[places[:, 0] == number] for number, own in enumerate(self.sought, 1)}
+        return image, labels, None, {"class_locations": found}
 
 
 def _places(found: Mapping[int, Any]) -> Tensor:
-    """Return the places of all structures, by label, in one tensor."""
+    """Return the places of all structures, by their number from 1, in one tensor."""
     # nnU-Net has the channel in front, which is always 0.
-    each = [np.insert(voxels[:, 1:], 0, label, 1) for label, voxels in found.items() if len(voxels)]
+    each = [np.insert(voxels[:, 1:], 0, number, 1) for number, voxels in enumerate(found.values(), 1) if len(voxels)]
     return torch.from_numpy(np.concatenate(each).astype(np.int32)) if each else NONE
 
 

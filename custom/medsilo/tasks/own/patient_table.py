@@ -11,7 +11,6 @@ from typing import ClassVar, Literal, Self
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
 from medsilo.models.linear import Linear
@@ -19,7 +18,17 @@ from medsilo.models.network import Network
 from medsilo.tasks.classification import Classification, in_words
 from medsilo.tasks.listing import OTHER_NAMES, TABLE, Entry, Listing, check_parts, check_patients
 from medsilo.tasks.own.by_kind import ByKind, Kind, family_of
-from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number, own_labels, own_names
+from medsilo.tasks.own.columns import (
+    LARGEST,
+    Column,
+    ReadColumns,
+    Text,
+    as_level,
+    as_number,
+    as_written,
+    own_labels,
+    own_names,
+)
 from medsilo.tasks.own.dividing import dealt, divided
 from medsilo.tasks.own.own_data import OwnData
 from medsilo.tasks.own.sheet import Sheet, read_sheet
@@ -27,10 +36,9 @@ from medsilo.tasks.own.standardising import Scales, Standardise, check_scales, l
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.sources import Columns, DataSource
 from medsilo.tasks.survey import PARTS, PartFacts, Problem, Survey, digest, repeated
-from medsilo.tasks.survival import concordant_pairs
+from medsilo.tasks.survival import EVENTS, incomparable
 from medsilo.tasks.task import Cases, SiteData, Task, patients_of
 
-EVENTS = ("censored", "event")  # 0 and 1
 MOST_INPUTS = 20_000
 TWICE = "lines of one patient are there twice, alike in all that is read; remove the copies"
 ALONE = (
@@ -118,15 +126,6 @@ class PatientTable(OwnData, ByKind):
         return self.classes if self.classes > 2 else 1
 
     @property
-    def by_case(self) -> bool:  # type: ignore[override]
-        """The kind's."""
-        return self._family.by_case
-
-    @property
-    def unbounded(self) -> str:
-        return self._family.unbounded
-
-    @property
     def largest_input(self) -> float:  # type: ignore[override]
         """By how numbers are standardised."""
         return largest(self.columns, self.standardise)
@@ -151,15 +150,6 @@ class PatientTable(OwnData, ByKind):
 
     def output_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.outputs,)
-
-    def case_losses(self, output: Tensor, target: Tensor) -> Tensor:
-        return self._family.case_losses(output, target)
-
-    def score(self, scores: Tensor) -> float:
-        return self._family.score(scores)
-
-    def sway(self, data: Dataset, patients: Sequence[str]) -> float | None:
-        return self._family.sway(data, patients)
 
     def answers(self, output: Tensor) -> list[dict[str, float | str]]:
         """Return what a network's output says of each case, by the name of a column of predictions.csv."""
@@ -270,10 +260,8 @@ class PatientTable(OwnData, ByKind):
         shown = {part: self._part(own) for part, own in cases.items()}
         self._told(listing, shown, source)
         if self.kind == "survival":
-            for part in (part for part in self._needed(source) if part != "train" and len(cases[part])):
-                if self.sway(cases[part], cases[part].patients) == 1.0 and _pairs(cases[part]) == 0:
-                    what = f"the {part} part has no two cases to compare, an event and a longer time; bring more cases"
-                    listing.problems.append(Problem("stops", what, 1))
+            scored = [part for part in self._needed(source) if part != "train"]
+            listing.problems += incomparable({part: cases[part].targets for part in scored})
         copies = repeated(
             patient + digest(torch.cat([inputs, target.reshape(-1).double()]))
             for own in cases.values()
@@ -378,6 +366,8 @@ class _Reading:
                     return self._note("left out", f"{what}; fill it in, or agree on task.missing=mean", place)
                 self._note("note", f"{what}; task.missing is {task.missing}", place)
                 continue
+            if not column.levels:
+                text = as_written(text, self.source.decimal)
             values = column.read(text, self.levels.get(column.name, {}))
             if values is None:
                 return self._refuse(column, place)
@@ -423,7 +413,7 @@ class _Reading:
                 return None
             if task.kind == "classification":
                 return (float(label),)
-        number = as_number(texts[0])
+        number = as_number(as_written(texts[0], self.source.decimal))
         low, high = (0.0, LARGEST) if task.kind == "survival" else task.range
         if number is None or not low <= number <= high:
             self._note(
@@ -445,11 +435,6 @@ class _Reading:
         self.listing.add("left out", "lines have a cell that is too long", sheet.long)
         if self.listing.entries and self.source.columns.patient not in sheet.columns:
             self.listing.problems.append(Problem("note", ALONE, len(self.listing.entries)))
-
-
-def _pairs(data: Cases) -> float:
-    """Return the number of pairs of cases that can be compared."""
-    return float(concordant_pairs(torch.zeros(len(data)), data.targets)[1].sum())
 
 
 def _name_of(cells: Mapping[str, str]) -> str:

@@ -1,5 +1,6 @@
 """Read a hospital's recordings (CSV, Parquet, arrays of numpy) as rows of numbers: bounded, and believing nothing."""
 
+import functools
 import math
 import zipfile
 import zlib
@@ -15,6 +16,7 @@ from typing import IO
 import numpy as np
 
 from medsilo.core.errors import DataError
+from medsilo.tasks.listing import BETWEEN
 from medsilo.tasks.own.columns import Column, as_level, own_names
 from medsilo.tasks.own.sheet import LONGEST, MOST_BYTES, MOST_CELLS, PARQUET, Sheet, read_into
 from medsilo.tasks.sources import DataSource
@@ -58,12 +60,16 @@ class Recording:
 class Reader:
     """One site's way to read its recordings. It keeps the file that was read last."""
 
-    def __init__(self, signals: Sequence[Column], source: DataSource, outcome: bool = True) -> None:
+    def __init__(
+        self, signals: Sequence[Column], source: DataSource, outcome: bool = True, known: Sequence[str] = ()
+    ) -> None:
+        """outcome: whether labels are read, too; known: names that the plan has beside the signals."""
         self.signals, self.source, inside = tuple(signals), source, source.inside
-        self.labels = inside.label if outcome else None
+        labels = inside.outcome or tuple(filter(None, [inside.label]))
+        self.labels = labels if outcome else ()  # the columns that are a row's label together
         self.patients = inside.patient
-        others = [name for name in (inside.label, inside.patient, inside.time) if name]
-        self.names = own_names([one.name for one in self.signals], source.names, others, source.names)
+        others = [name for name in (*labels, inside.patient, inside.time) if name]
+        self.names = own_names([one.name for one in self.signals], source.names, others, source.names, known)
         self.last: tuple[Path, Recording] | None = None
 
     def read(self, path: Path) -> Recording:
@@ -102,7 +108,7 @@ class Reader:
     # ------------------------------------------------------------------------------------------ rows
     def _from_rows(self, path: Path, signals: bool) -> Recording:
         columns = {self.names[one.name]: one.name for one in self.signals} if signals else {}
-        texts = [name for name in (self.labels, self.patients) if name]
+        texts = list(filter(None, (*self.labels, self.patients)))
         time = self.source.inside.time if signals else None
         needed = columns | {name: name for name in (*texts, *([time] if time else []))}
         rows = read_into(
@@ -125,7 +131,7 @@ class Reader:
         patients = coded.get(self.patients or "")
         if patients:
             begins[1:] |= patients.rows[1:] != patients.rows[:-1]
-        found = Recording(self._bounded(values), begins, None, coded.get(self.labels or ""), patients)
+        found = Recording(self._bounded(values), begins, None, self._label(coded), patients)
         return _timed(found, np.array(rows.times, np.float64)) if time else found
 
     def _bounded(self, values: np.ndarray) -> np.ndarray:
@@ -138,10 +144,15 @@ class Reader:
     # ------------------------------------------------------------------------------------------ arrays
     def _wanted(self, signals: bool) -> list[str]:
         names = [self.source.inside.windows] if signals else []
-        return [*names, *(name for name in (self.labels, self.patients) if name)]
+        return [*names, *filter(None, (*self.labels, self.patients))]
+
+    def _label(self, coded: Mapping[str, Coded]) -> Coded | None:
+        """Return the label of each row."""
+        several = [coded[name] for name in self.labels]
+        return functools.reduce(_together, several) if several else None
 
     def _from_arrays(self, arrays: Mapping[str, np.ndarray], signals: bool) -> Recording:
-        texts = {name: arrays[name] for name in (self.labels, self.patients) if name}
+        texts = {name: arrays[name] for name in filter(None, (*self.labels, self.patients))}
         turned, values = False, np.zeros((0, 0), np.float32)
         if signals:
             raw = arrays[self.source.inside.windows]
@@ -154,7 +165,7 @@ class Reader:
             raise DataError("arrays of labels and patients need one entry for each window, [windows]; correct them")
         coded = {name: _coded(own, steps) for name, own in texts.items()}
         begins = np.arange(count * steps) % steps == 0
-        labels, patients = coded.get(self.labels or ""), coded.get(self.patients or "")
+        labels, patients = self._label(coded), coded.get(self.patients or "")
         return Recording(values, begins, None, labels, patients, turned=turned)
 
     def _in_order(self, raw: np.ndarray) -> tuple[np.ndarray, bool]:
@@ -250,6 +261,14 @@ def _timed(found: Recording, times: np.ndarray) -> Recording:
     gaps = np.concatenate([[False], inside & ~regular])
     rate = float(regular.sum() / between[regular].sum())
     return replace(found, begins=found.begins | gaps, seconds=times - times[0], rate=rate, gaps=gaps)
+
+
+def _together(one: Coded, other: Coded) -> Coded:
+    """Return two texts of each row as one."""
+    pairs, rows = np.unique(one.rows.astype(np.int64) * len(other.names) + other.rows, return_inverse=True)
+    places = [divmod(pair, len(other.names)) for pair in pairs.tolist()]
+    names = tuple(f"{one.names[first]}{BETWEEN}{other.names[second]}" for first, second in places)
+    return Coded(names, rows.reshape(-1).astype(np.int32))
 
 
 def _coded(texts: np.ndarray, steps: int) -> Coded:

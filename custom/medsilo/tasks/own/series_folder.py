@@ -1,10 +1,9 @@
 """A hospital's own time series: windows of recordings that lie in files."""
 
 import json
-import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -21,23 +20,28 @@ from medsilo.core.section import added
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import in_words
-from medsilo.tasks.listing import Entry, Listing, check_patients, find_recordings
-from medsilo.tasks.own.by_kind import ByKind, family_of
-from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level, as_number, own_labels
+from medsilo.tasks.listing import BETWEEN, Entry, Listing, check_patients, find_recordings
+from medsilo.tasks.own.by_kind import ByKind, Kind, family_of
+from medsilo.tasks.own.columns import LARGEST, Column, ReadColumns, Text, as_level
 from medsilo.tasks.own.own_folder import Found, OwnFolder
+from medsilo.tasks.own.recorded_labels import KnownLabels
 from medsilo.tasks.own.recordings import ROUGH, Coded, Reader, Recording
 from medsilo.tasks.own.standardising import Scales, Standardise, check_scales, largest, scaled, scales_told
+from medsilo.tasks.own.subjects import Subjects, drawn_window, of_subjects
 from medsilo.tasks.own.windows import Cutting, Missing, Windows, cut
-from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry
+from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, ReadyCases
 from medsilo.tasks.regression import Regression
 from medsilo.tasks.sources import DataSource
-from medsilo.tasks.survey import digest, range_of
+from medsilo.tasks.survey import PartFacts, Survey, digest, range_of
+from medsilo.tasks.survival import EVENTS, Survival, incomparable
 from medsilo.tasks.task import SiteData, Task, labels_of, patients_of
 
 NEAR = 0.01  # of a rate: times that say another one are not believed
 MOST_TERM = 1000  # of the fraction by which recordings are resampled
 AT_ONCE = 256  # windows that are measured together
-VALUE = "value"  # what predictions call the number of a regression
+VALUE, RISK = "value", "log_risk"  # what predictions call the number of a regression, and a risk
+EVERY_SUBJECT = 1_000_000  # are scored together: concordance compares all of a part
+OTHERS = "patients have recordings with different times or events; give each patient one of each"
 ROWS = ("names", "inside", "label_map", "missing", "rate", "time_unit", "decimal", "order")  # of a site's settings
 LOST = "recordings have gaps or missing values; no window holds one, task.missing says what happens"
 
@@ -48,9 +52,12 @@ class SeriesFolder(OwnFolder, ByKind):
 
     A window is `window` steps of all signals, [signals, steps], and the next begins `step` steps later. It never holds
     a gap, a value that is not known, or a change of label or patient, and none is shorter.
+
+    Of survival the cases are patients, not windows: a pass draws one window of each, and a patient's risk is the mean
+    of all windows' logarithms of it.
     """
 
-    title: ClassVar[str] = "A hospital's own time series: classification or regression of windows"
+    title: ClassVar[str] = "A hospital's own time series: classification, regression or survival by windows"
     reads_series: ClassVar[bool] = True
     files: ClassVar[str] = "recordings"
 
@@ -63,9 +70,17 @@ class SeriesFolder(OwnFolder, ByKind):
     labels: tuple[Text, ...] = Field(
         default=("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
     )
-    kind: Literal["classification", "regression"] = added("classification", description="what is learned of a window")
+    kind: Kind = added("classification", description="what is learned of a window; of survival, of a patient")
     range: tuple[float, float] = added(
         (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
+    )
+    time: Text = added("time", description="of survival: column with the time until the event or the last visit")
+    event: Text = added("event", description="of survival: column with 1 (event) or 0 (censored)")
+    most_windows: int = added(
+        64,
+        ge=1,
+        le=100_000,
+        description="of survival: windows of a patient that count; of more, as many that lie evenly",
     )
     rate: float = Field(
         default=50.0, gt=0, le=1e6, description="steps in a second; a site resamples where it says another `data.rate`"
@@ -91,6 +106,8 @@ class SeriesFolder(OwnFolder, ByKind):
         names = [signal.name for signal in self.signals]
         if len(set(names)) < len(names):
             raise ValueError(f"signals {names}: name each once")
+        if self.kind == "survival" and len({*names, self.time, self.event}) < len(names) + 2:
+            raise ValueError("time and event are no signals, and two columns; name each once")
         if levels := [signal.name for signal in self.signals if signal.levels]:
             raise ValueError(f"signals: {levels[0]!r} has levels, and signals are numbers; remove them")
         if len({as_level(label) for label in self.labels}) < len(self.labels):
@@ -112,6 +129,21 @@ class SeriesFolder(OwnFolder, ByKind):
     def classes(self) -> int:  # type: ignore[override]
         """The plan's labels."""
         return len(self.labels) if self.kind == "classification" else 0
+
+    @property
+    def evaluation_batch(self) -> int:  # type: ignore[override]
+        """Every patient of a part, where they are the cases."""
+        return EVERY_SUBJECT if self.kind == "survival" else super().evaluation_batch
+
+    @property
+    def crops(self) -> bool:  # type: ignore[override]
+        """Where cases are patients: a network learns from one window of each."""
+        return self.kind == "survival"
+
+    @property
+    def augments(self) -> bool:  # type: ignore[override]
+        """The same: another window in each pass."""
+        return self.kind == "survival"
 
     @property
     def outputs(self) -> int:
@@ -150,17 +182,33 @@ class SeriesFolder(OwnFolder, ByKind):
     def default_network(self) -> Network:
         return ActivityCnn()
 
+    # ------------------------------------------------------------------------------------------ patients as cases
+    def cropped(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+        return (drawn_window(case[0], seed), case[1]) if self.crops else case
+
+    def augmented(self, case: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+        return self.cropped(case, seed)
+
+    def infer(self, network: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """Return the network's output for windows, or its mean over each patient's."""
+        single = inputs.ndim == 1 + len(self.shape)
+        return network(inputs) if single else of_subjects(network, inputs, AT_ONCE)
+
+    # ------------------------------------------------------------------------------------------ in words
     def answers(self, output: Tensor) -> list[dict[str, float | str]]:
         """Return what a network's output says of each window, by the name of a column of predictions.csv."""
         family = self._family
         if isinstance(family, Regression):
             return [{VALUE: value} for value in family.values_of(output.double()).tolist()]
+        if isinstance(family, Survival):
+            return [{RISK: value} for value in output[:, 0].double().tolist()]
         return [in_words(own, self.labels) for own in output.double().softmax(1).tolist()]
 
     def together(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, float | str]:
         """Return what the mean of a recording's windows says."""
-        if self.kind == "regression":
-            return {VALUE: sum(answer[VALUE] for answer in answers) / len(answers)}
+        if self.kind != "classification":
+            told = VALUE if self.kind == "regression" else RISK
+            return {told: sum(answer[told] for answer in answers) / len(answers)}
         shares = torch.tensor([[answer[f"probability_{label}"] for label in self.labels] for answer in answers])
         return in_words(shares.mean(0).tolist(), self.labels)
 
@@ -191,50 +239,77 @@ class SeriesFolder(OwnFolder, ByKind):
         return scaled(windows.double().transpose(-1, -2), scales).transpose(-1, -2).float().contiguous()
 
     def _finished(self, data: SiteData) -> SiteData:
-        if self.standardise == "none":
+        if self.standardise == "none" and self.kind != "survival":
             return data
         known = data.train if len(data.train) else data.test  # type: ignore[arg-type]
         scales = self.scales_of(_blocks(known))
-        train, validation, test = (_Finished(self, own, scales) for own in (data.train, data.validation, data.test))
+        train, validation, test = (self._ready(own, scales) for own in (data.train, data.validation, data.test))
         told = {name: (float(a), float(b)) for name, a, b in zip(self.input_names, *scales, strict=True)}
         survey = data.survey and replace(data.survey, scales=told)
         return replace(data, train=train, validation=validation, test=test, survey=survey)
 
+    def _ready(self, data: Dataset, scales: Scales) -> Dataset:
+        finished = _Finished(self, data, scales)
+        return Subjects(finished, self.most_windows) if self.kind == "survival" else finished
+
     # ------------------------------------------------------------------------------------------ from files
+    def outcomes(self, source: DataSource) -> tuple[str, ...]:
+        """Return the columns of a site's table that say a survival's time and event."""
+        if bool(source.inside.outcome) and (self.kind != "survival" or len(source.inside.outcome) != 2):
+            raise DataError("data.inside.outcome: names two columns, time and event, and is for survival; correct it")
+        if self.kind != "survival":
+            return ()
+        if source.inside.label:
+            raise DataError("data.inside.label is for classes and numbers; name time and event in data.inside.outcome")
+        return tuple(source.names.get(name, name) for name in (self.time, self.event))
+
+    def reader(self, source: DataSource, outcome: bool = True) -> Reader:
+        """Return what reads a site's recordings. outcome: with what is learned of them."""
+        return Reader(self.signals, source, outcome, (self.time, self.event) if self.kind == "survival" else ())
+
     def _found(self, source: DataSource, folder: Path) -> Found:
         if source.images or source.labels:
             raise DataError("data: recordings have no images or labels; name files under data.recordings")
-        listing = find_recordings(source, folder)
-        reader, known = Reader(self.signals, source), _Known.of(self, source)
+        listing = find_recordings(source, folder, self.outcomes(source))
+        reader, known = self.reader(source), KnownLabels.of(self, source)
         shown = _opened(listing, reader) if reader.labels or reader.patients else {}
         strangers = [
-            f"{entry.name}: {label}"
+            f"{entry.name}: {label.replace(BETWEEN, ', ')}"
             for entry in listing.entries
             for label in shown.get(entry.name) or [str(entry.label)]
             if known.number(label) is None
         ]
-        where = "" if reader.labels else ", or name the column that has it under data.inside.label"
+        where = "" if reader.labels or source.table else ", or name the column that has it under data.inside"
         listing.add("stops", f"{known.stranger}{where}", strangers)
+        if self.kind == "survival":
+            listing.add("stops", OTHERS, _at_odds(listing.entries, shown))
         classes = {entry.name: int(known.learned(str(entry.label)) or 0) for entry in listing.entries}
+        if self.kind != "classification":  # patients are divided by what they have in common, and not by numbers
+            listing.entries = [
+                replace(entry, outcome=str(entry.label), label=known.group(str(entry.label)))
+                for entry in listing.entries
+            ]
         settings = json.dumps(source.model_dump(mode="json", include=set(ROWS)))
         return Found(listing, classes, partial(self._made, reader=reader, known=known), settings)
 
-    def _made(self, entry: Entry, reader: Reader, known: "_Known") -> PreparedEntry:
+    def _made(self, entry: Entry, reader: Reader, known: KnownLabels) -> PreparedEntry:
         """One patient's windows of a recording."""
         recording = reader.read(entry.images[0])
         own = np.ones(len(recording.begins), bool)
         if recording.patients:
             own = recording.patients.rows == recording.patients.names.index(entry.patient)
-        names = recording.labels.names if recording.labels else (str(entry.label),)
-        numbers = [known.learned(name) for name in names]
-        usable = [number is not None for number in numbers]
+        names = recording.labels.names if recording.labels else (entry.outcome or str(entry.label),)
+        values = [known.values(name) for name in names]
+        usable = [own is not None for own in values]
         found = cut(recording, self.cutting(recording, reader.source), own, usable)
         if not len(found.inputs) or not any(usable):
             raise DataError(
                 f"recordings have no window of {self.window} steps in a row that are whole and of one label; correct "
                 "task.window or the recordings"
             )
-        targets = np.array([number or 0 for number in numbers], known.stored)[found.labels]
+        places = found.labels.tolist()
+        targets = np.array([values[place] for place in places], known.stored)
+        numbers = [known.learned(names[place]) for place in places]
         rate = recording.rate or reader.source.rate or self.rate
         facts = Facts(
             len(found.inputs),
@@ -243,10 +318,11 @@ class SeriesFolder(OwnFolder, ByKind):
             (),
             (float(found.inputs.min()), float(found.inputs.max())),
             (),
-            tuple((int(label),) if self.kind == "classification" else () for label in targets),
+            tuple(() if self.kind == "regression" else (int(number or 0),) for number in numbers),
             seconds=float(own.sum() / rate),
             gaps=found.gaps,
             turned=recording.turned,
+            outcome=tuple(values[places[0]] or ()) if self.kind == "survival" else (),
         )
         return PreparedEntry(torch.from_numpy(found.inputs), torch.from_numpy(targets), facts)
 
@@ -259,8 +335,9 @@ class SeriesFolder(OwnFolder, ByKind):
 
     def own_scales(self, source: DataSource) -> Scales:
         """Return `scales_of` all of a hospital's recordings."""
-        reader = Reader(self.signals, source, outcome=False)
-        paths = dict.fromkeys(entry.images[0] for entry in find_recordings(source, source.folder).entries)
+        reader = self.reader(source, outcome=False)
+        found = find_recordings(source, source.folder, self.outcomes(source))
+        paths = dict.fromkeys(entry.images[0] for entry in found.entries)
         every = (found.inputs for path in paths for _, _, found in self.windows(path, reader))
         return self.scales_of(torch.from_numpy(inputs) for inputs in every if len(inputs))
 
@@ -284,67 +361,38 @@ class SeriesFolder(OwnFolder, ByKind):
         listing.add("note", LOST, [one.entry.name for one in every if one.facts.gaps])
         listing.add("note", ROUGH, [one.entry.name for one in every if one.facts.turned])
 
+    def _survey_of(
+        self,
+        listing: Listing,
+        held: dict[str, list[HeldEntry]],
+        ready: dict[str, ReadyCases],
+        source: DataSource,
+    ) -> Survey:
+        if self.kind == "survival":
+            scored = {part: held[part] for part in self._needed(source) if part != "train"}
+            own = {part: {one.entry.patient: one.facts.outcome for one in several} for part, several in scored.items()}
+            targets = {part: torch.tensor(list(known.values())).reshape(-1, 2) for part, known in own.items()}
+            listing.problems += incomparable(targets)
+        return super()._survey_of(listing, held, ready, source)
+
+    def _part(self, data: ReadyCases) -> PartFacts:
+        """Return windows and patients; of survival, patients alone."""
+        if self.kind != "survival":
+            return super()._part(data)
+        events = Counter({one.entry.patient: one.facts.outcome[1] for one in data.held}.values())
+        number = len(set(data.patients))
+        return PartFacts(number, number, {name: events[place] for place, name in enumerate(EVENTS)})
+
     def _ranges(self, every: Sequence[HeldEntry]) -> dict[str, Any]:
         return {"seconds": range_of(one.facts.seconds for one in every)}
 
 
-@dataclass(frozen=True)
-class _Known:
-    """Meaning of a site's labels."""
-
-    missing: frozenset[str]
-    stranger: str  # what is said where a label stands for nothing
-    stored: type[np.generic]  # how numbers are kept
-
-    @classmethod
-    def of(cls, task: SeriesFolder, source: DataSource) -> "_Known":
-        """Return what a plan's labels are at this site: classes, or numbers within its range."""
-        missing = frozenset(source.missing)
-        if task.kind == "regression":
-            low, high = task.range
-            what = f"recordings have a label that is not a number from {low:g} to {high:g}; correct it"
-            return _KnownValues(missing, what, np.float32, task.range)
-        what = f"recordings have a label that is not among the plan's ({', '.join(task.labels)})"
-        return _KnownClasses(missing, f"{what}; add it to data.label_map", np.uint8, _numbers(task.labels, source))
-
-    def number(self, label: str) -> float | None:
-        """Return what a label stands for; nan where nothing is learned from it, None where nobody knows it."""
-        return math.nan if label in self.missing else None
-
-    def learned(self, label: str) -> float | None:
-        """Return what is learned from a label; None where nothing is."""
-        number = self.number(label)
-        return None if number is None or math.isnan(number) else number
-
-
-@dataclass(frozen=True)
-class _KnownClasses(_Known):
-    """The plan's classes by what a site calls them."""
-
-    numbers: Mapping[str, float]
-
-    def number(self, label: str) -> float | None:
-        found = self.numbers.get(as_level(label))
-        return super().number(label) if found is None else found
-
-
-@dataclass(frozen=True)
-class _KnownValues(_Known):
-    """The numbers that a regression can have."""
-
-    range: tuple[float, float]
-
-    def number(self, label: str) -> float | None:
-        value = as_number(label.strip())
-        within = value is not None and self.range[0] <= value <= self.range[1]
-        return value if within else super().number(label)
-
-
-def _numbers(names: Sequence[str], source: DataSource) -> dict[str, float]:
-    """Return the plan's classes by what a site calls them; nan where nothing is learned."""
-    said = source.label_map
-    known: dict[str, float] = dict(own_labels(names, {own: plans for own, plans in said.items() if plans != ""}))
-    return known | {as_level(str(own)): math.nan for own, plans in said.items() if plans == ""}
+def _at_odds(entries: Sequence[Entry], shown: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the entries of patients of whom recordings say different things."""
+    told: defaultdict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        told[entry.patient] |= set(shown.get(entry.name) or [str(entry.label)])
+    return [entry.name for entry in entries if len(told[entry.patient]) > 1]
 
 
 def _opened(listing: Listing, reader: Reader) -> dict[str, Counter[str]]:

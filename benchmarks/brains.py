@@ -1,0 +1,100 @@
+"""A generated federation like a real one: FLAIR volumes with lesions, five hospitals whose scanners differ.
+
+Files lie as they do for nifti-folder: <site>/images/*.nii.gz and <site>/labels/*.nii.gz.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import nibabel
+import numpy as np
+
+from medsilo.nnunet.fingerprint import Fingerprint, samples_of
+from medsilo.nnunet.fingerprint_message import HeldCases
+from medsilo.nnunet.measuring_cases import facts_of
+from medsilo.nnunet.planning import make_plans
+from medsilo.tasks.own.nnunet_files import RawData
+from medsilo.tasks.own.question import SegmentationQuestion
+
+QUESTION = SegmentationQuestion(name="Dataset011_Brains", channels=("FLAIR",), labels={"background": 0, "lesion": 1})
+HEADS = 15  # of each hospital, in docs/results/nnunet.md
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """A hospital's protocol."""
+
+    spacing: tuple[float, float, float]  # mm along x, y, z
+    gain: float  # of intensities
+    bright: float  # a lesion beside the tissue around it
+    noise: float
+
+
+HOSPITALS = {
+    "brno": Scanner((1.0, 1.0, 3.0), 400.0, 1.5, 0.06),
+    "graz": Scanner((0.9, 0.9, 5.0), 90.0, 1.7, 0.09),
+    "lyon": Scanner((1.1, 1.1, 3.0), 700.0, 1.4, 0.05),
+    "oslo": Scanner((1.0, 1.0, 4.0), 250.0, 1.6, 0.12),
+    "turin": Scanner((1.2, 1.2, 3.0), 1500.0, 1.45, 0.08),
+}
+
+
+def write_brain(folder: Path, name: str, scanner: Scanner, seed: int, width: float = 56.0) -> None:
+    """Write a head of about so many millimetres with a few lesions, and their mask."""
+    drawn = np.random.default_rng(seed)
+    spacing = np.array(scanner.spacing)
+    size = np.ceil(np.array([width, width * 1.1, width / 2]) * drawn.uniform(0.95, 1.05, 3) / spacing).astype(int)
+    places = np.stack(np.meshgrid(*map(np.arange, size), indexing="ij"), -1) * spacing
+    middle, reach = size * spacing / 2, size * spacing / 2 * 0.85
+    far = np.sqrt((((places - middle) / reach) ** 2).sum(-1))  # 1 at the skin
+    lesions = np.zeros(tuple(size), bool)
+    for _ in range(int(drawn.integers(2, 5))):
+        place = middle + reach * drawn.uniform(-0.5, 0.5, 3)
+        radius = width * drawn.uniform(0.06, 0.12)
+        lesions |= ((places - place) ** 2).sum(-1) < radius**2
+    lesions &= far < 1
+    tissue = 0.7 + 0.2 * np.cos(4 * np.pi * far) + 0.1 * places[..., 0] / width
+    image = np.where(lesions, scanner.bright * 0.8, tissue) + scanner.noise * drawn.normal(size=tuple(size))
+    image = np.where(far < 1, image * scanner.gain, 0.0)
+    for part, values in (("images", image.astype(np.float32)), ("labels", lesions.astype(np.uint8))):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        nibabel.save(nibabel.Nifti1Image(values, np.diag([*spacing, 1.0])), folder / part / f"{name}.nii.gz")
+
+
+def write_hospitals(folder: Path, sites: Iterable[str], cases: int, width: float = 56.0) -> None:
+    """Write so many volumes of each hospital."""
+    for site in sites:
+        for case in range(cases):
+            seed = 1000 * list(HOSPITALS).index(site) + case
+            write_brain(folder / site, f"{site}-{case:03}", HOSPITALS[site], seed, width)
+
+
+def write_heads(folder: Path) -> Path:
+    """Write the volumes of docs/results/nnunet.md, unless they are there, and return their folder."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent) as unfinished:
+            write_hospitals(Path(unfinished) / "heads", HOSPITALS, HEADS, width=64)
+            (Path(unfinished) / "heads").rename(folder)
+    return folder
+
+
+def plans_of(folder: Path, sites: Iterable[str], samples: int | None = None) -> dict[str, Any]:
+    """Return the plans for all hospitals' data; samples: intensities per case, nnU-Net's number by default."""
+    held = {site: RawData.of(folder / site, QUESTION) for site in sites}
+    samples = samples or samples_of(sum(len(data.cases) for data in held.values()))
+    told = [Fingerprint.of(facts_of(data, samples), samples) for data in held.values()]
+    holdings = {site: HeldCases(cases=len(data.cases), reader=data.reader) for site, data in held.items()}
+    return make_plans(QUESTION, Fingerprint.merged(told), holdings).plans
+
+
+def narrow(plans: dict[str, Any], first: int = 4, configuration: str = "2d") -> dict[str, Any]:
+    """Return plans whose network has few features, so that it learns in milliseconds; first: in its finest stage."""
+    plans = json.loads(json.dumps(plans))
+    numbers = plans["configurations"][configuration]["architecture"]["arch_kwargs"]
+    numbers["features_per_stage"] = [first * min(4, 2**stage) for stage in range(numbers["n_stages"])]
+    return plans

@@ -1,0 +1,266 @@
+"""Training through task nnunet against nnU-Net's own trainer on the same volumes, in one run.
+
+    python -m benchmarks.nnunet [--seeds N] [--epochs N] [--steps N]
+
+Volumes of five hospitals are generated (benchmarks/brains.py) and lie in one place. Both sides have the same plans, the
+same cases, the same first weights for a seed, and as many epochs and steps. Ours is a study of one site, as its engine
+drives it. The other one is nnUNetTrainer as `nnUNetv2_train` makes it, on what nnU-Net's preprocessor wrote, with
+augmentation in its own process; its epochs are shorter by their validation, which ours has not either.
+
+Epochs take turns; times are the processor's, on one thread. Both networks are then scored by the same code on cases
+that nobody trained on; nnU-Net's own predictor and metrics must say the same of its network. Goal: a ratio of at most
+1.05.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+os.environ["nnUNet_def_n_proc"] = "2"  # noqa: SIM112 - which nnU-Net reads when it is imported
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.brains import HOSPITALS, QUESTION, narrow, plans_of, write_hospitals
+from medsilo.course.group import views
+from medsilo.federation.participant import Participant
+from medsilo.plan import Plan, parse_plan
+from medsilo.runs.messages import Request
+from medsilo.site.settings import SiteSettings
+from medsilo.tasks.sources import DataSource
+from medsilo.tasks.task import patients_of
+
+MOST = 1.05
+SITE, PARTS = "all", ("images", "labels")
+AS_NNUNET = {"learning_rate": 0.01, "momentum": 0.99, "nesterov": True, "weight_decay": 3e-5, "clip": 12}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of data and training."""
+
+    cases: int = 6  # of each hospital
+    width: float = 64.0  # of a head, in millimetres
+    batch: int = 4
+    epochs: int = 14
+    steps: int = 12
+    features: int = 8  # of the network's finest stage
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One seed: Dice of both networks, and seconds of their epochs; ours first."""
+
+    dice: tuple[float, float]
+    seconds: Sequence[tuple[float, float]]
+    said: float | None  # Dice of nnU-Net's network, as it finds it itself
+
+    @property
+    def ratio(self) -> float:
+        """Our median epoch by nnU-Net's."""
+        ours, theirs = (median(side) for side in zip(*self.seconds, strict=True))
+        return ours / theirs
+
+
+def write_data(folder: Path, size: Size) -> dict[str, Any]:
+    """Write all hospitals' volumes into one place, and return the plans for them."""
+    write_hospitals(folder / "hospitals", HOSPITALS, size.cases, size.width)
+    plans = narrow(plans_of(folder / "hospitals", HOSPITALS), size.features)
+    plans["configurations"]["2d"]["batch_size"] = size.batch
+    for part in PARTS:
+        (folder / SITE / part).mkdir(parents=True)
+        for file in (folder / "hospitals").glob(f"*/{part}/*"):
+            shutil.move(file, folder / SITE / part / file.name)
+    return plans
+
+
+def study(plans: dict[str, Any], size: Size, seed: int) -> Plan:
+    """Return the study of one site that has all volumes."""
+    task = {"name": "nnunet", "question": QUESTION.model_dump(mode="json"), "plans": plans}
+    training = {"rounds": size.epochs, "local_steps": size.steps, "batch_size": size.batch, "schedule": "poly"}
+    return parse_plan(
+        {
+            "algorithm": {"name": "fedavg"},
+            "task": task,
+            "participation": {"sites": [SITE]},
+            "training": AS_NNUNET | training,
+            "tracking": {"validate_every": size.epochs},
+            "seed": seed,
+        }
+    )
+
+
+class Ours:
+    """The study's site, as the engine drives it."""
+
+    def __init__(self, plan: Plan, folder: Path, place: Path) -> None:
+        settings = SiteSettings(data=DataSource(folder=folder / SITE), device="cpu", public_data=True)
+        self.plan, self.site = plan, Participant(plan, SITE, [SITE], settings, place)
+        modules = plan.build_networks()
+        given = views(plan.course.phase_of(1).given, modules)
+        self.first = {name: tensor.clone() for name, tensor in modules["model"].network.state_dict().items()}
+        self.groups = {name: {key: tensor.clone() for key, tensor in own.items()} for name, own in given.items()}
+        self.round = 0
+
+    def epoch(self) -> None:
+        """Take the server's model over, train a round and answer."""
+        self.round += 1
+        asked = Request(
+            task="round", round=self.round, study="s", plan=self.plan.hash, sites=(SITE,), last=self.round - 1
+        )
+        self.groups = dict(self.site.answer(asked.parcel(self.groups)).groups)
+
+    def cases(self, part: str) -> list[str]:
+        """Return the names of a part's cases."""
+        return list(patients_of(getattr(self.site.data, part)))
+
+    def dice(self, model: nn.Module) -> float:
+        """Return a network's mean Dice over the test's cases, on the images' own grids."""
+        return self.site.evaluate(self.site.data.test, lambda: None, model, self.plan.task.measuring)[1]
+
+
+@contextmanager
+def nnunet_folders(folder: Path) -> Iterator[None]:
+    """Let nnU-Net work in this folder, in one process."""
+    before = dict(os.environ)
+    os.environ |= {"nnUNet_n_proc_DA": "0"} | {
+        f"nnUNet_{part}": str(folder / part) for part in ("raw", "preprocessed", "results")
+    }
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ |= before
+
+
+def preprocess(folder: Path, plans: dict[str, Any], ours: Ours) -> None:
+    """Let nnU-Net prepare the cases for its trainer, divided as ours are."""
+    from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
+    from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
+
+    place = folder / "preprocessed" / QUESTION.name
+    manager = PlansManager(plans)
+    own = manager.get_configuration("2d")
+    settings = QUESTION.in_nnunet() | {"file_ending": ".nii.gz"}
+    (place / own.data_identifier).mkdir(parents=True, exist_ok=True)
+    trained, tested = ours.cases("train"), ours.cases("test")
+    for name in (*trained, *tested):
+        files = [str(folder / SITE / part / f"{name}.nii.gz") for part in PARTS]
+        target = str(place / own.data_identifier / name)
+        DefaultPreprocessor(False).run_case_save(target, files[:1], files[1], manager, own, settings)
+    written = {"splits_final": [{"train": trained, "val": tested}], "dataset_fingerprint": {}}
+    for name, values in written.items():
+        (place / f"{name}.json").write_text(json.dumps(values))
+
+
+class Theirs:
+    """nnU-Net's trainer with shorter epochs, and our first weights."""
+
+    def __init__(self, plans: dict[str, Any], size: Size, first: dict[str, torch.Tensor], seed: int) -> None:
+        from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        settings = QUESTION.in_nnunet() | {"file_ending": ".nii.gz"}
+        given = json.loads(json.dumps(plans)) | {"continue_training": False}
+        self.trainer = nnUNetTrainer(given, "2d", 0, settings, torch.device("cpu"))
+        self.trainer.num_epochs, self.steps = size.epochs, size.steps
+        self.trainer.initialize()
+        self.trainer.network.load_state_dict(first)
+        self.trainer.on_train_start()
+
+    def epoch(self) -> None:
+        """Train an epoch as run_training does."""
+        trainer = self.trainer
+        trainer.on_train_epoch_start()
+        trainer.on_train_epoch_end([trainer.train_step(next(trainer.dataloader_train)) for _ in range(self.steps)])
+        trainer.current_epoch += 1
+
+    def said(self, folder: Path, cases: Sequence[str]) -> float:
+        """Return what nnU-Net says of its network: by its predictor, its files and its metrics."""
+        from nnunetv2.evaluation.evaluate_predictions import compute_metrics
+        from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+        trainer, found = self.trainer, folder / "found"
+        predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
+        manual = (trainer.plans_manager, trainer.configuration_manager, [trainer.network.state_dict()])
+        own = (trainer.dataset_json, "nnUNetTrainer", trainer.inference_allowed_mirroring_axes)
+        trainer.set_deep_supervision_enabled(False)
+        predictor.manual_initialization(trainer.network, *manual, *own)
+        found.mkdir()
+        images = [[str(folder / SITE / "images" / f"{name}.nii.gz")] for name in cases]
+        predictor.predict_from_files_sequential(images, [str(found / name) for name in cases])
+        reader = trainer.plans_manager.image_reader_writer_class()
+        right = {name: folder / SITE / "labels" / f"{name}.nii.gz" for name in cases}
+        each = [compute_metrics(str(right[name]), str(found / f"{name}.nii.gz"), reader, [1]) for name in cases]
+        return fmean(float(one["metrics"][1]["Dice"]) for one in each)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """The processor's time for one call."""
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def compared(folder: Path, plans: dict[str, Any], size: Size, seed: int, asks: bool) -> Outcome:
+    """Train both with one seed; asks: whether nnU-Net scores its network, too."""
+    plan = study(plans, size, seed)
+    ours = Ours(plan, folder, folder / f"study-{seed}")
+    quiet = StringIO()
+    with nnunet_folders(folder), redirect_stdout(quiet):
+        preprocess(folder, plans, ours)
+        theirs = Theirs(plans, size, ours.first, seed)
+        times = [(seconds(ours.epoch), seconds(theirs.epoch)) for _ in range(size.epochs)]
+        said = theirs.said(folder, ours.cases("test")) if asks else None
+        other = plan.build_networks()["model"]
+        other.network.load_state_dict(theirs.trainer.network.state_dict())
+        dice = (ours.dice(ours.site.state.model), ours.dice(other))
+    return Outcome(dice, times[1:-1] or times, said)  # our first and last epochs validate
+
+
+def main(arguments: Sequence[str] | None = None, size: Size = Size()) -> int:
+    """Zero when the goal is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=size.epochs)
+    parser.add_argument("--steps", type=int, default=size.steps)
+    chosen = parser.parse_args(arguments)
+    size = Size(size.cases, size.width, size.batch, chosen.epochs, chosen.steps, size.features)
+    torch.set_num_threads(1)
+    print(f"{5 * size.cases} volumes, {size.epochs} epochs of {size.steps} steps of {size.batch} patches, one thread")
+    print(f"{'seed':<6}{'Dice nnU-Net':>13}{'medsilo':>9}{'epoch nnU-Net':>15}{'medsilo':>9}{'ratio':>7}")
+    found = []
+    with tempfile.TemporaryDirectory(prefix="medsilo-bench-") as place:
+        plans = write_data(Path(place), size)
+        for seed in range(chosen.seeds):
+            one = compared(Path(place), plans, size, seed, seed == 0)
+            found.append(one)
+            ours, theirs = (median(side) for side in zip(*one.seconds, strict=True))
+            print(f"{seed:<6}{one.dice[1]:>13.4f}{one.dice[0]:>9.4f}{theirs:>15.2f}{ours:>9.2f}{one.ratio:>7.3f}")
+            if one.said is not None:
+                print(f"      nnU-Net's own score of its network: {one.said:.4f}", flush=True)
+    ratio = median(one.ratio for one in found)
+    for name, side in (("nnU-Net", 1), ("medsilo", 0)):
+        own = [one.dice[side] for one in found]
+        print(f"{name}: Dice {fmean(own):.4f}, over seeds ± {stdev(own) if len(own) > 1 else 0:.4f}")
+    print(f"epochs' time: {ratio:.3f} times nnU-Net's")
+    return 0 if ratio <= MOST else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""The server's memory and a round's time over mutual TLS: answers in flight, and what is not sent again.
+
+    python -m benchmarks.over_tls [--sites 2,4,8] [--features 32,64,128,256,512,512,224] [--rounds 3] [--keep]
+
+Provisioned kits and real processes on this machine; sites do no training (federation_parts/idle_site.py), so that all
+answers are on their way at once. Memory is the greatest resident size of the server's process for the job (VmHWM).
+With --keep sites keep what they receive, and their unchanged model is named and not sent.
+"""
+
+import argparse
+import io
+import json
+import shutil
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.federation import PARTS
+from medsilo.consortium import lead
+from medsilo.flare.jobs import CONFIG, CUSTOM, write_job
+from medsilo.plan import Plan, parse_plan
+from medsilo.runs.record import Record
+from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
+
+LIMIT = 1200.0  # seconds a study may take
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One federation's cost."""
+
+    parameters: int
+    server_mb: float
+    round_seconds: float  # the median without the first
+    sent_mb: float  # in a round after the first, by all sites, both ways
+
+    @property
+    def row(self) -> str:
+        """Return it as a row of a table."""
+        return f"{self.server_mb:.0f} MB | {self.round_seconds:.2f} s | {self.sent_mb:.1f} MB |"
+
+
+def plan_of(sites: Sequence[str], features: Sequence[int], rounds: int) -> Plan:
+    """Return FedAvg of a U-Net over these sites."""
+    return parse_plan(
+        {
+            "algorithm": {"name": "fedavg"},
+            "task": {"name": "synthetic-prostate", "size": 64},
+            "network": {"name": "unet", "features": list(features), "residual_units": 2 if len(features) > 3 else 0},
+            "training": {"rounds": rounds},
+            "participation": {"sites": list(sites)},
+        }
+    )
+
+
+def idle_job(folder: Path, plan: Plan) -> Path:
+    """Write the job whose sites do nothing but receive and send."""
+    write_job(folder, plan, study="idle")
+    (folder / CUSTOM).mkdir()
+    shutil.copy(PARTS / "idle_site.py", folder / CUSTOM)
+    path = folder / CONFIG / "config_fed_client.json"
+    config = json.loads(path.read_text())
+    config["executors"][0]["executor"]["path"] = "idle_site.IdleExecutor"
+    path.write_text(json.dumps(config))
+    return folder
+
+
+def cost(sites: int, features: Sequence[int], rounds: int, keep: bool, folder: Path) -> Cost:
+    """Run one federation."""
+    names = [f"site-{number:02d}" for number in range(sites)]
+    plan = plan_of(names, features, rounds)
+    with redirect_stdout(io.StringIO()):
+        consortium = Consortium(folder, dict.fromkeys(names, "teaching-hospital"))
+    for name in names:
+        settings = "device: cpu\nisolation: false\n" + ("" if keep else "keep_received: false\n")
+        (consortium.kit(name) / "local/medsilo.yaml").write_text(settings)
+    record = Record(consortium.kit(SERVER) / "medsilo" / "idle")
+    try:
+        consortium.start(LIMIT)
+        lead.submit(idle_job(folder / "job", plan), consortium.kit(LEAD), lambda line: None)
+        peak = 0.0
+
+        def over() -> bool:
+            nonlocal peak
+            peak = max(peak, *map(_peak, consortium.family(SERVER)), 0.0)
+            return record.summary() is not None
+
+        wait_until(over, LIMIT, "the study's end")
+    finally:
+        consortium.stop()
+    lines = record.rounds()
+    sent = [sum(site.bytes_up + site.bytes_down for site in line.sites.values()) for line in lines]
+    seconds = statistics.median(line.seconds for line in lines[1:])
+    return Cost(plan.parameters, peak, seconds, statistics.median(sent[1:]) / 1e6)
+
+
+def _peak(process: psutil.Process) -> float:
+    """Return the most memory that a process ever had, in MB; nothing where it is gone."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    except (OSError, IndexError):
+        return 0.0
+
+
+def main() -> None:
+    """Print a row for each number of sites."""
+    parser = argparse.ArgumentParser(description="Server memory and round time over mutual TLS, without training.")
+    parser.add_argument("--sites", default="2,4,8")
+    parser.add_argument("--features", default="32,64,128,256,512,512,224")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--keep", action="store_true")
+    asked = parser.parse_args()
+    features = [int(number) for number in asked.features.split(",")]
+    print("| sites | server | round | sent in a round |\n|---|---|---|---|")
+    for sites in map(int, asked.sites.split(",")):
+        with tempfile.TemporaryDirectory() as folder:
+            found = cost(sites, features, asked.rounds, asked.keep, Path(folder))
+            print(f"| {sites} | {found.row}", flush=True)
+    print(f"{found.parameters} parameters")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""A network of nnU-Net's as a MONAI Bundle: MONAI's runner starts nnU-Net's own predictor, and needs no medsilo.
+
+Weights are safetensors, and nothing is unpickled. nnU-Net's modules know tensors by several names, each of which is in
+the file, so that they load without exception.
+"""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from medsilo.core.files import save_tensors, write_json
+from medsilo.deploy.as_nnunet import TRAINER, plain_network, write_description
+from medsilo.deploy.source import Source
+from medsilo.tasks.own.nnunet_folder import NnUNetFolder
+
+
+def write_nnunet_bundle(source: Source, task: NnUNetFolder, out: Path, weights: str) -> None:
+    """Write the models' folder and configs/inference.json."""
+    network = plain_network(source)
+    save_tensors(out / "models" / weights, network.network.state_dict())
+    write_description(task, out / "models")
+    write_json(out / "configs" / "inference.json", _inference(task, weights))
+
+
+def needed() -> dict[str, str]:
+    """Return the packages that such a bundle needs, beside those of MONAI's runner."""
+    return {name: version(name) for name in ("nnunetv2", "safetensors")}
+
+
+def _inference(task: NnUNetFolder, weights: str) -> dict[str, Any]:
+    """Return configs/inference.json: every case of dataset_dir gets a mask in output_dir."""
+    own = task.architecture
+    mirrored = tuple(task.parts.mirrored or ()) if task.mirror else None
+    return {
+        "imports": ["$import json", "$from pathlib import Path", "$from safetensors.torch import load_file"],
+        "bundle_root": ".",
+        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
+        "dataset_dir": "$@bundle_root + '/images'",
+        "output_dir": "$@bundle_root + '/eval'",
+        "settings": "$json.loads(Path(@bundle_root + '/models/dataset.json').read_text('utf-8'))",
+        "plans": {
+            "_target_": "nnunetv2.utilities.plans_handling.plans_handler.PlansManager",
+            "plans_file_or_dict": "$@bundle_root + '/models/plans.json'",
+        },
+        "configuration": f"$@plans.get_configuration('{task.configuration}')",
+        "network_def": {
+            "_target_": "nnunetv2.utilities.get_network_from_plans.get_network_from_plans",
+            "arch_class_name": own.network_class_name,
+            "arch_kwargs": own.arch_kwargs.model_dump(mode="json"),
+            "arch_kwargs_req_import": list(own.imported),
+            "input_channels": task.channels,
+            "output_channels": task.outputs,
+            "deep_supervision": False,
+        },
+        "network": "$@network_def.to(@device)",
+        "predictor": {
+            "_target_": "nnunetv2.inference.predict_from_raw_data.nnUNetPredictor",
+            "use_mirroring": mirrored is not None,
+            "perform_everything_on_device": "$@device.type == 'cuda'",
+            "device": "@device",
+            "allow_tqdm": False,
+        },
+        "initialize": [
+            f"$@network.load_state_dict(load_file(@bundle_root + '/models/{weights}'))",
+            f"$@predictor.manual_initialization(@network, @plans, @configuration, [@network.state_dict()], @settings, "
+            f"'{TRAINER}', {mirrored})",
+            "$Path(@output_dir).mkdir(parents=True, exist_ok=True)",
+        ],
+        "run": ["$@predictor.predict_from_files_sequential(str(@dataset_dir), str(@output_dir))"],
+    }

@@ -1,0 +1,142 @@
+"""Regions and the ignored label on task nnunet, against nnU-Net's own loss, loader and label manager."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+import medsilo
+from medsilo.core.errors import PlanError
+from medsilo.plan import Plan, parse_plan
+from medsilo.tasks.own.question import SegmentationQuestion
+from medsilo.tasks.ready import held_case
+from medsilo.tasks.sources import DataSource
+from tests.brains import QUESTION, narrow, plans_of, write_hospitals
+
+LABELS = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "enhancing": 3}
+TUMOUR = {"name": QUESTION.name, "channels": ["FLAIR"], "labels": LABELS, "regions_class_order": [1, 2, 3]}
+UNSEEN = {**TUMOUR, "labels": LABELS | {"ignore": 4}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"labels": {"background": 0, "lesion": 2}}, "without a gap"),
+        ({"labels": {"lesion": 1, "other": 0}}, "background: 0"),
+        ({"labels": {"background": 0, "lesion": 1, "ignore": 3}}, "the value after the last, 2"),
+        ({"labels": {"background": 0, "lesion": 1, "other": 1}}, "two have one value"),
+        ({"labels": {"background": 0, "lesion": 1}, "regions_class_order": [1]}, "without a region"),
+        ({**TUMOUR, "regions_class_order": None}, "a value for each region"),
+        ({**TUMOUR, "regions_class_order": [1, 2, 2]}, "none twice"),
+        ({**TUMOUR, "regions_class_order": [1, 3, 2]}, "one of its own values"),
+        ({**TUMOUR, "labels": {"background": 0, "core": [2, 3], "whole": [1, 2, 3], "enhancing": 3}}, "all around it"),
+    ],
+)
+def test_a_question_that_nnunet_could_not_answer_is_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        SegmentationQuestion.model_validate({"name": QUESTION.name, "channels": ["FLAIR"], **changes})
+
+
+def test_what_masks_hold_has_names() -> None:
+    question = SegmentationQuestion.model_validate(UNSEEN)
+    assert question.has_regions and question.ignored == 4
+    assert question.names == ("background", "label 1", "label 2", "enhancing")
+    assert question.regions == {"whole": (1, 2, 3), "core": (2, 3), "enhancing": (3,)}
+    assert SegmentationQuestion.model_validate(json.loads(question.model_dump_json())) == question
+
+
+# ------------------------------------------------------------------------------------------------------ in training
+@pytest.fixture(scope="module")
+def tumours(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return a hospital whose lesions have three parts, and which did not look at all slices; and plans."""
+    pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
+    folder = tmp_path_factory.mktemp("tumours")
+    write_hospitals(folder, ["brno", "graz"], 4, width=32)
+    plans = narrow(plans_of(folder, ["brno", "graz"], 2000))
+    for path in folder.glob("*/labels/*.nii.gz"):
+        mask: Any = nibabel.load(path)
+        values = np.asanyarray(mask.dataobj).copy()
+        values[values > 0] = 1 + np.arange((values > 0).sum()) % 3
+        values[:, :, -1] = 4
+        nibabel.save(nibabel.Nifti1Image(values, mask.affine), path)
+    return folder, plans
+
+
+def plan_of(plans: dict[str, Any], question: dict[str, Any], method: str = "fedavg", **more: str) -> Plan:
+    task = {"name": "nnunet", "question": question, "plans": plans, "mirror": False, **more}
+    training = {"rounds": 2, "batch_size": 2, "local_steps": 1}
+    sites = {"sites": ["brno", "graz"]}
+    return parse_plan({"algorithm": {"name": method}, "task": task, "training": training, "participation": sites})
+
+
+def without_ignored(question: dict[str, Any]) -> dict[str, Any]:
+    return {**question, "labels": {name: own for name, own in question["labels"].items() if name != "ignore"}}
+
+
+SEVERAL = {"name": QUESTION.name, "channels": ["FLAIR"]}
+SEVERAL["labels"] = {"background": 0, "edema": 1, "core": 2, "enhancing": 3, "ignore": 4}  # type: ignore[assignment]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", [UNSEEN, without_ignored(UNSEEN), SEVERAL], ids=["both", "regions", "ignored"])
+def test_the_loss_is_that_of_nnunets_trainer(
+    tumours: tuple[Path, Any], question: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+    monkeypatch.setenv("nnUNet_results", str(tmp_path))
+    plans = tumours[1]
+    plan = plan_of(plans, question)
+    settings = plan.task.question.in_nnunet() | {"file_ending": ".nii.gz"}  # type: ignore[attr-defined]
+    trainer = nnUNetTrainer(plans | {"continue_training": False}, "2d", 0, settings, torch.device("cpu"))
+    labels = trainer.label_manager
+    network = plan.build_networks()["model"].train()
+    image = torch.randn(2, 1, *trainer.configuration_manager.patch_size)
+    target = torch.randint(-1, 5 if labels.has_ignore_label else 4, (2, *image.shape[2:]))
+    regions = labels.foreground_regions if labels.has_regions else None
+    scales = trainer._get_deep_supervision_scales()
+    # The last transforms of training, as nnU-Net puts them together: of a patch as the augmentation leaves it.
+    last = trainer.get_validation_transforms(scales, regions=regions,
+                                             ignore_label=labels.ignore_label)  # fmt: skip
+    each = [last(image=image[0], segmentation=one[None].short())["segmentation"] for one in target]
+    wanted = trainer._build_loss()(network(image), [torch.stack(own) for own in zip(*each, strict=True)])
+    assert torch.equal(plan.task.loss(network(image), target), wanted)
+
+
+@pytest.mark.slow
+def test_regions_are_learned_found_and_measured_where_somebody_looked(tumours: tuple[Path, Any]) -> None:
+    folder, plans = tumours
+    plan = plan_of(plans, UNSEEN)
+    task: Any = plan.task
+    data = task.site_data("brno", plan.participation.sites, 0, DataSource(folder=folder))
+    held, place = held_case(data.train, 0)
+    _, labels, places = held.kept(place)
+    assert places is not None and set(places[:, 0].tolist()) == {1, 2, 3, 4}  # three regions, and all that counts
+    where = tuple(places[places[:, 0] == 2][:, 1:].T.long())
+    assert set(labels[where].tolist()) == {2, 3}
+    assert not (labels[tuple(places[places[:, 0] == 4][:, 1:].T.long())] == 4).any()
+    output = torch.full((1, 3, *labels.shape), -9.0)
+    output[:, 0], output[:, 1] = 9.0, torch.where(labels == 2, 9.0, -9.0)
+    found = task.found(output, labels[None].long())
+    assert set(found[labels[None] == 4].tolist()) == {0} and set(found[labels[None] == 2].tolist()) == {2}
+    perfect = torch.stack([torch.isin(labels, labels.new_tensor(own)) for own in task.structures.values()])[None]
+    assert float(task.case_scores(18.0 * perfect - 9, labels[None].long())) == 1
+    run = medsilo.run(plan, data=folder)
+    assert run.models["brno"].state_dict()["network.decoder.seg_layers.0.weight"].shape[0] == 3
+    measured = (run.summary.sites["brno"].test, run.summary.sites["graz"].test)
+    assert all(one is not None for one in measured)
+
+
+def test_an_ensemble_of_regions_is_refused(tumours: tuple[Path, Any]) -> None:
+    with pytest.raises(PlanError, match="regions that overlap"):
+        plan_of(tumours[1], TUMOUR, "fedsm-ensemble")
+
+
+def test_the_cascade_is_refused(tumours: tuple[Path, Any]) -> None:
+    with pytest.raises(PlanError, match="the cascade is not supported; choose 3d_fullres"):
+        plan_of(tumours[1], TUMOUR, configuration="3d_cascade_fullres")

@@ -1,0 +1,40 @@
+"""Sites in one process that hold no networks between their answers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from medsilo.federation import inprocess
+from medsilo.federation.participant import Participant
+from medsilo.runs.messages import Parcel
+from tests.conftest import make_plan
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedsm"])
+def test_only_the_site_that_works_has_networks_and_every_bit_is_the_same(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(method, "training.optimizer_state=keep")
+    awake = inprocess.run(plan, folder=tmp_path / "awake")
+    sites: set[Participant] = set()
+    answer = Participant.answer
+
+    def counted(self: Participant, parcel: Parcel, *arguments: Any) -> Parcel:
+        sites.add(self)
+        assert not any(site.state.modules or site.state.optimizers for site in sites - {self})
+        reply = answer(self, parcel, *arguments)
+        assert self.state.modules or parcel.facts["task"] == "join"
+        return reply
+
+    monkeypatch.setattr(Participant, "answer", counted)
+    monkeypatch.setattr(inprocess, "AWAKE", 0)
+    rested = inprocess.run(plan, folder=tmp_path / "rested")
+    assert len(sites) == len(plan.participation.sites) == len(rested.models)
+    assert rested.summary.mean_test == awake.summary.mean_test
+    for site in sites:
+        one, other = (run.models[site.site].state_dict() for run in (awake, rested))
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    with pytest.raises(KeyError):
+        rested.models["nobody"]
