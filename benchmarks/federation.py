@@ -247,7 +247,7 @@ def _median_of(log: str, mark: re.Pattern[str], rounds: int) -> float:
 
 
 def _times(log: str, mark: re.Pattern[str]) -> list[float]:
-    """When marked lines were written."""
+    """The times at which marked lines were written."""
     times = []
     for line in log.splitlines():
         stamp = TIME.match(line)

@@ -426,9 +426,12 @@ def fetching(module: Any) -> None:
     assert torch.equal(got[0]["w"], torch.ones(2)) and consumer.result == {}
 
 
-@relies("app_opt.pt.tensor_downloader", "TensorDownloadable.__init__ TensorDownloadable.produce")
+@relies(
+    "app_opt.pt.tensor_downloader", "TensorDownloadable.__init__ TensorDownloadable.produce TensorDownloadable.release"
+)
 def pieces(module: Any) -> None:
-    """Each call gives one or several whole tensors and the state for the next, and the last one says that it is."""
+    """Each call gives one or several whole tensors and the state for the next, and the last one says that it is. What
+    is released holds no tensors any more."""
     import torch
 
     codes = import_module(f"{MODULES}.fuel.f3.streaming.download_service").ProduceRC
@@ -440,6 +443,10 @@ def pieces(module: Any) -> None:
         code, _, state = ready.produce(state, "hospital-a")
         told.append(code)
     assert told == [codes.OK, codes.OK, codes.EOF]
+    gone = module.TensorDownloadable({"a": torch.zeros(3)}, 1)
+    gone.release()
+    with pytest.raises(RuntimeError):
+        gone.produce({}, "hospital-a")
 
 
 @relies("fuel.utils.fobs", "register")
@@ -449,11 +456,30 @@ def fobs(module: Any) -> None:
         module.register(import_module(f"{MODULES}.app_opt.pt.decomposers").TensorDecomposer)
 
 
-@relies("fuel.utils.fobs", "dots.TENSOR_DOWNLOAD dots.NUMPY_DOWNLOAD")
+@relies("fuel.utils.fobs", "dots.TENSOR_DOWNLOAD dots.NUMPY_DOWNLOAD FOBSContextKey.PASS_THROUGH")
 def dots(module: Any) -> None:
-    """Sections of a message that say where tensors or arrays are fetched from have numbers of their own."""
+    """Sections of a message that say where tensors or arrays are fetched from have numbers of their own. Whether they
+    are fetched while the message is read is said under a key of its own."""
     kinds = import_module(f"{module.__name__}.dots")
     assert kinds.TENSOR_DOWNLOAD != kinds.NUMPY_DOWNLOAD and 0 not in (kinds.TENSOR_DOWNLOAD, kinds.NUMPY_DOWNLOAD)
+    assert module.FOBSContextKey.PASS_THROUGH
+
+
+@relies(
+    "fuel.utils.fobs.decomposers.via_downloader",
+    "LazyDownloadRef materialize_lazy_download_refs",
+)
+def left_tensors(module: Any) -> None:
+    """A tensor that is not fetched with its message is a reference of four parts, which a third process can make by
+    itself and have fetched from where the tensor lies (tests/secure/test_sums.py shows the whole)."""
+    kind = import_module(f"{MODULES}.fuel.utils.fobs").dots.TENSOR_DOWNLOAD
+    import_module(f"{MODULES}.fuel.utils.fobs").register(
+        import_module(f"{MODULES}.app_opt.pt.decomposers").TensorDecomposer
+    )
+    made = module.LazyDownloadRef("hospital-a.job", "key", "T0", kind)
+    assert (made.fqcn, made.ref_id, made.item_id, made.dot) == ("hospital-a.job", "key", "T0", kind)
+    takes(module.materialize_lazy_download_refs, {"a": made}, "cell", "abort_signal")
+    assert module.materialize_lazy_download_refs({"a": 1}, None) == {"a": 1}
 
 
 @relies(
@@ -509,7 +535,7 @@ def cell(module: Any) -> None:
         assert len(found.byte_receiver.registry.reg) >= 2
         takes(found.register_stream_cb, "channel", "topic", print)
         found.core_cell.set_message_interceptor(lambda message: None)
-        assert isinstance(found.get_fobs_context(), dict)
+        assert found.get_fobs_context({"a": 1})["a"] == 1 and "a" not in found.get_fobs_context()
         source_holds(module.Cell._process_stream_error, "waiter.stream_error", "waiter.result", "in_receiving.set()")
     finally:
         core = import_module(f"{MODULES}.fuel.f3.cellnet.core_cell").CoreCell

@@ -26,6 +26,7 @@ BY_HAND = {
     "apis.shareable.Shareable.set_return_code",
     "app_common.widgets.streaming.AnalyticsReceiver.handle_event",
     "app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver.root_log_dir",
+    "app_opt.pt.tensor_downloader.TensorDownloadable.release",
     "fuel.f3.streaming.blob_streamer.BlobHandler.max_blob_size",
     "job_config.api.FedJob.clients",
     "job_config.api.FedJob.job",

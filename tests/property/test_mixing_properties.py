@@ -8,6 +8,7 @@ import torch
 
 from medsilo.mixing import folding, layout, mixers, waiting
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from medsilo.mixing.server import DynamicStep, FedAdam, Scaffold
 
 SEEDS = range(8)
 NEAR = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.complex64: 2e-6}
@@ -192,28 +193,79 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize("hard", HARD)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_mean_is_rounded_after_every_site_whatever_came_when(dtype, hard, sizes):
-    """m ← m + a (θ - m) in double precision, to the last bit."""
-    generator = torch.Generator().manual_seed(5)
-    models, counts = {}, {"a": 3, "b": 50, "c": 1, "d": 1, "e": 400}
-    for site in counts:
+COUNTS = {"a": 3, "b": 50, "c": 1, "d": 1, "e": 400}
+GROUPS = {"north": "bd", "south": "ace"}
+PARTS = {site: group for group, sites in GROUPS.items() for site in sites}
+
+
+def drawn(hard, dtype):
+    """Each site's tensors, of which one is longer than a strip."""
+    generator, models = torch.Generator().manual_seed(5), {}
+    for site in COUNTS:
         numbers, sign = (torch.rand(1111, generator=generator, dtype=torch.float64) * 2 - 1 for _ in range(2))
         vector = HARD[hard](numbers, sign).to(dtype)
         models[site] = {"long": vector[:1000].view(10, 100), "short": vector[1000:1001].view(()), "rest": vector[1001:]}
-    wanted, total = {name: tensor.float() for name, tensor in models["a"].items()}, 3
-    for site in "bcde":
-        total += counts[site]
-        for name, m in wanted.items():
-            wanted[name] = m.double().lerp(models[site][name].double(), counts[site] / total).float()
+    return models
+
+
+def mean_of(models, counts):
+    """m ← m + a (θ - m) for one after the other, in double precision, rounded to single after each."""
+    (first, *others), (total, *counts) = models, counts
+    mean = {name: tensor.float() for name, tensor in first.items()}
+    for own, count in zip(others, counts, strict=True):
+        total += count
+        mean = {name: m.double().lerp(own[name].double(), count / total).float() for name, m in mean.items()}
+    return mean
+
+
+def grouped(models, groups):
+    """The mean over groups of the means within them."""
+    here = [[site for site in sorted(groups[group]) if site in models] for group in sorted(groups)]
+    means = [mean_of([models[site] for site in own], [COUNTS[site] for site in own]) for own in here if own]
+    return mean_of(means, [sum(COUNTS[site] for site in own) for own in here if own])
+
+
+def found(mixer, models, order, parts=None, initial=None):
+    if parts:
+        mixer.divide(parts)
+    mixer.start(COUNTS, initial)
+    mixer.start(COUNTS)
+    for site in order:
+        mixer.add(site, models[site], COUNTS[site])
+    return mixer.result("a")
+
+
+def same_bits(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(_bits(tensor), _bits(other[name].to(tensor.dtype))) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize("hard", HARD)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mean_is_rounded_after_every_site_whatever_came_when(dtype, hard, sizes):
+    """m ← m + a (θ - m) in double precision, to the last bit; with groups, within them first."""
+    models = drawn(hard, dtype)
+    wanted = mean_of(models.values(), COUNTS.values())
     for order in ("abcde", "edcba", "cbead"):
-        mixer = WeightedMean()
-        mixer.start(counts)
-        for site in order:
-            mixer.add(site, models[site], counts[site])
-        for name, tensor in mixer.result("a").items():
-            assert torch.equal(_bits(tensor), _bits(wanted[name].to(dtype))), name
+        same_bits(found(WeightedMean(), models, order), wanted)
+        same_bits(found(WeightedMean(), models, order, PARTS), grouped(models, GROUPS))
+    for order in ("dc", "eca", "b"):  # some are missing, or a whole group
+        here = {site: models[site] for site in order}
+        same_bits(found(WeightedMean(), models, order, PARTS), grouped(here, GROUPS))
+
+
+@pytest.mark.parametrize(
+    "make", [WeightedMean, UniformMean, lambda: WeightedMean(rate=0.3), Scaffold, FedAdam, lambda: DynamicStep(0.1)]
+)
+def test_groups_of_one_site_change_no_bit_and_others_only_the_last_ones(make, sizes):
+    models, given = drawn("ties", torch.float32), drawn("denormal", torch.float32)["a"]
+    for order in ("edcba", "db"):
+        flat = found(make(), models, order, initial=given)
+        same_bits(found(make(), models, order, {site: site for site in COUNTS}, given), flat)
+        for name, tensor in found(make(), models, order, PARTS, given).items():
+            torch.testing.assert_close(tensor, flat[name], rtol=1e-5, atol=1e-6)
+    whole = found(WeightedMean(), models, "edcba", dict.fromkeys(COUNTS, "all"))
+    same_bits(whole, mean_of(models.values(), COUNTS.values()))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,12 +6,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
-from medsilo.core.errors import MedsiloError, ParticipationError, reading
+from medsilo.core.errors import MedsiloError, ParticipationError, Refused, reading
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
+from medsilo.federation.adding import GroupSums, Leave
 from medsilo.federation.asking import Asking, Exchange, Messenger, Missing
 from medsilo.federation.directions import rounded
 from medsilo.federation.known import KnownTensors
@@ -22,7 +23,7 @@ from medsilo.federation.turns import TurnKeeper
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import Delivered, Joined, Lettered, Parcel, Request, Task, Tested, Trained
+from medsilo.runs.messages import Delivered, Joined, Lettered, Parcel, Request, SiteAnswer, Task, Tested, Trained
 from medsilo.runs.record import Record, now
 from medsilo.runs.schema import STOPPED, Round, SentUpdate, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
@@ -42,7 +43,9 @@ class Coordinator:
         engine: str,
         on_round: Callable[[Round], None] = lambda line: None,
         settings: SiteSettings | None = None,
+        leave: Leave | None = None,
     ) -> None:
+        """leave: lets the messenger leave the tensors of some sites' answers with them, for another to add up."""
         self.plan, self.course, self.outcome, self.record = plan, plan.course, plan.algorithm.outcome, record
         self.sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
         self.everyone = sorted({*self.sites, *plan.participation.unseen})  # those too that only see the outcome
@@ -74,6 +77,9 @@ class Coordinator:
         self.state = ServerState(plan, record, self.server, mixers, self.settings.waiting_memory << 20)
         self.parameters = sum(parameter.numel() for parameter in self.state.layout["model"].parameters())
         self.sealed = self._sealed(mixers) if plan.transport.sealed else None
+        self.sums: GroupSums | None = None
+        if leave and plan.participation.sums_at:
+            self.sums = GroupSums(plan, self.study, self.state, self.asking, self._request, leave)
         if cautions := plan.cautions(self.sites):
             self.state.details["cautions"] = cautions
 
@@ -147,6 +153,8 @@ class Coordinator:
         self.state.open(number)
         away = self._begin_sealed(number, phase)
         exchange = self._exchange("round", number, phase, away=away)
+        if self.sums:
+            self.sums.collect(exchange, number, phase)
         self.state.written()
         breach = self.asking.breach(exchange, f"round {number}") or self._end_sealed(number)
         if breach is None:
@@ -279,19 +287,22 @@ class Coordinator:
             answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
             self.known.confirm(site, answer.holds)
             trained = task == "round" and phase.trains_at(site, number, self.sites, self.plan.seed)
+            held = self._held(site, reply, answer, expected) if trained else None
             groups = reply.groups
-            if isinstance(answer, Trained):
+            if isinstance(answer, Trained) and held is None:
                 groups = self.known.whole(site, groups, answer.same, lambda: self.state.payload(site, phase))
-            check_forms(groups, expected if trained else {})
-            exchange.bytes_up[site] = reply.size()
+            check_forms(groups, expected if trained and held is None else {})
+            exchange.bytes_up[site] = reply.size() if held is None else held
             if isinstance(answer, Trained):
-                if trained:
+                if trained and held is None:
                     self._take(site, groups, answer, phase)
                 self.state.has_settled(site)
             exchange.replies[site] = answer
             if isinstance(answer, Joined):
                 self.acceptance.joined[site] = answer
 
+        if self.sums:
+            self.sums.begin(task == "round")
         self.turns.begin(task, number, exchange.asked)
         self.asking.ask(exchange, outgoing, receive, self._is_missing)
         exchange.missing = {**away, **exchange.missing}
@@ -317,6 +328,14 @@ class Coordinator:
             package=self.plan.code,
             **own,
         )
+
+    def _held(self, site: str, reply: Parcel, answer: SiteAnswer, expected: Groups) -> int | None:
+        """Note what a site holds ready for who adds up its group; returns the bytes, None where nothing is held."""
+        if self.sums is None or not expected or self.plan.participation.adder_of(site) is None:
+            return None
+        if reply.held is None or not isinstance(answer, Trained):
+            raise Refused("its tensors were to stay with it until its group's are added up")
+        return self.sums.hold(site, reply.held, answer.samples, expected)
 
     def _take(self, site: str, groups: Groups, answer: Trained, phase: Phase) -> None:
         if self.sealed is None:

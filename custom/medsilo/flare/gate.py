@@ -24,11 +24,13 @@ from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, Stream, StreamError, StreamFuture
+from nvflare.fuel.utils.fobs import FOBSContextKey
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import plain, size_text
 from medsilo.federation.bounds import Bounds
 from medsilo.flare.outline import check_outline
+from medsilo.flare.pieces import site_of
 from medsilo.flare.wire import REFUSAL, TASK, refusal
 
 UNREAD = "medsilo.unread"
@@ -47,6 +49,7 @@ class Gate:
         self.taken: dict[str, int] = {}  # bytes fetched for the message that is being read, by sender
         self.refused: dict[str, str] = {}  # why fetching was ended, by sender
         self.reading: set[str] = set()  # whose answers are being read
+        self.left: frozenset[str] = frozenset()  # sites whose tensors are not fetched: another site adds them up
         self.lock = threading.Lock()
 
     def allow(self, most: Bounds) -> None:
@@ -183,7 +186,8 @@ class Gate:
 
     def _decoded(self, message: Message, origin: str) -> object:
         try:
-            decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=self.cell.get_fobs_context())
+            props = {FOBSContextKey.PASS_THROUGH: site_of(origin) in self.left}
+            decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=self.cell.get_fobs_context(props))
         except Refused:
             raise
         except Exception as error:
@@ -222,8 +226,7 @@ def _checked(answer: object) -> Shareable:
 
 def _unread(reason: str, origin: str) -> Shareable:
     """Return what stands for an answer that can't be read: NVFlare knows from its sender's token whose it is."""
-    sender, _, job = origin.rpartition(".")
-    site = sender.rpartition(".")[2]  # after the relays that it is behind
+    site, job = site_of(origin), origin.rpartition(".")[2]
     context = FLContext()
     context.set_prop(FLContextKey.CURRENT_RUN, job, private=False, sticky=False)
     context.set_prop(ReservedKey.IDENTITY_NAME, site, private=False, sticky=False)

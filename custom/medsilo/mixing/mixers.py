@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -31,8 +31,8 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, PlanError, Refused
 from medsilo.core.spill import Kept
 from medsilo.mixing.defence import Defence, Shield
-from medsilo.mixing.folding import SectionFold
-from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable
+from medsilo.mixing.folding import Contributions, SectionFold, Single
+from medsilo.mixing.forms import Compare, Exchanged, Form, Pulled, Rows, Summed, Unsealable, form_of
 from medsilo.mixing.layout import BLOCK, Layout, Tensors, TypeSection
 from medsilo.mixing.spread import Numbers, Spread, StoredSpread, Totals
 from medsilo.mixing.waiting import Read, WaitingRoom, reading, way
@@ -140,6 +140,10 @@ class Mixer(ABC):
         """Combine contributions by the shield's rule from now on."""
         raise PlanError(f"mixing: {type(self).__name__} is not a mean that a robust rule could take the place of")
 
+    def divide(self, parts: Mapping[str, str]) -> None:
+        """Take the mean within each part of the sites first, then over the parts, from now on. parts: by site."""
+        raise PlanError(f"participation.groups: {type(self).__name__} is not a mean, so it has no parts")
+
     @property
     def shares(self) -> Mapping[str, float]:
         """Return the weight of each contribution in the round that has closed; empty where it is not one number."""
@@ -229,10 +233,13 @@ class WeightedMean(Mixer):
         self._weights: dict[str, Weights] = {}
         self._numbers: dict[str, float] = {}  # the weights of those that have answered, where they are single numbers
         self._shares: dict[str, float] = {}
+        self._parts: Mapping[str, str] = {}  # by site, where the mean is taken within parts first
+        self._order: list[str] = []  # in which the sites are added
         self._begin_sum()
 
     def start(self, sites: Iterable[str], initial: Tensors | None = None) -> None:
         super().start(sites, initial)
+        self._order = sorted(self._sites, key=lambda site: (self._parts.get(site, ""), site))
         self._shares = {}
 
     def let_wait(self, memory: int) -> None:
@@ -249,6 +256,15 @@ class WeightedMean(Mixer):
             raise PlanError("mixing: a mean with weights of its own for every tensor can't be made robust")
         self._defence = Defence(shield, self._folder)
         self._defence.memory = self._waiting.memory
+
+    def divide(self, parts: Mapping[str, str]) -> None:
+        """Take the mean within each part of the sites first, then over the parts, each with all its sites' weight.
+
+        One more parcel is held, the mean of the part whose turn it is.
+        """
+        if self._defence or not isinstance(form_of(self), Summed):
+            raise PlanError("participation.groups: this mean needs every site's tensors at once, so it has no parts")
+        self._parts = dict(parts)
 
     @property
     def shares(self) -> Mapping[str, float]:
@@ -272,15 +288,36 @@ class WeightedMean(Mixer):
         self._waiting.clear()
         self._weights.clear()
         self._numbers = {}
+        self._means: dict[str, Single] = {}  # of parts, taken elsewhere
         if self._defence:
             self._defence.clear()
         self._turn = 0  # place of the site whose contribution comes next
         self._total = 0.0
         self._mean: dict[str, Tensor] = {}  # so far, by name, in single precision at least
+        self._part = ""  # whose turn it is
+        self._part_total = 0.0
+        self._part_mean: dict[str, Tensor] = {}
         self._folds: list[SectionFold] = []
         self._totals: Totals | None = None  # in place of the total, where weights are no single numbers
         self._carrier: str | None = None
         self._carried: dict[str, Tensor] = {}
+
+    def take_part(self, part: str, mean: Tensors, weights: Mapping[str, float], like: Tensors) -> None:
+        """Take the mean of a part's sites that was taken elsewhere, as `PartMean` does, with each site's weight.
+
+        It stays in memory until the round closes. like: tensors of the names, shapes and types of what a site sends.
+        """
+        if not weights or any(self._parts.get(site) != part for site in weights) or part in self._means:
+            raise MedsiloError(f"participation.groups: {part} is not a group of these sites, or has its mean already")
+        for site, weight in weights.items():
+            self._check_turn(site, weight)
+        layout, mean = self._layout or Layout(like), _plain(part, mean)
+        self._layout = layout
+        self._means[part] = Single({name: mean[name] for section in layout.sections for name in section.names})
+        self._numbers |= weights
+        self._answered |= set(weights)
+        if self._carrier is None or min(weights) < self._carrier:
+            self._carrier, self._carried = min(weights), {name: mean[name] for name in layout.carried}
 
     def _begin_with(self, initial: dict[str, Tensor]) -> None:
         if self._given is None:
@@ -291,7 +328,7 @@ class WeightedMean(Mixer):
         if self._defence:
             self._defence.put(site, tensors, weight, layout, self._given)
             return
-        next_one = site == self._sites[self._turn]
+        next_one = site == self._order[self._turn]
         if isinstance(weights, Spread) and not next_one:
             weights = weights.stored(self._folder)
         self._waiting.put(site, tensors, layout, next_one)
@@ -304,9 +341,9 @@ class WeightedMean(Mixer):
     def _settle(self) -> None:
         """Folds in the one whose turn it is, if it has come, and those that waited for it."""
         begin = self._turn
-        while self._turn < len(self._sites) and self._sites[self._turn] in self._waiting:
+        while self._turn < len(self._order) and self._order[self._turn] in self._waiting:
             self._turn += 1
-        self._fold(self._sites[begin : self._turn])
+        self._fold(self._order[begin : self._turn])
 
     def _weights_of(self, site: str, samples: float, layout: Layout) -> Weights:
         if self.weigh is None:
@@ -353,13 +390,48 @@ class WeightedMean(Mixer):
             self._waiting.drop(site)
 
     def _fold_whole(self, sites: Sequence[str], weights: list[float], layout: Layout) -> None:
-        """All of them into one strip of the mean after the other."""
-        totals = list(accumulate(weights, initial=self._total))[1:]
-        shares = {site: weight / total for site, weight, total in zip(sites, weights, totals, strict=True)}
-        self._total = totals[-1]
+        """All of them into one strip of the mean after the other, of the whole or of the part that they belong to."""
         self._folds = self._folds or [SectionFold(section) for section in layout.sections]
+        own = dict(zip(sites, weights, strict=True))
+        if not self._parts:
+            self._total = self._grown(self._mean, self._total, own, self._waiting, self._origin)
+            return
+        for part, members in groupby(sites, self._parts.__getitem__):
+            if part != self._part:
+                self._end_part()
+                self._part, self._part_mean = part, self._part_mean or layout.rooms()
+            shares = {site: own[site] for site in members}
+            self._part_total = self._grown(self._part_mean, self._part_total, shares, self._waiting, None)
+
+    def _end_part(self) -> None:
+        """Put the mean of the part whose turn it was into the mean over parts."""
+        if self._part_total:
+            single = Single(self._part_mean)
+            self._total = self._grown(self._mean, self._total, {self._part: self._part_total}, single, self._origin)
+        self._part_total = 0.0
+
+    def _put_part(self, part: str, layout: Layout) -> None:
+        """Put the mean of a part, taken elsewhere, into the mean over parts."""
+        self._end_part()
+        self._folds = self._folds or [SectionFold(section) for section in layout.sections]
+        self._mean = self._mean or layout.rooms()
+        total = sum(weight for site, weight in sorted(self._numbers.items()) if self._parts[site] == part)
+        self._total = self._grown(self._mean, self._total, {part: total}, self._means.pop(part), self._origin)
+
+    def _grown(
+        self,
+        mean: Tensors,
+        total: float,
+        weights: Mapping[str, float],
+        contributions: Contributions,
+        origin: Tensors | None,
+    ) -> float:
+        """Fold contributions into a mean whose weights add up to `total` so far; returns what they add up to now."""
+        totals = list(accumulate(weights.values(), initial=total))[1:]
+        shares = {name: weight / now for (name, weight), now in zip(weights.items(), totals, strict=True)}
         for fold in self._folds:
-            fold.add(self._mean, shares, self._waiting, self._origin)
+            fold.add(mean, shares, contributions, origin)
+        return totals[-1]
 
     def _fold_spread(self, sites: Sequence[str], layout: Layout) -> None:
         if self._totals is None:
@@ -381,7 +453,12 @@ class WeightedMean(Mixer):
         assert self._layout is not None
         if self._defence:
             self._combine(self._defence, self._layout)
-        self._fold([site for site in self._sites[self._turn :] if site in self._waiting])
+        for part, sites in groupby(self._order[self._turn :], lambda site: self._parts.get(site, "")):
+            if part in self._means:
+                self._put_part(part, self._layout)
+            else:
+                self._fold([site for site in sites if site in self._waiting])
+        self._end_part()
         total = math.fsum(self._numbers.values())
         self._shares = {site: weight / total for site, weight in sorted(self._numbers.items())}
         origin = self._origin

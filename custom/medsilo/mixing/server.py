@@ -271,7 +271,7 @@ class Scaffold(UniformMean):
         assert self._layout is not None
         models = self._origin is None  # and not the ways to them
         self.rate = self.participation
-        if models and self._origin is not None:
+        if models and self._total and self._origin is not None:
             for c, mean in self._beside(reading(self._origin), self._layout):
                 mean.sub_(c)
         super()._merge()

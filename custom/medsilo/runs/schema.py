@@ -134,7 +134,7 @@ class SiteTurn(Part):
 class Turns(Part):
     """now.json of a run: who has been asked and who has answered, while the study runs."""
 
-    task: Text = Field(description="`join`, `round`, `deliver`, `test`, or a step of sealing")
+    task: Text = Field(description="`join`, `round`, `sum`, `deliver`, `test`, or a step of sealing")
     round: Count = Field(description="the round")
     at: Seconds = Field(description="when this was written, in seconds since 1970")
     sites: dict[str, SiteTurn] = Field(description="site → its turn")

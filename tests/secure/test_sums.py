@@ -1,0 +1,65 @@
+"""Hospitals behind a relay whose tensors one of them adds up: the server gets one mean, and the same bits follow."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from medsilo.federation import inprocess
+from medsilo.flare.jobs import write_job
+from medsilo.runs.paths import DIARY
+from medsilo.runs.record import Record
+from tests.conftest import SITES, make_plan
+from tests.federation.test_simulator import assert_same_outcome
+from tests.secure.consortium import SERVER, Consortium
+from tests.secure.test_mutual_tls import gathered
+
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("sums")]
+
+HOSPITALS = [*SITES, "hospital-d"]
+GROUPS = {"city": HOSPITALS[:3], "rest": HOSPITALS[3:]}
+CITY = f"participation.groups={{city: [{', '.join(GROUPS['city'])}], rest: [{HOSPITALS[3]}]}}"
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
+    """Three hospitals behind a relay, and one that connects to the server."""
+    root = tmp_path_factory.mktemp("grouped")
+    grouped = Consortium(root, dict.fromkeys(HOSPITALS, "teaching-hospital"), relays={"city": GROUPS["city"]})
+    try:
+        grouped.start()
+        yield grouped
+    finally:
+        grouped.stop()
+
+
+def diary(grouped: Consortium, site: str, study: str) -> list[dict]:
+    """Return what a hospital has noted of its answers."""
+    (file,) = (grouped.kit(site) / "medsilo" / study).rglob(DIARY)
+    return [line for line in map(json.loads, file.read_text().splitlines()) if line["kind"] == "answered"]
+
+
+def test_the_server_gets_one_mean_of_a_group_and_the_bits_are_the_same(grouped: Consortium, tmp_path: Path) -> None:
+    plan = make_plan("fedadam", CITY, f"participation.sums_at={{city: {HOSPITALS[1]}}}", sites=HOSPITALS)
+    inprocess.run(plan, folder=tmp_path / "loop")
+    write_job(tmp_path / "job", plan, study="summed")
+    assert grouped.run(tmp_path / "job") == "FINISHED:COMPLETED", grouped.log(SERVER)[-3000:]
+    assert_same_outcome(tmp_path / "loop", gathered(grouped, "summed", HOSPITALS, tmp_path / "secure"))
+    record = Record(grouped.kit(SERVER) / "medsilo" / "summed")
+    for line in record.rounds():
+        assert line.answered == HOSPITALS
+        read = [site for site, own in line.sites.items() if own.updates]  # the server knows where their models go
+        assert read == GROUPS["rest"]
+    added = [line for line in diary(grouped, HOSPITALS[1], "summed") if line["task"] == "sum"]
+    assert [line["round"] for line in added] == [1, 2] and all(line["bytes"] > 0 for line in added)
+
+
+def test_a_hospital_that_lets_nobody_read_what_it_sends_does_not_join(grouped: Consortium, tmp_path: Path) -> None:
+    settings = grouped.kit(HOSPITALS[0]) / "local" / "medsilo.yaml"
+    settings.write_text("device: cpu\nsums_at: []\n")
+    plan = make_plan("fedavg", CITY, f"participation.sums_at={{city: {HOSPITALS[1]}}}", sites=HOSPITALS)
+    write_job(tmp_path / "job", plan, study="unread")
+    assert grouped.run(tmp_path / "job") != "FINISHED:COMPLETED"
+    reason = Record(grouped.kit(SERVER) / "medsilo" / "unread").summary().reason
+    assert f"{HOSPITALS[0]} refused: the plan lets {HOSPITALS[1]} read what this hospital sends" in str(reason)
