@@ -69,6 +69,7 @@ bench: $(VENV)/.test-ready
 	-$(BIN)/python benchmarks/fedsm.py
 	-$(BIN)/python benchmarks/data.py
 	-$(BIN)/python benchmarks/volumes.py
+	-$(BIN)/python -m benchmarks.nnunet
 
 # The documentation as a site, in site/: open site/index.html.
 docs: export NO_MKDOCS_2_WARNING = 1

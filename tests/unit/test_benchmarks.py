@@ -144,6 +144,22 @@ def test_reading_through_a_cache(kind: str, bench: Bench, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
+def test_training_beside_nnunets_trainer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
+    from benchmarks import nnunet
+
+    monkeypatch.setattr(nnunet, "plans_of", partial(nnunet.plans_of, samples=2000))
+    nnunet.main(["--seeds", "2"], nnunet.Size(cases=2, width=32.0, batch=2, epochs=3, steps=1, features=4))
+    lines = capsys.readouterr().out.splitlines()
+    first, said = (
+        next(line for line in lines if line.startswith("0 ")),
+        next(line for line in lines if "own score" in line),
+    )
+    assert first.split()[1] == said.split()[-1]  # both score nnU-Net's network alike
+    assert any(line.startswith("1 ") for line in lines)
+
+
+@pytest.mark.slow
 def test_3d_work_beside_plain_monai(bench: Bench, tmp_path: Path) -> None:
     """Both sides do each work, and see as many cases."""
     volumes = bench("volumes")
