@@ -137,12 +137,12 @@ class SeriesFolder(OwnFolder, ByKind):
 
     @property
     def crops(self) -> bool:  # type: ignore[override]
-        """Where cases are patients: a network learns from one window of each."""
+        """Return whether cases are patients: a network learns from one window of each."""
         return self.kind == "survival"
 
     @property
     def augments(self) -> bool:  # type: ignore[override]
-        """The same: another window in each pass."""
+        """Return the same: another window in each pass."""
         return self.kind == "survival"
 
     @property
