@@ -124,8 +124,15 @@ class Holding(inprocess.Loop):
         return reply
 
 
-def study(folder: Path, *changes: str, held: Change = lambda own: own, added: Change = lambda own: own, gone=()):
-    plan = make_plan("fedadam", *SUMS, *changes)
+def study(
+    folder: Path,
+    *changes: str,
+    method: str = "fedadam",
+    held: Change = lambda own: own,
+    added: Change = lambda own: own,
+    gone: Collection[str] = (),
+):
+    plan = make_plan(method, *SUMS, *changes)
     sites = {site: Participant(plan, site, SITES, CPU, folder / "sites" / site) for site in SITES}
     loop = Holding(sites, held, added, gone)
     coordinator = Coordinator(plan, SITES, loop, Record(folder), "scripted", settings=CPU, leave=loop.leave)
@@ -133,13 +140,15 @@ def study(folder: Path, *changes: str, held: Change = lambda own: own, added: Ch
     return coordinator, loop
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_sum_made_by_a_site_has_the_same_bits(precision, tmp_path):
-    changes = [f"transport.precision={precision}"]
-    coordinator, loop = study(tmp_path, *changes)
-    assert loop.came == [("round", B), ("sum", C)]
+@pytest.mark.parametrize(
+    ("method", "precision"), [("scaffold", "float32"), ("fedadam", "bfloat16"), ("fedrdn", "float32")]
+)
+def test_a_sum_made_by_a_site_has_the_same_bits(method, precision, tmp_path):
+    changes = [f"transport.precision={precision}", "training.rounds=2"]
+    coordinator, loop = study(tmp_path, *changes, method=method)
+    assert loop.came == [("round", B), ("sum", C)] * len(coordinator.rounds)
     given = coordinator.server.mixers["model"].current(B)
-    run = inprocess.run(make_plan("fedadam", *SUMS, *changes), folder=tmp_path / "loop", settings=CPU)
+    run = inprocess.run(make_plan(method, *SUMS, *changes), folder=tmp_path / "loop", settings=CPU)
     wanted = run.models[B].state_dict()
     assert all(torch.equal(tensor.to(wanted[name].dtype), wanted[name]) for name, tensor in given.items())
     assert [site.share for site in coordinator.rounds[0].sites.values()] == [
