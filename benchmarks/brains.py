@@ -21,7 +21,7 @@ from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.question import SegmentationQuestion
 
 QUESTION = SegmentationQuestion(name="Dataset011_Brains", channels=("FLAIR",), labels={"background": 0, "lesion": 1})
-HEADS = 15  # of each hospital, in docs/results/nnunet.md
+HEADS, WIDTH = 15, 64.0  # of each hospital, and their millimetres, in docs/results/nnunet.md
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def write_heads(folder: Path) -> Path:
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent) as unfinished:
-            write_hospitals(Path(unfinished) / "heads", HOSPITALS, HEADS, width=64)
+            write_hospitals(Path(unfinished) / "heads", HOSPITALS, HEADS, WIDTH)
             (Path(unfinished) / "heads").rename(folder)
     return folder
 

@@ -152,6 +152,7 @@ def preprocess(folder: Path, plans: dict[str, Any], ours: Ours) -> None:
     from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
     place = folder / "preprocessed" / QUESTION.name
+    shutil.rmtree(place, ignore_errors=True)  # of another seed: nnU-Net overwrites no case
     manager = PlansManager(plans)
     own = manager.get_configuration("2d")
     settings = QUESTION.in_nnunet() | {"file_ending": ".nii.gz"}

@@ -83,7 +83,7 @@ EVERY = (
 )
 COSTLY = (
     *("fednova", "fedavgm", "fedadam", "fedyogi", "mr-mtl", "moon", "apfl", "fine-tuning", "per-fedavg"),
-    *("fedprox:partial=0.5", "apfl:adaptive=true", "pfedme"),
+    *("fedprox:partial=0.5", "apfl:adaptive=true", "pfedme", "fedsm-extra", "fedsm-ensemble"),
 )
 STEP = "HarmoFL, step: algorithm.name=harmofl algorithm.amplitude=null"  # a table has no spectrum
 NEWER = ("silobn", "fedrep", "fedbabu", "fedrod", "fedala", "feddyn", "fedlws", "fedawa", "fedce")

@@ -118,7 +118,7 @@ class NnUNetParts:
         final, labels = self.trainer.configuration_manager.patch_size, self.trainer.label_manager
         loader = nnUNetDataLoader(_OneCase(case, self.sought), 1, patch, final, labels, transforms=transforms)
         loader.get_do_oversample = lambda _: certain
-        with _seeded(seed):
+        with _seeded(seed), _threads_known():
             batch = loader.generate_train_batch()
         return batch["data"][0], batch["target"][0, 0].long()
 
@@ -235,6 +235,29 @@ def _always_the_same(transform: Any) -> None:
             _always_the_same(inner)
 
 
+@cache
+def _threads() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+@contextmanager
+def _threads_known() -> Iterator[None]:
+    """Let nnU-Net's loader limit threads, as it does for each batch, without looking for all libraries anew.
+
+    It took half as long as the augmented patch itself.
+    """
+    from nnunetv2.training.dataloading import data_loader
+
+    anew = data_loader.threadpool_limits
+    data_loader.threadpool_limits = _threads().limit
+    try:
+        yield
+    finally:
+        data_loader.threadpool_limits = anew
+
+
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Draw from a seed inside, with all generators that nnU-Net draws from."""
@@ -242,7 +265,7 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a traceback each time, for GPUs
         try:
             yield
         finally:
