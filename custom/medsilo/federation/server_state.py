@@ -14,7 +14,7 @@ from medsilo.core.tensors import Groups
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
-from medsilo.federation.accepting import check_numbers
+from medsilo.federation.accepting import check_numbers, check_ranges
 from medsilo.federation.directions import RoundDirections
 from medsilo.federation.drawing import draw_amplitude
 from medsilo.federation.sealed.store import SealedStore
@@ -141,8 +141,13 @@ class ServerState:
     def take_part(
         self, part: str, means: Groups, weights: Mapping[str, Mapping[str, float]], phase: Phase, like: Groups
     ) -> None:
-        """Take the means over a group of sites that one of them made, whose form was checked; raises Refused."""
-        check_numbers(means, phase.sent, self.ranges, {})
+        """Take the means over a group of sites that one of them made, whose form was checked; raises Refused.
+
+        What else must hold of a single site's values was checked where the mean was made.
+        """
+        check_numbers(means, (), {}, {})
+        for name, mean in means.items():
+            check_ranges(name, mean, self.ranges.get(name, {}))
         for group in phase.sent:
             mixer = self.mixers.get(group.name)
             if group.name in means and isinstance(mixer, WeightedMean):
