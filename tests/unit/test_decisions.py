@@ -186,7 +186,7 @@ def study(root: Path, plan: Plan, **settings: Any) -> tuple[Summary, dict[str, P
 
 def of_validation(root: Path, site: Participant) -> tuple[np.ndarray, np.ndarray]:
     """Classes and probabilities of the tested model on a hospital's validation cases."""
-    measures = site.evaluate(site.data.validation, lambda: None, site.state.model, site.plan.task.measures)[2]
+    measures = site.evaluate(site.data.validation, lambda: None, site.state.model, site.plan.task.measuring)[2]
     return measures["label"].numpy(), measures["p1"].numpy()
 
 

@@ -17,6 +17,7 @@ INPUTS = {
     "lenet5": (1, 28, 28),
     "linear": (12,),
     "mlp": (12,),
+    "pooled-unet": (1, 16, 16, 16),
     "small-cnn": (3, 48, 48),
     "unet": (1, 48, 48),
     "vgg11": (1, 48, 48),
@@ -45,6 +46,9 @@ VARIANTS = [
     ("unet", "batch"),
     ("unet", "instance"),
     ("unet", "none"),
+    ("pooled-unet", "batch"),
+    ("pooled-unet", "group"),
+    ("pooled-unet", "none"),
     ("basic-unet", "batch"),
     ("basic-unet", "instance"),
     ("densenet121", "batch"),
@@ -60,7 +64,7 @@ def test_registry_is_sorted_and_named_as_the_classes():
 def test_output_shape_and_norm(name, norm):
     module = NETWORKS[name](norm=norm).build(channels=INPUTS[name][0], classes=5)
     output = module(torch.randn(4, *INPUTS[name]))
-    assert output.shape == ((4, 5, 48, 48) if "unet" in name else (4, 5))
+    assert output.shape == ((4, 5, *INPUTS[name][1:]) if "unet" in name else (4, 5))
     kinds = {kind for kind, cls in NORMS.items() if any(isinstance(part, cls) for part in module.modules())}
     assert kinds == ({norm} - {"none"})
     output.mean().backward()

@@ -92,10 +92,7 @@ class Evaluation:
     ) -> tuple[float, float, Measures]:
         """Return mean loss, mean score, and what is measured of each case (the metric alone by default), in order."""
         task, order = self.task, self._order(part, model)
-        if measuring is None:
-            measure: Measure = lambda output, target: {task.metric: task.case_scores(output, target)}  # noqa: E731
-        else:
-            measure = measuring(_ordered(part, order))
+        measure = (measuring or self._by_metric)(_ordered(part, order))
         if self.protected:
             measure = with_losses(measure, task.case_losses)
         measure = of_numbers(measure)
@@ -109,6 +106,10 @@ class Evaluation:
     def in_order(self, part: Dataset, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the cases as this model is evaluated on them."""
         return self._in_order(part, self._order(part, model))
+
+    def _by_metric(self, cases: Dataset) -> Measure:
+        """Return what measures cases by the task's metric alone."""
+        return lambda output, target: {self.task.metric: self.task.case_scores(output, target)}
 
     def _order(self, part: Dataset, model: nn.Module) -> Tensor | None:
         """Return the order of a part's cases: mixed, always in the same way, where a batch norm judges by the batch."""
