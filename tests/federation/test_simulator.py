@@ -43,7 +43,11 @@ def assert_same_outcome(one: Path, other: Path) -> None:
     ]
     assert scores[0] == scores[1]
     assert simulator.Record(one).summary().details == simulator.Record(other).summary().details
-    assert curves_of(one) == curves_of(other)
+    mine, theirs = curves_of(one), curves_of(other)
+    for name in ("bytes_up", "bytes_down"):  # what a site has already is not sent again between machines
+        pairs = zip(mine["server"].pop(name), theirs["server"].pop(name), strict=True)
+        assert all(0 < sent <= whole for (_, whole), (_, sent) in pairs)
+    assert mine == theirs
 
 
 @pytest.mark.parametrize("method", BY_KIND)

@@ -311,10 +311,10 @@ class Coordinator:
     def _is_missing(self, site: str, gone: Missing) -> None:
         """Note what a site that did not answer may not have, or still has."""
         self.state.may_have_lost(site)
-        if gone.lacks:
-            self.known.may_lack(site)
-        elif gone.holds is not None:
+        if gone.holds is not None and not gone.lacks:
             self.known.confirm(site, gone.holds)
+        elif gone.kind == "refused":  # what it says in an answer that does not count is not read
+            self.known.may_lack(site)
 
     def _request(self, task: Task, number: int, **own: Any) -> Request:
         """Return a request with what every one tells."""
