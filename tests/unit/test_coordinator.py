@@ -620,8 +620,7 @@ def test_no_site_ever_gets_what_another_keeps(method: str, tmp_path: Path) -> No
                 (f"{network}/{name}" if network in apart else name, tensor.clone())
                 for network, tensors in networks.items()
                 for name, tensor in tensors.items()
-                if (network in apart or name not in travels)
-                and not any(torch.equal(tensor, known) for known in public)
+                if (network in apart or name not in travels) and not any(torch.equal(tensor, known) for known in public)
             ]
         checkpoints = []
         for path in study.record.checkpoints.glob("*.safetensors"):
