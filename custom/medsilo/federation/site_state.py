@@ -1,6 +1,7 @@
 """A site's state: networks and optimizers, and on its disk what the server won't send again."""
 
 import csv
+import gc
 import io
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,7 @@ class SiteState:
     def rest(self) -> None:
         """Let go of all networks: the next answer takes over from the folder."""
         self.modules, self.optimizers, self.done = {}, {}, -1
+        gc.collect()  # networks and optimizers refer to each other in circles
 
     def wake(self) -> None:
         """Have networks again, if this state rests."""
