@@ -163,7 +163,6 @@ def run_ours(size: Size, sites: int, folder: Path, precision: str = "float32") -
 
 def _our_job(size: Size, sites: int, job: Path, precision: str = "float32") -> tuple[Any, Path]:
     """Return the plan and its job, whose sites are idle."""
-    from medsilo.flare.jobs import CONFIG, CUSTOM, write_job
     from medsilo.plan import parse_plan
 
     plan = parse_plan(
@@ -176,14 +175,21 @@ def _our_job(size: Size, sites: int, job: Path, precision: str = "float32") -> t
             "transport": {"precision": precision},
         }
     )
-    write_job(job, plan)
+    return plan, idle_job(job, plan)
+
+
+def idle_job(job: Path, plan: Any, study: str | None = None) -> Path:
+    """Write the job of a plan whose sites do nothing but receive and send."""
+    from medsilo.flare.jobs import CONFIG, CUSTOM, write_job
+
+    write_job(job, plan, study=study)
     (job / CUSTOM).mkdir()
     shutil.copy(PARTS / "idle_site.py", job / CUSTOM)
     path = job / CONFIG / "config_fed_client.json"
     config = json.loads(path.read_text())
     config["executors"][0]["executor"]["path"] = "idle_site.IdleExecutor"
     path.write_text(json.dumps(config))
-    return plan, job
+    return job
 
 
 def run_secure(size: Size, sites: int, folder: Path, pollings: Sequence[float | None]) -> dict[str, float]:

@@ -9,8 +9,6 @@ With --keep sites keep what they receive, and their unchanged model is named and
 
 import argparse
 import io
-import json
-import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -20,9 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.federation import PARTS
+from benchmarks.federation import idle_job
 from medsilo.consortium import lead
-from medsilo.flare.jobs import CONFIG, CUSTOM, write_job
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.record import Record
 from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
@@ -58,18 +55,6 @@ def plan_of(sites: Sequence[str], features: Sequence[int], rounds: int) -> Plan:
     )
 
 
-def idle_job(folder: Path, plan: Plan) -> Path:
-    """Write the job whose sites do nothing but receive and send."""
-    write_job(folder, plan, study="idle")
-    (folder / CUSTOM).mkdir()
-    shutil.copy(PARTS / "idle_site.py", folder / CUSTOM)
-    path = folder / CONFIG / "config_fed_client.json"
-    config = json.loads(path.read_text())
-    config["executors"][0]["executor"]["path"] = "idle_site.IdleExecutor"
-    path.write_text(json.dumps(config))
-    return folder
-
-
 def cost(sites: int, features: Sequence[int], rounds: int, keep: bool, folder: Path) -> Cost:
     """Run one federation."""
     names = [f"site-{number:02d}" for number in range(sites)]
@@ -82,7 +67,7 @@ def cost(sites: int, features: Sequence[int], rounds: int, keep: bool, folder: P
     record = Record(consortium.kit(SERVER) / "medsilo" / "idle")
     try:
         consortium.start(LIMIT)
-        lead.submit(idle_job(folder / "job", plan), consortium.kit(LEAD), lambda line: None)
+        lead.submit(idle_job(folder / "job", plan, study="idle"), consortium.kit(LEAD), lambda line: None)
         peak = 0.0
 
         def over() -> bool:

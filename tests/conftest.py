@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from _pytest.junitxml import xml_key
 
 from medsilo.cli import parsed
@@ -23,6 +24,7 @@ from medsilo.study.asked import Asked
 from medsilo.study.cells import Row, cells_of, run_cell
 from medsilo.study.compare import Study
 
+torch.set_num_threads(1)  # a test that forks would wait for threads that its child does not have
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 PLAIN = ["local", "fedavg", "fedprox", "fedbn", "silobn", "fedper", "fedrep"]  # one phase, one group
 # the server makes a step of its own

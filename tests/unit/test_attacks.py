@@ -265,7 +265,7 @@ def assert_held(attack: str, defence: str) -> None:
     undisturbed, undefended, defended = tiny(HONEST, PLAIN), tiny(attack, PLAIN), tiny(attack, defence)
     assert undisturbed.score is not None and undisturbed.score > 0.8
     assert undefended.score is None or undefended.score < 0.5
-    assert defended.score is not None and defended.score > 0.6  # other processors round otherwise
+    assert defended.score is not None and defended.score > 0.64  # 0.6445 on an AMD EPYC
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_a_site_that_claims_what_it_lacks_harms_only_itself(tmp_path: Path) -> N
     study.transport.script = script
     study.run()
     to_c = [(number, names) for site, number, names in sent(study) if site == C]
-    assert to_c == [(1, set()), (1, LARGE), (2, LARGE), (2, LARGE)]  # asked once more each time, and not for ever
+    assert to_c == [(1, set()), (1, LARGE), (2, LARGE), (2, LARGE)]  # asked once more each time, then no more
     assert [line.answered for line in study.rounds] == [[A, B], [A, B]]
 
 
