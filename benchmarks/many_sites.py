@@ -1,16 +1,21 @@
 """Growth with the number of sites: time, memory and disk of a study in one process, or in NVFlare's simulator.
 
     python benchmarks/many_sites.py [--engine inprocess|simulator] [--sites 2 8 32 64 144 1000] [--rounds 3] [--large]
+    python benchmarks/many_sites.py --engine simulator --sites 144 --rounds 20 --kills 6
 
 FedAvg over synthetic activity windows, few of them at each site, so that what a site costs is what shows; with --large
 one step a round of a U-Net of 26 million parameters. Every number of sites is measured in a process of its own. Time is
 the processor's in one process, and the clock's in the simulator, whose processes share what cores there are. Memory is
 the most that the process held above its start (in one process), or the most that all processes held together, with what
 they share counted once (Linux's PSS, looked at every second).
+
+--kills ends so many sites for good, at random, in the middle of a study in the simulator: the others have to finish it,
+and every round has to name those that are gone.
 """
 
 import argparse
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -31,6 +36,7 @@ from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 
 GROWTH = (2, 8, 32, 64, 144, 1000)
+SILENCE = 300  # seconds that a site may take for a round where some are ended
 LOOK = 1.0  # seconds between two looks at the processes' memory
 HEAD = (
     "| sites | joining and first round, s | each further round, s | end, s | MB | disk, MB |\n|---|---|---|---|---|---|"
@@ -62,28 +68,31 @@ LARGE = {
 }
 
 
-def plan_of(sites: int, rounds: int, large: bool = False) -> Plan:
-    """Return a study of so many sites."""
+def plan_of(sites: int, rounds: int, large: bool = False, lost: int = 0) -> Plan:
+    """Return a study of so many sites, which goes on without so many of them."""
     steps = {"local_steps": 1} if large else {}
+    losing = {"when_missing": "continue", "minimum": sites - lost, "timeout": SILENCE} if lost else {"timeout": 3600}
     return parse_plan(
         {
             "algorithm": {"name": "fedavg"},
             **(LARGE if large else SMALL),
             "training": {"rounds": rounds, "batch_size": 32, "learning_rate": 0.05, "momentum": 0.9, **steps},
-            "participation": {"sites": [f"hospital-{place:04}" for place in range(sites)], "timeout": 3600},
+            "participation": {"sites": [f"hospital-{place:04}" for place in range(sites)], **losing},
         },
         [],
     )
 
 
-def cost(engine: str, sites: int, rounds: int, large: bool = False) -> Cost:
+def cost(engine: str, sites: int, rounds: int, large: bool = False, kills: int = 0) -> Cost:
     """Run one study, of two rounds at least, and return what it cost."""
     clock = time.process_time if engine == "inprocess" else time.monotonic
-    plan, times = plan_of(sites, rounds, large), [clock()]
-    settings, before = SiteSettings(device="cpu"), most_held()
+    plan = plan_of(sites, rounds, large, kills)
+    ended = Ended.drawn(plan, kills)
+    settings, before, times = SiteSettings(device="cpu"), most_held(), [clock()]
 
     def on_round(line: Round) -> None:
         times.append(clock())
+        ended.after(line)
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
@@ -95,9 +104,41 @@ def cost(engine: str, sites: int, rounds: int, large: bool = False) -> Cost:
                 simulator.run(plan, folder, settings, on_round=on_round)
             memory = watch.most
         times.append(clock())
+        ended.tell()
         disk = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     start, first, *_, last, end = times
     return Cost(sites, first - start, (last - first) / (rounds - 1), end - last, memory / 1e6, disk / 1e6)
+
+
+@dataclass
+class Ended:
+    """The sites whose processes are ended in the simulator, each after a round of its own."""
+
+    last: dict[str, int]  # by site: the round after which it ends
+
+    @classmethod
+    def drawn(cls, plan: Plan, kills: int) -> "Ended":
+        """Draw sites and rounds, the same for the same numbers."""
+        dice = random.Random(0)
+        return cls({site: dice.randint(1, plan.rounds - 2) for site in dice.sample(plan.participation.everyone, kills)})
+
+    def after(self, line: Round) -> None:
+        """End the sites whose last round this was; the round has to name those that ended before, and no others."""
+        gone = {site for site, last in self.last.items() if last < line.round - 1}
+        may_be = {site for site, last in self.last.items() if last < line.round}
+        missing = set(line.asked) - set(line.answered)
+        if not gone <= missing | (set(self.last) - set(line.asked)) or not missing <= may_be:
+            sys.exit(f"round {line.round}: {sorted(missing)} are missing, and {sorted(gone)} have ended")
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if any(self.last.get(word) == line.round for word in process.cmdline()):
+                    process.kill()
+
+    def tell(self) -> None:
+        """Say who was ended, if anybody."""
+        if self.last:
+            told = ", ".join(f"{site} after round {last}" for site, last in sorted(self.last.items()))
+            print(f"ended: {told}; the others finished, and every round named who was gone", file=sys.stderr)
 
 
 class Watch:
@@ -132,15 +173,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sites", type=int, nargs="+", default=GROWTH)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--large", action="store_true", help="a network of 26 million parameters")
+    parser.add_argument("--kills", type=int, default=0, help="sites to end in the middle (simulator)")
     parser.add_argument("--row", action="store_true", help="measure here, and print nothing else")
     given = parser.parse_args(arguments)
     if given.row:
-        print(cost(given.engine, given.sites[0], given.rounds, given.large).row)
+        print(cost(given.engine, given.sites[0], given.rounds, given.large, given.kills).row)
         return
     print(HEAD, flush=True)
     for sites in given.sites:
         command = [sys.executable, __file__, "--row", "--engine", given.engine, "--sites", str(sites)]
-        command += ["--rounds", str(given.rounds), *(["--large"] if given.large else [])]
+        command += ["--rounds", str(given.rounds), "--kills", str(given.kills), *(["--large"] if given.large else [])]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 

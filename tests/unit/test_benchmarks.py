@@ -63,6 +63,15 @@ def test_what_a_study_of_more_sites_costs(bench: Bench) -> None:
 
 @linux
 @pytest.mark.slow
+def test_simulated_sites_that_are_killed_are_named_at_once(bench: Bench, capsys: pytest.CaptureFixture) -> None:
+    """And not when the time for an answer is up, which is longer than a test may take."""
+    found = bench("many_sites").cost("simulator", 3, 4, kills=1)
+    assert found.each < bench("many_sites").SILENCE / 4
+    assert "the others finished, and every round named who was gone" in capsys.readouterr().err
+
+
+@linux
+@pytest.mark.slow
 def test_what_a_federation_over_tls_costs(tmp_path: Path) -> None:
     """Its sites learn nothing: what is large is sent once, and goes both ways by its mark from the second round on."""
     features = [16, 32]

@@ -34,13 +34,27 @@ AT_ONCE = 2 * (os.cpu_count() or 1)  # forks that start at the same time
 POLL = 0.2  # seconds between looks at what no message tells: forks that ended, a simulator that is gone
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 NEEDED = (WORKER, "medsilo.flare.executor")
+USEFUL = ("aiohttp.web", "google.protobuf.message")  # which NVFlare's lines import, where they are installed
+DIED = "died"  # folder with an empty file for each site whose process has
+_place: Path | None = None  # of that folder's parent, while sites are forked that keep their processes
+
+
+def died() -> set[str]:
+    """Return the simulated sites whose process has died; in a federation of machines NVFlare tells."""
+    return {path.name for path in (_place / DIED).iterdir()} if _place else set()
 
 
 @contextmanager
-def forked_sites(plan: Path) -> Iterator[None]:
-    """Let the simulator that runs in this process have its sites forked from one process that has read the plan."""
+def forked_sites(plan: Path, lasting: bool) -> Iterator[None]:
+    """Let the simulator that runs in this process have its sites forked from one process that has read the plan.
+
+    lasting: whether a site keeps its process, whose end is its death then.
+    """
+    global _place
     true = sys.executable
     with tempfile.TemporaryDirectory(prefix="medsilo-") as folder, socket.socket(socket.AF_UNIX) as listener:
+        Path(folder, DIED).mkdir()
+        _place = Path(folder) if lasting else None
         address = f"{folder}/forks"
         listener.bind(address)
         listener.listen(4096)  # sites may ask while everything is still being imported
@@ -50,7 +64,7 @@ def forked_sites(plan: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            sys.executable = true
+            sys.executable, _place = true, None
             end_family(server.pid)
             server.wait()
 
@@ -70,6 +84,11 @@ class WantedProcess:
         length, files, _, _ = socket.recv_fds(connection, LENGTH.size, 2)
         with connection.makefile("rb") as stream:
             return cls(**json.loads(stream.read(*LENGTH.unpack(length))), files=files)
+
+    @property
+    def site(self) -> str:
+        """The name of the site whose process it is."""
+        return self.arguments[self.arguments.index("--client") + 1]
 
     def run(self, starting: int) -> None:
         """Be that process; `starting` is the file to be closed when it has started."""
@@ -91,32 +110,35 @@ class ForkServer:
 
     def __init__(self, listener: socket.socket, parent: int) -> None:
         self._listener, self._parent = listener, parent
-        self._forks: dict[int, socket.socket] = {}  # who asked, by process
+        self._forks: dict[int, tuple[socket.socket, Path]] = {}  # who asked, and where to note its death, by process
+        self._died = Path(listener.getsockname()).parent / DIED
         self._starting: list[int] = []  # files that end when a fork has started
 
     def serve(self) -> None:
         """Serve until the simulator is gone; each fork runs what was asked for, and ends here."""
         while os.getppid() == self._parent:
-            watched: list[socket.socket | int] = [*self._forks.values(), *self._starting]
+            watched: list[socket.socket | int] = [*(asker for asker, _ in self._forks.values()), *self._starting]
             if len(self._starting) < AT_ONCE:
                 watched.append(self._listener)
             ready, _, _ = select.select(watched, [], [], POLL)
             for file in [file for file in self._starting if file in ready]:
                 self._starting.remove(file)
                 os.close(file)
-            for pid, connection in self._forks.items():
+            for pid, (connection, _) in self._forks.items():
                 if connection in ready:  # it says nothing more: its process is gone
                     os.kill(pid, signal.SIGKILL)
             if self._listener in ready:
                 connection, _ = self._listener.accept()
                 asked = WantedProcess.read(connection)
                 has_started, starting = os.pipe()
+                death = self._died / asked.site
+                death.unlink(missing_ok=True)
                 pid = os.fork()
                 if not pid:
                     self._forget(connection, has_started)
                     asked.run(starting)
                     return
-                self._forks[pid] = connection
+                self._forks[pid] = connection, death
                 self._starting.append(has_started)
                 for file in (*asked.files, starting):
                     os.close(file)
@@ -124,7 +146,7 @@ class ForkServer:
         end_family(os.getpid())
 
     def _forget(self, connection: socket.socket, has_started: int) -> None:
-        for one in (self._listener, connection, *self._forks.values()):
+        for one in (self._listener, connection, *(asker for asker, _ in self._forks.values())):
             one.close()
         for file in (has_started, *self._starting):
             os.close(file)
@@ -134,7 +156,10 @@ class ForkServer:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            with self._forks.pop(pid) as connection, suppress(OSError):
+            asker, death = self._forks.pop(pid)
+            if status:
+                death.touch()
+            with asker as connection, suppress(OSError):
                 connection.sendall(ENDED.pack(os.waitstatus_to_exitcode(status)))
 
 
@@ -143,6 +168,9 @@ def main() -> None:
     listener, plan, parent = sys.argv[1:]
     for module in NEEDED:
         importlib.import_module(module)
+    for module in USEFUL:
+        with suppress(ImportError):
+            importlib.import_module(module)
     with suppress(MedsiloError):  # whoever runs the plan says what is wrong with it
         load_plan(Path(plan))
     del sys.modules[WORKER]  # it is run as a program

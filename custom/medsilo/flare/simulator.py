@@ -287,9 +287,11 @@ def main() -> int:
 
     job, workspace, sites, threads, parent = sys.argv[1:]
     end_with(int(parent))
-    runner = Runner(job, workspace, clients=sites, threads=int(threads), max_clients=len(sites.split(",")))
+    count = len(sites.split(","))
+    lasting = int(threads) == count
+    runner = Runner(job, workspace, clients=sites, threads=int(threads), max_clients=count)
     own_code = (Path(job) / CUSTOM).is_dir()  # which sites must import and not this package
-    forks = nullcontext() if own_code or sys.platform != "linux" else forked_sites(Path(job) / PLAN)
+    forks = nullcontext() if own_code or sys.platform != "linux" else forked_sites(Path(job) / PLAN, lasting)
     with forks:
         return runner.run()
 

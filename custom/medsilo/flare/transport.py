@@ -17,8 +17,10 @@ from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.federation.asking import Missing, Outgoing, Receive
+from medsilo.flare.forks import died
 from medsilo.flare.wire import TASK, held_of, to_parcel, to_shareable
 
+DEAD = "its process died"
 POLL = 0.05  # seconds between looks at what no callback tells: aborts, timeouts, dead sites
 
 
@@ -103,6 +105,7 @@ class _Question:
     def is_over(self) -> bool:
         """Return whether waiting is over: each site has answered or can't any more, or the time is up."""
         ended = {site for site, task in self.tasks.items() if task.completion_status is not None}
+        ended |= died().intersection(self.tasks)
         return len(ended | self.answered) == len(self.tasks) or monotonic() > self.deadline
 
     def cancel(self) -> None:
@@ -119,6 +122,8 @@ class _Question:
     def _reason(self, site: str) -> str:
         if self.tasks[site].completion_status == TaskCompletionStatus.CLIENT_DEAD:
             return "its process or connection died"
+        if site in died():
+            return DEAD
         return f"no answer within {self.timeout:g} s"
 
 
@@ -166,7 +171,7 @@ class FlareTransport:
         for site in connected.intersection(sites):
             if self.controller.get_client_disconnect_time(site):
                 absent[site] = Missing("lost", "its connection broke")
-        return absent
+        return absent | {site: Missing("lost", DEAD) for site in died().intersection(sites)}
 
     def _raise_if_aborted(self) -> None:
         if self.abort_signal.triggered:
