@@ -8,7 +8,7 @@ test test-slow test-long soak: export OMP_NUM_THREADS = 1
 # They start hundreds of processes, which share what one of them compiled.
 test test-slow test-long soak: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo jobs test test-slow test-long soak bench upgrade wheel image audit docs screenshots docs-tables clean
+.PHONY: demo jobs test test-slow test-long soak bench upgrade wheel image image-docker image-buildah audit docs screenshots docs-tables clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/medsilo demo
@@ -40,17 +40,30 @@ upgrade: $(VENV)/.test-ready
 	$(BIN)/python -m tests.upgrade $(NVFLARE) $(if $(QUICK),--quick)
 
 # The same commit gives the same bytes, whoever builds it and when: only what is committed goes in, with the same rights.
-wheel image: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
+committed = rm -rf $(1) && mkdir -p $(1) dist && umask 022 && \
+	git archive HEAD | tar --extract --no-same-permissions --directory $(1)
+wheel image image-docker image-buildah: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 wheel: $(VENV)/.test-ready
-	rm -rf build/wheel && mkdir -p build/wheel
-	umask 022; git archive HEAD | tar --extract --no-same-permissions --directory build/wheel
+	$(call committed,build/wheel)
 	umask 022; $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./build/wheel
 
-# Give BASE=python@sha256:... for the same base image as another builder.
-image:
-	docker buildx build --file provisioning/containers/Dockerfile --no-cache --provenance=false \
-		--build-arg SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(if $(BASE),--build-arg BASE=$(BASE)) \
-		--output type=oci,dest=dist/medsilo.oci.tar,rewrite-timestamp=true .
+# Give BASE=python@sha256:... for the same base image as another builder, and BUILDER=buildah where no Docker daemon runs.
+BUILDER ?= docker
+IMAGE_ARGS = --file build/image/provisioning/containers/Dockerfile --no-cache --build-arg SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) \
+	$(if $(BASE),--build-arg BASE=$(BASE))
+image: image-$(BUILDER)
+
+image-docker:
+	$(call committed,build/image)
+	docker buildx build $(IMAGE_ARGS) --provenance=false \
+		--output type=oci,dest=dist/medsilo.oci.tar,rewrite-timestamp=true build/image
+
+image-buildah:
+	$(call committed,build/image)
+	buildah build $(IMAGE_ARGS) --timestamp $(SOURCE_DATE_EPOCH) $(BUILDAH_ARGS) --iidfile dist/medsilo.image-id build/image
+	rm -f dist/medsilo.oci.tar
+	buildah push --quiet "$$(cat dist/medsilo.image-id)" oci-archive:dist/medsilo.oci.tar
+	@echo "image $$(cat dist/medsilo.image-id)"
 
 # Known weaknesses of the pinned packages and all that they need, from a public service: needs a network.
 audit:

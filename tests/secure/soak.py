@@ -41,6 +41,7 @@ CUT = (2, 45)  # seconds that a line is cut
 STALLED = 900.0  # seconds without a round after which a job counts as stalled
 EVERY = 60.0  # seconds between two looks at the processes
 WARM = 5  # looks that a process has to warm up
+LEAST = 12  # looks after it, without which nothing is said
 GROWTH = 50.0  # MB that it may grow then
 LEAK = 3  # handles or threads that it may gain then
 LOST = "participation.when_missing=wait"
@@ -141,7 +142,11 @@ class Growth:
 
 
 def growths(looks: Sequence[Look]) -> list[Growth]:
-    """Return the growth of every process that was seen often enough: medians of its first and last warm quarters."""
+    """Return the growth of every process that was seen often enough, from its first to its last warm quarter.
+
+    Memory is a quarter's median. Of handles and threads the fewest count: pools of threads come and go with the work,
+    and what leaks does not go.
+    """
     lives: dict[tuple[str, str, int], list[Look]] = {}
     for look in looks:
         lives.setdefault((look.party, look.kind, look.pid), []).append(look)
@@ -149,12 +154,12 @@ def growths(looks: Sequence[Look]) -> list[Growth]:
     for (party, kind, pid), life in lives.items():
         warm = life[WARM:]
         part = len(warm) // 4
-        if part == 0:
+        if len(warm) < LEAST:
             continue
         gained = {
-            name: statistics.median(getattr(look, name) for look in warm[-part:])
-            - statistics.median(getattr(look, name) for look in warm[:part])
-            for name in ("rss", "handles", "threads")
+            name: of_quarter(getattr(look, name) for look in warm[-part:])
+            - of_quarter(getattr(look, name) for look in warm[:part])
+            for name, of_quarter in (("rss", statistics.median), ("handles", min), ("threads", min))
         }
         found.append(Growth(party, kind, pid, round(life[-1].minute - life[0].minute, 1), **gained))
     return found

@@ -14,15 +14,19 @@ def test_a_seed_draws_the_same_events() -> None:
     assert gentle == set(GENTLE)
 
 
-def life(pid: int, *rss: float, handles: int = 0) -> list[Look]:
-    """A process that was looked at every minute, with so many handles more each time."""
-    return [Look(minute, 0, "localhost", "job", pid, held, 20 + handles * minute, 9) for minute, held in enumerate(rss)]
+def life(pid: int, *rss: float, handles: int = 0, pool: int = 0) -> list[Look]:
+    """A process that was looked at every minute, with so many handles more each time, and a pool of threads that grows
+    to that size and shrinks again."""
+    return [
+        Look(minute, 0, "localhost", "job", pid, held, 20 + handles * minute, 9 + pool * minute % 50)
+        for minute, held in enumerate(rss)
+    ]
 
 
 def test_growth_counts_after_the_start_and_not_for_a_moment() -> None:
     start = [100.0, 200.0, 250.0, 290.0, 300.0]
     assert len(start) == WARM
-    steady = life(1, *start, *[300.0, 300.0, 390.0, 300.0] * 4)
+    steady = life(1, *start, *[300.0, 300.0, 390.0, 300.0] * 5, pool=10)
     growing = life(2, *start, *(300.0 + 4 * minute for minute in range(20)))
     leaking = life(3, *start, *[300.0] * 20, handles=1)
     short = life(4, *start, 900.0)
