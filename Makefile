@@ -61,9 +61,11 @@ image-docker:
 image-buildah:
 	$(call committed,build/image)
 	buildah build $(IMAGE_ARGS) --timestamp $(SOURCE_DATE_EPOCH) $(BUILDAH_ARGS) --iidfile dist/medsilo.image-id build/image
-	rm -f dist/medsilo.oci.tar
-	buildah push --quiet "$$(cat dist/medsilo.image-id)" oci-archive:dist/medsilo.oci.tar
-	@echo "image $$(cat dist/medsilo.image-id)"
+	rm -rf build/image.oci
+	buildah push --quiet "$$(cat dist/medsilo.image-id)" oci:build/image.oci
+	tar --create --file dist/medsilo.oci.tar --sort=name --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 \
+		--numeric-owner --mode=u=rwX,go=rX --directory build/image.oci .
+	sha256sum dist/medsilo.oci.tar
 
 # Known weaknesses of the pinned packages and all that they need, from a public service: needs a network.
 audit:
