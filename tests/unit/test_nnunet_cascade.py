@@ -12,7 +12,7 @@ import torch
 
 import medsilo
 from medsilo.cli import main
-from medsilo.core.errors import DataError, PlanError
+from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.core.files import load_tensors, save_tensors
 from medsilo.core.tensors import hash_of
 from medsilo.deploy.source import open_source
@@ -103,9 +103,7 @@ def test_medsilo_finds_what_nnunets_two_commands_find(runs: Path, images: Path, 
         predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
         predictor.initialize_from_trained_model_folder(str(model), ("all",))
         before = None if name == "first" else str(found["first"])
-        predictor.predict_from_files_sequential(
-            str(images), str(found[name]), folder_with_segs_from_prev_stage=before
-        )
+        predictor.predict_from_files_sequential(str(images), str(found[name]), folder_with_segs_from_prev_stage=before)
     assert main(["predict", str(runs / "second"), str(images), "-o", str(tmp_path / "own")]) == 0
     differs = []
     for image in sorted(images.iterdir()):
@@ -184,9 +182,7 @@ def _transforms(transform: Any) -> list[Any]:
     return [transform, *(one for own in inner if own is not None for one in _transforms(own))]
 
 
-def test_a_hospital_takes_the_plans_model_and_no_other(
-    runs: Path, hospitals: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_a_hospital_takes_the_plans_model_and_no_other(runs: Path, hospitals: tuple[Path, Any], tmp_path: Path) -> None:
     task, _ = second_of(runs, hospitals)
     model = runs / "first" / "global" / "best.safetensors"
     tensors, _ = load_tensors(model)
@@ -202,12 +198,14 @@ def test_a_hospital_takes_the_plans_model_and_no_other(
         save_tensors(tmp_path / f"{kind}.safetensors", changed)
     (tmp_path / "pickle.safetensors").write_bytes(b"\x80\x04K\x01.")
     torch.save(tensors, tmp_path / "huge.safetensors")
-    told = {"other": "is not here", "nan": "NaN", "pickle": "can't be read", "huge": "can't be read"}
+    unread = "data.first_stage: it can't be read"
+    told = {"other": "the first stage's model .* is not here", "pickle": unread, "huge": unread}
+    told["nan"] = "data.first_stage: it has numbers that are NaN"
     for path in sorted(tmp_path.iterdir()):
         source = DataSource(folder=hospitals[0], first_stage=path)
-        with pytest.raises(DataError, match=told.get(path.stem, "other tensors")):
+        with pytest.raises(MedsiloError, match="^" + told.get(path.stem, "data.first_stage: it has other tensors")):
             task.site_data("graz", SITES, 0, source)
-    with pytest.raises(DataError, match=r"is not here; set data.first_stage"):
+    with pytest.raises(MedsiloError, match=r"is not here; set data.first_stage"):
         task.site_data("graz", SITES, 0, DataSource(folder=hospitals[0]))
     for given in (model, runs / "first", runs / "first" / "sites" / "graz"):
         task.site_data("graz", SITES, 0, DataSource(folder=hospitals[0], first_stage=given))
@@ -242,9 +240,7 @@ def test_methods_that_change_intensities_are_refused(hospitals: tuple[Path, Any]
         study(hospitals[1], SITES, {"name": "fedrdn"}, TRAINING, task=own)
 
 
-def test_a_plan_takes_the_model_from_a_file_beside_it(
-    runs: Path, hospitals: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_a_plan_takes_the_model_from_a_file_beside_it(runs: Path, hospitals: tuple[Path, Any], tmp_path: Path) -> None:
     wanted = open_source(runs / "second").plan
     values = wanted.resolved()
     values["task"]["first_stage"] = "lowres.safetensors"

@@ -16,7 +16,7 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.errors import MedsiloError
 from medsilo.core.files import TYPES, load_tensors
 from medsilo.core.tensors import hash_of
 from medsilo.learning.loop import Compute, is_finite
@@ -26,7 +26,7 @@ from medsilo.tasks.own.nnunet_parts import NnUNetParts
 
 KINDS = ("best.safetensors", "global/best.safetensors", "sites/*/best.safetensors")  # models in a run's folder
 HEADER = 1 << 20  # bytes that names and shapes of the tensors may take in a file
-UNKNOWN = DataError("it has other tensors than the network of 3d_lowres in the plans; give that of the finished study")
+UNKNOWN = "it has other tensors than the network of 3d_lowres in the plans; give that of the finished study"
 
 
 @dataclass
@@ -45,20 +45,21 @@ class FirstStage:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model, wherever it is kept here; raises DataError where it isn't."""
-        built = self.network.build(self.parts.read_channels, self.outputs)
+        """The model, wherever it is kept here; raises MedsiloError where it isn't."""
+        with torch.random.fork_rng(devices=[]):  # initial weights are drawn, only to be replaced
+            built = self.network.build(self.parts.read_channels, self.outputs)
         wanted = built.state_dict()
         for path in _kept(self.given) if self.given else _studies(self.finished):
             try:
                 tensors = read_model(path, wanted)
             except MedsiloError as error:
                 if self.given == path:
-                    raise DataError(f"data.first_stage: {error}", error.private) from error
+                    raise MedsiloError(f"data.first_stage: {error}", error.private) from error
                 continue
             if hash_of(tensors) == self.wanted:
                 built.load_state_dict(tensors)
                 return built.eval().to(self.compute.device)
-        raise DataError(
+        raise MedsiloError(
             f"the first stage's model (SHA-256 {self.wanted[:12]}...) is not here; set data.first_stage in this site's "
             "medsilo.yaml to the finished study's folder or its best.safetensors"
         )
@@ -85,20 +86,20 @@ class FirstStage:
 
 
 def read_model(path: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a file's tensors; raises DataError, before they are read, where they aren't of these names and shapes."""
+    """Return a file's tensors; raises MedsiloError, before any is read, where names, types or shapes are others."""
     try:
         if path.stat().st_size > sum(tensor.nbytes for tensor in wanted.values()) + HEADER:
-            raise UNKNOWN
+            raise MedsiloError(UNKNOWN)
         with safetensors.safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
             known = {name: (own.get_dtype(), tuple(own.get_shape())) for name, own in slices.items()}
     except (OSError, safetensors.SafetensorError) as error:
-        raise DataError("it can't be read; give a model that medsilo kept (.safetensors)", str(error)) from error
+        raise MedsiloError("it can't be read; give a model that medsilo kept (.safetensors)", str(error)) from error
     if known != {name: (TYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in wanted.items()}:
-        raise UNKNOWN
+        raise MedsiloError(UNKNOWN)
     tensors, _ = load_tensors(path)
     if not all(map(is_finite, tensors.values())):
-        raise DataError("it has numbers that are NaN or infinite; give that of the finished study")
+        raise MedsiloError("it has numbers that are NaN or infinite; give that of the finished study")
     return tensors
 
 

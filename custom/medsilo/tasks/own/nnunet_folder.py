@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import torch
@@ -38,7 +38,8 @@ from medsilo.tasks.survey import digest, range_of, ranges_of
 CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name
 AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
 FLAT = 4  # axes of a batch of patches in two dimensions
-FIRST, SECOND = "3d_lowres", "3d_cascade_fullres"
+FIRST: Final = "3d_lowres"
+SECOND: Final = "3d_cascade_fullres"
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
@@ -64,8 +65,8 @@ class NnUNetFolder(OwnFolder, Segmentation):
     configuration: ConfigurationName = Field("2d", description="the configuration of the plans that is trained")
     first_stage: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = added(
         None,
-        description="of 3d_cascade_fullres: the model of the finished 3d_lowres study, as the SHA-256 of its tensors or "
-        "as that study's `global/best.safetensors`, copied beside the plan under a name of its own",
+        description="of 3d_cascade_fullres: the model of the finished 3d_lowres study, as the SHA-256 of its tensors "
+        "or as that study's `global/best.safetensors`, copied beside the plan under a name of its own",
     )
     foreground: float = Field(
         0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
@@ -291,9 +292,7 @@ class _Patches(Dataset):
             return self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
 
 
-def _made(
-    parts: NnUNetParts, question: SegmentationQuestion, first: FirstStage | None, entry: Entry
-) -> PreparedEntry:
+def _made(parts: NnUNetParts, question: SegmentationQuestion, first: FirstStage | None, entry: Entry) -> PreparedEntry:
     """Prepare one case."""
     assert isinstance(entry.label, Path)
     image, labels, notes = parts.prepared(entry.images, entry.label)
