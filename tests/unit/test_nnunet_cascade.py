@@ -154,7 +154,7 @@ def test_a_patch_follows_from_its_seed_alone(runs: Path, hospitals: tuple[Path, 
     patches = [drawn[number] for number in range(16)]
     assert {tuple(image.shape) for image, _ in patches} == {task.shape} and task.shape[0] == 3
     assert all(set(image[1:].unique().tolist()) <= {0.0, 1.0} for image, _ in patches)
-    for number in (15, 3, 8):  # nnU-Net's transforms reorder their channels from patch to patch
+    for number in (15, *range(15)):  # nnU-Net's transforms reorder their channels from patch to patch
         assert all(map(torch.equal, task.drawn(data.train, 2, 8, 5)[number], patches[number]))
     assert any(image[1].any() for image, _ in patches) and any(image[2].any() for image, _ in patches)
     disk = DataSource(folder=hospitals[0], cache="disk", cache_folder=tmp_path).beside(runs, Compute())
@@ -232,6 +232,28 @@ def test_plans_have_all_stages_or_are_refused(hospitals: tuple[Path, Any]) -> No
         del plans["configurations"][name]
         with pytest.raises(PlanError, match=f"needs {name}"):
             stage(plans, SECOND, first_stage="0" * 64)
+
+
+def test_regions_and_places_that_do_not_count_go_through_both_stages(
+    hospitals: tuple[Path, Any], tmp_path: Path
+) -> None:
+    labels = {"background": 0, "whole": [1, 2], "right": 2, "ignore": 3}
+    question = {**QUESTION.model_dump(mode="json"), "labels": labels, "regions_class_order": [1, 2]}
+    first = stage(hospitals[1], "3d_lowres", question=question)
+    tensors = first.build_networks()["model"].state_dict()
+    save_tensors(tmp_path / "best.safetensors", tensors)
+    plan = stage(hospitals[1], SECOND, question=question, first_stage=hash_of(tensors))
+    task = plan.task
+    data = task.site_data("graz", SITES, 0, DataSource(folder=hospitals[0], first_stage=tmp_path))
+    inputs, labels_there = data.train[0]
+    assert inputs.shape == (2, *labels_there.shape) and set(inputs[1].unique().tolist()) <= {0.0, 1.0, 2.0}
+    assert inputs[1].any()  # of weights that learned nothing, somewhere above 1/2
+    image, target = task.drawn(data.train, 2, 1, 0)[1]
+    assert tuple(image.shape) == task.shape == (3, *target.shape)
+    network = plan.build_networks()["model"]
+    task.loss(network.train()(image[None]), target[None]).backward()
+    with torch.no_grad():
+        assert task.infer(network.eval(), inputs[None]).shape == (1, 2, *labels_there.shape)
 
 
 def test_methods_that_change_intensities_are_refused(hospitals: tuple[Path, Any]) -> None:
