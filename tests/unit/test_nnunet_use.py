@@ -228,7 +228,7 @@ class Watched(Participant):
 def test_a_site_that_dies_within_a_round_loses_that_round_alone(
     hospitals: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it goes on with is the common model, its momentum of before, the round's learning rate and patches."""
+    """It goes on with the common model, its momentum of before, the round's learning rate and patches."""
     patches: dict[str, list[Tensor]] = {}
     draw = NnUNetFolder.drawn
 

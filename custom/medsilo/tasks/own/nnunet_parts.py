@@ -205,7 +205,7 @@ class _Called(nn.Module):
 
 
 class _Labels:
-    """What nnU-Net takes for the kind of data set in which the next stage finds its labels."""
+    """The labels for the next stage, in place of the kind of data set that nnU-Net writes them to."""
 
     labels: np.ndarray
 
