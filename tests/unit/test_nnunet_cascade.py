@@ -31,7 +31,8 @@ QUESTION = SegmentationQuestion(
     name="Dataset012_Halves", channels=("FLAIR",), labels={"background": 0, "left": 1, "right": 2}
 )
 SECOND = "3d_cascade_fullres"
-TRAINING = {"rounds": 2, "batch_size": 4, "local_steps": 12, "learning_rate": 0.05, "momentum": 0.9}
+TRAINING = {"rounds": 1, "batch_size": 4, "local_steps": 20, "learning_rate": 0.05, "momentum": 0.9}
+SHORTER = TRAINING | {"batch_size": 2, "local_steps": 6}
 
 
 def write_halves(folder: Path, name: str, site: str, seed: int) -> None:
@@ -61,7 +62,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 
 def stage(plans: Any, configuration: str, **more: Any) -> Plan:
     own = {"question": QUESTION.model_dump(mode="json"), "configuration": configuration, "foreground": 1.0, **more}
-    return study(plans, SITES, {"name": "fedavg"}, TRAINING, task=own)
+    return study(plans, SITES, {"name": "fedavg"}, SHORTER if configuration == SECOND else TRAINING, task=own)
 
 
 @pytest.fixture(scope="module")
@@ -150,18 +151,23 @@ def test_training_reads_what_nnunets_validation_writes_for_the_next_stage(
 def test_a_patch_follows_from_its_seed_alone(runs: Path, hospitals: tuple[Path, Any], tmp_path: Path) -> None:
     task, source = second_of(runs, hospitals)
     data = task.site_data("brno", SITES, 0, source)
-    drawn = task.drawn(data.train, 2, 8, 5)
-    patches = [drawn[number] for number in range(16)]
-    assert {tuple(image.shape) for image, _ in patches} == {task.shape} and task.shape[0] == 3
-    assert all(set(image[1:].unique().tolist()) <= {0.0, 1.0} for image, _ in patches)
-    for number in (15, *range(15)):  # nnU-Net's transforms reorder their channels from patch to patch
-        assert all(map(torch.equal, task.drawn(data.train, 2, 8, 5)[number], patches[number]))
-    assert any(image[1].any() for image, _ in patches) and any(image[2].any() for image, _ in patches)
+    image, labels, places = data.train.at(0)[0].kept(0)  # type: ignore[attr-defined]
+    image = torch.stack([image[0], labels.clamp(min=0).float()])  # a first stage that finds all of it
+    case = (image, labels, places)
+    patches = [task.parts.drawn(case, seed, True) for seed in range(16)]
+    assert {tuple(one.shape) for one, _ in patches} == {task.shape} and task.shape[0] == 3
+    assert all(set(one[1:].unique().tolist()) <= {0.0, 1.0} for one, _ in patches)
+    for channel in (1, 2):
+        changed = [not torch.equal(one[channel] > 0, target == channel) for one, target in patches]
+        assert any(changed) and not all(changed)  # now and then, as nnU-Net does it
+    for seed in (15, *range(15)):  # nnU-Net's transforms reorder their channels from patch to patch
+        assert all(map(torch.equal, task.parts.drawn(case, seed, True), patches[seed]))
     disk = DataSource(folder=hospitals[0], cache="disk", cache_folder=tmp_path).beside(runs, Compute())
     first = task.site_data("brno", SITES, 0, disk)
     again = task.site_data("brno", SITES, 0, disk.beside(None, Compute()))  # what was found lies on the disk
+    wanted = task.drawn(data.train, 2, 8, 5)[3]
     for kept in (first, again):
-        assert all(map(torch.equal, task.drawn(kept.train, 2, 8, 5)[3], patches[3]))
+        assert all(map(torch.equal, task.drawn(kept.train, 2, 8, 5)[3], wanted))
 
 
 def test_the_first_stages_labels_are_augmented_by_nnunet(runs: Path, hospitals: tuple[Path, Any]) -> None:
