@@ -83,13 +83,15 @@ def write_heads(folder: Path) -> Path:
     return folder
 
 
-def plans_of(folder: Path, sites: Iterable[str], samples: int | None = None) -> dict[str, Any]:
+def plans_of(
+    folder: Path, sites: Iterable[str], samples: int | None = None, question: SegmentationQuestion = QUESTION
+) -> dict[str, Any]:
     """Return the plans for all hospitals' data; samples: intensities per case, nnU-Net's number by default."""
-    held = {site: RawData.of(folder / site, QUESTION) for site in sites}
+    held = {site: RawData.of(folder / site, question) for site in sites}
     samples = samples or samples_of(sum(len(data.cases) for data in held.values()))
     told = [Fingerprint.of(facts_of(data, samples), samples) for data in held.values()]
     holdings = {site: HeldCases(cases=len(data.cases), reader=data.reader) for site, data in held.items()}
-    return make_plans(QUESTION, Fingerprint.merged(told), holdings).plans
+    return make_plans(question, Fingerprint.merged(told), holdings).plans
 
 
 def narrow(plans: dict[str, Any], first: int = 4, configuration: str = "2d") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy.images import to_predict
 from medsilo.deploy.predict import predict_all
-from medsilo.deploy.source import open_source
+from medsilo.deploy.source import open_source, ready_for
 from medsilo.federation import inprocess
 from medsilo.federation.pool import POOL
 from medsilo.flare import simulator
@@ -284,10 +284,10 @@ def predict(
     An image that failed has its reason under "error".
     """
     several = [images] if isinstance(images, Path | str) else images
-    chosen = _settings("medsilo.predict", None, device).compute().device
+    compute = _settings("medsilo.predict", None, device).compute()
     data = None if site_config is None else read_settings(Path(site_config)).data
-    source, given = open_source(Path(model), site), [Path(one) for one in several]
-    predict_all(source, to_predict(source, given, Path(out), data), Path(out), chosen, lambda line: None)
+    source, given = ready_for(open_source(Path(model), site), data, compute), [Path(one) for one in several]
+    predict_all(source, to_predict(source, given, Path(out), data), Path(out), compute.device, lambda line: None)
     return json.loads((Path(out) / "predictions.json").read_text(encoding="utf-8"))["cases"]
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -12,10 +13,11 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, fi
 from pydantic_core import PydanticCustomError
 from torch import Tensor, nn
 
-from medsilo.core.errors import PlanError, YamlError
-from medsilo.core.files import dump_yaml, is_safe_name, load_yaml, why_unread
+from medsilo.core.errors import MedsiloError, PlanError, YamlError
+from medsilo.core.files import dump_yaml, is_safe_name, load_tensors, load_yaml, why_unread
 from medsilo.core.package import package_facts
 from medsilo.core.section import SHOWN, Section, added, checked, in_words
+from medsilo.core.tensors import hash_of
 from medsilo.core.text import plain
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import PrivacyOffer, Private
@@ -38,7 +40,8 @@ MOST_SITES = 4096
 LEAST_SEALED = 3  # hospitals in a sealed round
 BOUNDS = "privacy"  # the name of what holds the bounds on gradients among a site's networks
 MOST_PARAMETERS = 500_000_000  # of all networks of a method together
-FROM_FILES = ("question", "plans")  # keys of a task that may name a file beside the plan
+FROM_FILES = ("question", "plans", "first_stage")  # keys of a task that may name a file beside the plan
+HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class Participation(Section):
@@ -470,6 +473,7 @@ class Plan(Section):
                 "privacy; remove it"
             )
         self.algorithm.fits(self.task)
+        self._keeps_masks_as_they_are(networks)
         self._has_data_for_its_sites()
         self._can_weigh_classes()
         self._network_reads_task(networks["model"])
@@ -510,6 +514,13 @@ class Plan(Section):
             raise PlanError(
                 f"network.name: {self.network.name} gives {_described(found)}, and task {self.task.name} needs "
                 f"{_described(needed)}; choose another network, for example {self.task.default_network().name}"
+            )
+
+    def _keeps_masks_as_they_are(self, networks: Mapping[str, nn.Module]) -> None:
+        if self.task.refines and self.algorithm.input_layer(dict(networks)) is not None:
+            raise PlanError(
+                f"task: {self.algorithm.name} changes a network's inputs by their intensities, and some of this task's "
+                "are masks of a first stage; choose another method, or leave algorithm.amplitude out"
             )
 
     def _has_data_for_its_sites(self) -> None:
@@ -783,7 +794,7 @@ def _with_files(values: Any, folder: Path) -> Any:
     task = values.get("task") if isinstance(values, dict) else None
     if not isinstance(task, dict):
         return values
-    named = {key: task[key] for key in FROM_FILES if isinstance(task.get(key), str)}
+    named = {key: task[key] for key in FROM_FILES if isinstance(task.get(key), str) and not HASH.fullmatch(task[key])}
     return {**values, "task": {**task, **{key: _content_of(folder, key, name) for key, name in named.items()}}}
 
 
@@ -791,11 +802,13 @@ def _content_of(folder: Path, key: str, name: str) -> Any:
     if not is_safe_name(name):
         raise PlanError(f"task.{key}: {name!r} has odd characters; name a file in the plan's own folder")
     try:
+        if name.endswith(".safetensors"):
+            return hash_of(load_tensors(folder / name)[0])
         text = (folder / name).read_text(encoding="utf-8")
         return json.loads(text) if name.endswith(".json") else load_yaml(text)
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"task.{key}: {name}: {why_unread(error, 'a file beside the plan')}") from error
-    except (YamlError, ValueError, RecursionError) as error:
+    except (MedsiloError, ValueError, RecursionError) as error:
         raise PlanError(f"task.{key}: {name} can't be read ({error}); correct it") from error
 
 

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from medsilo.cli import main
 from medsilo.core.errors import MedsiloError
 from medsilo.core.section import checked
 from medsilo.nnunet import PLANNERS
-from medsilo.nnunet.fingerprint import Fingerprint, samples_of
+from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint, samples_of
 from medsilo.nnunet.fingerprint_message import HeldCases, ToldFingerprint
 from medsilo.nnunet.measuring_cases import facts_of
 from medsilo.nnunet.planning import FOLDERS, make_plans
@@ -98,20 +99,43 @@ def without_intensities(plans: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in plans.items() if key != INTENSITIES}
 
 
-def plans_are_those_of_one_place(home: Path, number: int) -> None:
-    """Hold one generated federation's plans to those of its data in one place."""
-    drawn, planner = federation(number), PLANNERS[number // len(KINDS) % 3]
+def plans_are_those_of_one_place(home: Path, number: int, larger: float = 1) -> list[str]:
+    """Hold a generated federation's plans, of volumes so much larger, to those of its data in one place.
+
+    Returns the configurations.
+    """
+    drawn, planner = enlarged(federation(number), larger), PLANNERS[number // len(KINDS) % 3]
     pooled = plans_in_one_place(home, drawn.question, pooled_fingerprint(drawn.cases), planner)
     own = make_plans(drawn.question, merged(drawn), holdings_of(drawn), planner).plans
     assert without_intensities(own) == without_intensities(pooled)
     intensities_are_near(own, pooled, drawn.cases)
     assert checked(NnUNetPlans, own, "plans.json").in_nnunet() == own
+    return list(own["configurations"])
+
+
+def enlarged(drawn: Federation, times: float) -> Federation:
+    """Return a federation whose volumes have so many times as many voxels along each axis."""
+
+    def larger(case: CaseFacts) -> CaseFacts:
+        return replace(case, size=[max(1, round(times * voxels)) for voxels in case.size])
+
+    return replace(drawn, hospitals={site: list(map(larger, cases)) for site, cases in drawn.hospitals.items()})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(KINDS)))
 def test_plans_are_those_of_data_in_one_place(home: Path, number: int) -> None:
     plans_are_those_of_one_place(home, number)
+
+
+@pytest.mark.slow
+def test_there_is_a_cascade_where_nnunet_plans_one(home: Path) -> None:
+    """Volumes grow until nnU-Net looks at them twice."""
+    asked = [(KINDS.index(kind), times) for kind in ("ct", "two modalities") for times in (1, 1.2, 1.35, 2)]
+    planned = [plans_are_those_of_one_place(home, *one) for one in asked]
+    cascades = ["3d_cascade_fullres" in own for own in planned]
+    assert cascades == ["3d_lowres" in own for own in planned]
+    assert {True, False} == set(cascades[:4]) == set(cascades[4:])
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """Models of task nnunet in use: predicted by medsilo and by nnU-Net itself; and studies that are cut off, or folded."""
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,26 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import medsilo
 from medsilo.cli import main
-from medsilo.core.errors import DataError, PlanError
+from medsilo.core.errors import DataError, Died, PlanError
+from medsilo.core.tensors import Tensors
+from medsilo.course.phase import Phase
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
+from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.inprocess import Loop
+from medsilo.federation.participant import Participant
 from medsilo.federation.scoring import read_measures
+from medsilo.learning.loop import Stop
+from medsilo.plan import Plan
+from medsilo.runs.record import Record
 from medsilo.runs.schema import Round
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.own.nnunet_files import RawData
+from medsilo.tasks.own.nnunet_folder import NnUNetFolder
 from medsilo.tasks.sources import DataSource
 from tests.brains import HOSPITALS, QUESTION, narrow, plans_of, study, write_brain, write_hospitals
 from tests.unit.test_bundle import run_bundle
@@ -187,6 +198,73 @@ def test_a_study_that_was_cut_off_goes_on_to_the_same_bits(hospitals: tuple[Path
         one, other = (run.models[site].state_dict() for run in (whole, again))
         assert all(torch.equal(one[name], other[name]) for name in one)
     assert whole.summary.mean_test == again.summary.mean_test
+
+
+class Watched(Participant):
+    """A site that notes what each round's training begins and ends with; it dies within a round if it is told to."""
+
+    def __init__(self, plan: Plan, site: str, folder: Path, settings: SiteSettings, dies_in: int = 0) -> None:
+        self.dies_in = dies_in
+        self.begins: dict[int, Tensors] = {}
+        self.ends: dict[int, tuple[Tensors, float]] = {}
+        super().__init__(plan, site, plan.participation.sites, settings, folder)
+
+    def _momentum(self) -> Tensors:
+        return {name: tensor.clone() for name, tensor in self.state.tensors().items() if name.startswith("optimizer")}
+
+    def _train(self, number: int, phase: Phase, stop: Stop) -> float:
+        batches = count()
+
+        def dies() -> None:
+            if number == self.dies_in and next(batches) == 1:
+                raise Died("killed")
+
+        self.begins[number] = {name: tensor.clone() for name, tensor in self.state.tensors().items()}
+        loss = super()._train(number, phase, dies)
+        self.ends[number] = self._momentum(), self.state.optimizers["model"].param_groups[0]["lr"]
+        return loss
+
+
+def test_a_site_that_dies_within_a_round_loses_that_round_alone(
+    hospitals: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on with the common model, its momentum of before, the round's learning rate and patches."""
+    patches: dict[str, list[Tensor]] = {}
+    draw = NnUNetFolder.drawn
+
+    def drawn(task: NnUNetFolder, *given: Any) -> Any:
+        own = draw(task, *given)
+        patches[running[0]].append(own[0][0])
+        return own
+
+    monkeypatch.setattr(NnUNetFolder, "drawn", drawn)
+    folder, plans = hospitals[0], narrow(hospitals[1])
+    training = {"rounds": 4, "batch_size": 2, "local_steps": 3, "momentum": 0.9, "schedule": "poly"}
+    agreed = {"sites": list(SITES), "when_missing": "continue", "minimum": 1}
+    plan = study(plans, SITES, {"name": "fedavg"}, training, participation=agreed)
+    settings = SiteSettings(data=DataSource(folder=folder))
+    sites: dict[str, dict[str, Watched]] = {}
+    for name, dies_in in (("whole", 0), ("lost", 2)):
+        running = [name]
+        patches[name] = []
+        place = tmp_path / name
+        sites[name] = {
+            site: Watched(plan, site, place / "sites" / site, settings, dies_in if site == "graz" else 0)
+            for site in SITES
+        }
+        assert Coordinator(plan, SITES, Loop(sites[name]), Record(place), "in-process").run().finished
+    rounds = Record(tmp_path / "lost").rounds()
+    assert [line.answered for line in rounds] == [list(SITES), ["brno"], list(SITES), list(SITES)]
+
+    graz, brno = sites["lost"]["graz"], sites["lost"]["brno"]
+    begins, (momentum, _), (_, rate) = graz.begins[3], graz.ends[1], graz.ends[3]
+    assert momentum and all(torch.equal(begins[name], tensor) for name, tensor in momentum.items())
+    model = {name: tensor for name, tensor in begins.items() if name.startswith("module")}
+    assert all(torch.equal(tensor, brno.begins[3][name]) for name, tensor in model.items())
+    assert any(not torch.equal(tensor, graz.begins[2][name]) for name, tensor in model.items())
+    assert rate == pytest.approx(plan.training.learning_rate * (1 - 2 / 4) ** 0.9)
+    whole, lost = patches["whole"], patches["lost"]  # brno's and graz's of each round; that in which it died began
+    assert len(whole) == len(lost) == 8 and all(map(torch.equal, whole, lost))
 
 
 def test_each_patient_is_tested_in_one_fold(hospitals: tuple[Path, Any]) -> None:

@@ -20,17 +20,26 @@ from medsilo.tasks.survey import Survey
 
 def book_of_kit(settings: SiteSettings, local: Path | None, site: str) -> Book | None:
     """Return what the site of a kit remembers; None where no settings say where that is."""
-    output = settings.output or (local.parent / "medsilo" if local else None)
+    output = output_of(settings, local)
     records = settings.records or (output / HOSPITAL if output else None)
     return Book(records / site) if records else None
 
 
-def source_of(plan: Plan, settings: SiteSettings, book: Book | None, only_tested: bool = False) -> DataSource | None:
+def output_of(settings: SiteSettings, local: Path | None) -> Path | None:
+    """Return where the site of a kit keeps its studies; None where no settings say where that is."""
+    return settings.output or (local.parent / "medsilo" if local else None)
+
+
+def source_of(
+    plan: Plan, settings: SiteSettings, book: Book | None, only_tested: bool = False, local: Path | None = None
+) -> DataSource | None:
     """Return the data with the split that the site will have; where it has no key yet, with one as good.
 
-    only_tested: whether the site does not train in this study.
+    only_tested: whether the site does not train in this study; local: the folder of its kit's settings.
     """
     source = settings.data
+    if source and plan.task.refines:
+        source = source.beside(output_of(settings, local), settings.compute())
     if source and only_tested:
         source = source.for_test()
     if source is None or not settings.protects(plan.task.synthetic) or not plan.task.split_by_site:

@@ -60,15 +60,16 @@ def predict(
     from medsilo.deploy.predict_series import predict_series
     from medsilo.deploy.predict_table import predict_tables
     from medsilo.deploy.predicted_rows import site_part
-    from medsilo.deploy.source import open_source
+    from medsilo.deploy.source import open_source, ready_for
     from medsilo.site.settings import make_settings, read_settings
 
     settings = make_settings({"device": device}, "the command line")
     check_device(settings)
     folder = folder_of_settings(site_config)
     data = read_settings(folder).data if folder else None
-    source = open_source(model, site)
-    chosen, task = settings.compute().device, source.plan.task
+    compute = settings.compute()
+    source = ready_for(open_source(model, site), data, compute)
+    chosen, task = compute.device, source.plan.task
     if send:
         _check_node(send, task.reads_dicom)
     with screen.busy("predicting"):

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from medsilo.core.errors import MedsiloError
 from medsilo.core.files import save_tensors, write_json
 from medsilo.deploy.as_nnunet import TRAINER, plain_network, write_description
 from medsilo.deploy.source import Source
@@ -16,6 +17,10 @@ from medsilo.tasks.own.nnunet_folder import NnUNetFolder
 
 def write_nnunet_bundle(source: Source, task: NnUNetFolder, out: Path, weights: str) -> None:
     """Write the models' folder and configs/inference.json."""
+    if task.refines:
+        raise MedsiloError(
+            "a MONAI Bundle holds one network, and 3d_cascade_fullres refines what another found; use --to nnunet"
+        )
     network = plain_network(source)
     save_tensors(out / "models" / weights, network.network.state_dict())
     write_description(task, out / "models")

@@ -1,6 +1,6 @@
 """The model that answers: a super model, or a single model that a run left."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,11 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import is_safe_name, load_tensors
 from medsilo.deploy.origin import Spacing
 from medsilo.deploy.supermodel import MANIFEST, SuperModel
+from medsilo.learning.loop import Compute
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
+from medsilo.tasks.own.nnunet_folder import NnUNetFolder
+from medsilo.tasks.sources import DataSource
 
 SINGLE = "model"  # the expert's name where there is only one
 GLOBAL_MODEL = f"{paths.GLOBAL}/{paths.BEST}"  # of a run whose hospitals share one model
@@ -54,6 +57,20 @@ def open_source(folder: Path, site: str = "") -> Source:
         raise MedsiloError(f"{name} does not fit the plan's network", private=str(error)) from error
     told = {"kind": "model", "file": name, "plan_hash": plan.hash}
     return Source(network.eval(), plan, plan.task.spacing, told, folder)
+
+
+def ready_for(source: Source, data: DataSource | None, compute: Compute) -> Source:
+    """Return a source whose task answers on this device, with the finished study's model that it refines, if it does.
+
+    data: the hospital's settings, which may say where that model is; else it is looked for beside the run.
+    """
+    task = source.plan.task
+    if not isinstance(task, NnUNetFolder) or not task.refines:
+        return source
+    run = source.run.absolute() if source.run else None
+    beside = run and (run.parents[2] if run.parent.name == paths.SITES else run.parent)  # a hospital's own part of it
+    task = task.beside(data.first_stage if data else None, beside, compute)
+    return replace(source, plan=source.plan.model_copy(update={"task": task}))
 
 
 def _super(model: SuperModel, run: Path) -> Source:

@@ -20,7 +20,7 @@ class Protection:
     """A site's protection in one study; it does nothing where nobody needs it."""
 
     def __init__(self, plan: Plan, site: str, settings: SiteSettings, folder: Path, lead: str) -> None:
-        self.plan, self.site, self.settings = plan, site, settings
+        self.plan, self.site, self.settings, self.folder = plan, site, settings, folder
         self.on = settings.protects(plan.task.synthetic)
         self.book = book_of(settings, site, folder)
         source = settings.data
@@ -47,6 +47,8 @@ class Protection:
         source = self.settings.data
         if source and self.site in self.plan.participation.unseen:
             source = source.for_test()
+        if source and self.plan.task.refines:
+            source = source.beside(self.folder.absolute().parents[2], self.settings.compute())
         if not self.on or source is None or not self.plan.task.split_by_site:
             return source
         return with_own_split(source, self.book, self.asker.data, writes)

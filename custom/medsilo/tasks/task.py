@@ -85,6 +85,11 @@ class Task(Section):
         "`medsilo compare --folds 5` runs all of them. `null`: the task's own parts",
     )
 
+    @property
+    def refines(self) -> bool:
+        """Return whether it needs a finished study's model, whose labels are among a network's inputs."""
+        return False
+
     by_case: ClassVar[bool] = True  # whether a case's loss and score are its own; else the cases beside it matter
     reads_tables: ClassVar[bool] = False  # whether it is tasks.own.patient_table.PatientTable
     reads_series: ClassVar[bool] = False  # whether it is tasks.own.series_folder.SeriesFolder

@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medsilo.core.errors import DataError
+from medsilo.core.errors import DataError, MedsiloError
+from medsilo.core.section import added
+from medsilo.learning.loop import Compute
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.models.network import Network
 from medsilo.models.nnunet_network import Architecture, NnUNet
@@ -22,8 +24,9 @@ from medsilo.tasks.headers import open_reader
 from medsilo.tasks.listing import Entry, Listing
 from medsilo.tasks.metrics import Measures
 from medsilo.tasks.own.nnunet_files import RawData
-from medsilo.tasks.own.nnunet_parts import NnUNetParts
-from medsilo.tasks.own.nnunet_plans_file import Configuration, NnUNetPlans
+from medsilo.tasks.own.nnunet_first_stage import FirstStage
+from medsilo.tasks.own.nnunet_parts import NnUNetParts, places_in, with_found
+from medsilo.tasks.own.nnunet_plans_file import Configuration, ConfigurationName, NnUNetPlans
 from medsilo.tasks.own.own_folder import Found, OwnFolder
 from medsilo.tasks.own.question import SegmentationQuestion
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, held_case
@@ -35,6 +38,8 @@ from medsilo.tasks.survey import digest, range_of, ranges_of
 CHANNEL = re.compile(r"_(\d{4})\.[A-Za-z0-9.]+$")  # at the end of a file's name
 AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
 FLAT = 4  # axes of a batch of patches in two dimensions
+FIRST: Final = "3d_lowres"
+SECOND: Final = "3d_cascade_fullres"
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
@@ -57,20 +62,18 @@ class NnUNetFolder(OwnFolder, Segmentation):
         description="channels and labels, as in `medsilo nnunet-measure`, or that file"
     )
     plans: NnUNetPlans = Field(description="what `medsilo nnunet-plan` writes, or that file")
-    configuration: Literal["2d", "3d_fullres", "3d_lowres"] = Field(
-        "2d", description="the configuration of the plans that is trained"
+    configuration: ConfigurationName = Field("2d", description="the configuration of the plans that is trained")
+    first_stage: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = added(
+        None,
+        description="of 3d_cascade_fullres: the model of the finished 3d_lowres study, as the SHA-256 of its tensors "
+        "or as that study's `global/best.safetensors`, copied beside the plan under a name of its own",
     )
     foreground: float = Field(
         0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
     )
     mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
 
-    @field_validator("configuration", mode="before")
-    @classmethod
-    def _is_no_cascade(cls, value: object) -> object:
-        if value == "3d_cascade_fullres":
-            raise ValueError("the cascade is not supported; choose 3d_fullres or 3d_lowres")
-        return value
+    _first: FirstStage | None = PrivateAttr(None)  # where the model is used
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -80,7 +83,13 @@ class NnUNetFolder(OwnFolder, Segmentation):
             raise ValueError(
                 f"plans: for so small images their network has under {FEWEST_STAGES} stages, whose loss is 0/0"
             )
-        if len(self._own.normalization_schemes) != self.channels:
+        if self.refines != (self.first_stage is not None):
+            raise ValueError(
+                f"first_stage: {self.configuration} refines nothing; leave it out"
+                if self.first_stage
+                else f"first_stage: {SECOND} needs the model of a finished {FIRST} study; name its best.safetensors"
+            )
+        if len(self._own.normalization_schemes) != len(self.question.channels):
             raise ValueError("plans: they are of other channels than the question; make them anew")
         return self
 
@@ -96,9 +105,28 @@ class NnUNetFolder(OwnFolder, Segmentation):
 
     @property
     def _own(self) -> Configuration:
-        own = self.plans.configurations[self.configuration]
-        assert isinstance(own, Configuration)
-        return own
+        return self.plans.numbers_of(self.configuration)
+
+    # ------------------------------------------------------------------------------------------ the cascade
+    @property
+    def refines(self) -> bool:
+        return self.configuration == SECOND
+
+    def beside(self, given: Path | None, finished: Path | None, compute: Compute) -> Self:
+        """Return the same task for use on images, with its first stage on this device.
+
+        given: the finished study's folder or its model; finished: else the folder in which it is looked for.
+        """
+        copy = self.model_copy()
+        copy._first = self._first_stage(given, finished, compute)
+        return copy
+
+    def _first_stage(self, given: Path | None, finished: Path | None, compute: Compute) -> FirstStage | None:
+        if self.first_stage is None:
+            return None
+        parts = NnUNetParts(self.question, self.plans, FIRST)
+        network = NnUNet(architecture=self.plans.numbers_of(FIRST).architecture)
+        return FirstStage(parts, network, self.outputs, self.first_stage, self.mirror, given, finished, compute)
 
     @property
     def unbounded(self) -> str:
@@ -107,8 +135,8 @@ class NnUNetFolder(OwnFolder, Segmentation):
     # ------------------------------------------------------------------------------------------ what is learned
     @property
     def channels(self) -> int:  # type: ignore[override]
-        """The channels of the question."""
-        return len(self.question.channels)
+        """The channels of the question; for a second stage also one for each label that the first may find."""
+        return len(self.question.channels) + (self.classes - 1 if self.refines else 0)
 
     @property
     def classes(self) -> int:  # type: ignore[override]
@@ -187,7 +215,7 @@ class NnUNetFolder(OwnFolder, Segmentation):
 
     # ------------------------------------------------------------------------------------------ in use
     def images_among(self, files: Sequence[Path]) -> list[tuple[Path, ...]]:
-        if self.channels == 1:
+        if len(self.question.channels) == 1:
             return super().images_among(files)
         cases: dict[str, dict[int, Path]] = {}
         for file in files:
@@ -195,21 +223,25 @@ class NnUNetFolder(OwnFolder, Segmentation):
             if channel is None:
                 raise DataError("images of several channels are named as nnU-Net names them: case_0000.nii.gz, ...")
             cases.setdefault(str(file)[: -len(channel.group())], {})[int(channel.group(1))] = file
-        if any(sorted(case) != list(range(self.channels)) for case in cases.values()):
+        wanted = list(range(len(self.question.channels)))
+        if any(sorted(case) != wanted for case in cases.values()):
             raise DataError(f"an image lacks a channel; the study has {', '.join(self.question.channels)}")
-        return [tuple(case[number] for number in range(self.channels)) for case in cases.values()]
+        return [tuple(case[number] for number in wanted) for case in cases.values()]
 
     def scan_of(self, image: tuple[Path, ...]) -> Scan:
         """Return an image as nnU-Net reads it: not turned."""
         header, *_ = [open_reader(file) for file in image]  # which refuses headers that claim too much
         values, notes = self.parts.read(image)
-        if len(values) != self.channels:
+        if len(values) != len(self.question.channels):
             raise DataError(f"an image has {len(values)} channels; the study has {', '.join(self.question.channels)}")
         spacing = tuple(float(along) for along in notes["spacing"][::-1])
         return Scan(values, np.diag([*spacing, 1.0]), spacing, header, AS_STORED, notes)
 
     def inputs_of_scan(self, scan: Scan) -> Tensor:
-        return self.parts.on_its_grid(scan.values, scan.source)[None]
+        if self.refines and self._first is None:
+            raise MedsiloError(f"{SECOND} refines what another model found, and that is not at hand here")
+        found = self._first.in_image(scan.values, scan.source) if self._first else None
+        return self.parts.on_its_grid(scan.values, scan.source, found)[None]
 
     def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
         return self.parts.labels_back(output[0], scan.source)
@@ -222,7 +254,8 @@ class NnUNetFolder(OwnFolder, Segmentation):
                 f"nnU-Net reads these files with {data.reader}, and the plans are of {self.plans.image_reader_writer}; "
                 "convert the files"
             )
-        return Found(data.listing, {}, partial(_made, self.parts, self.question), "")
+        first = self._first_stage(source.first_stage, source.finished, source.compute or Compute())
+        return Found(data.listing, {}, partial(_made, self.parts, self.question, first), "")
 
     def _note(self, listing: Listing, every: Sequence[HeldEntry], source: DataSource) -> None:
         empty = [one.entry.name for one in every if not any(one.facts.values)]
@@ -259,14 +292,16 @@ class _Patches(Dataset):
             return self.parts.drawn((image, labels, places), seed_for(self.seed, number), certain)
 
 
-def _made(parts: NnUNetParts, question: SegmentationQuestion, entry: Entry) -> PreparedEntry:
+def _made(parts: NnUNetParts, question: SegmentationQuestion, first: FirstStage | None, entry: Entry) -> PreparedEntry:
     """Prepare one case."""
     assert isinstance(entry.label, Path)
-    image, labels, places = parts.prepared(entry.images, entry.label)
+    image, labels, notes = parts.prepared(entry.images, entry.label)
     shown = tuple(value for value in torch.unique(labels).tolist() if value >= 0)
     last = len(question.names) - (question.ignored is None)
     if shown and shown[-1] > last:
         raise DataError(f"masks have values above {last}, which are no labels of the question; correct them")
     low, high = image.aminmax()
     facts = Facts(1, digest(image), tuple(image.shape[:0:-1]), (), (float(low), float(high)), shown, (shown,))
-    return PreparedEntry(image[None], labels[None], facts, places)
+    if first is not None:
+        image = with_found(image, first.in_case(entry, image.shape[1:]))
+    return PreparedEntry(image[None], labels[None], facts, places_in(notes["class_locations"]))

@@ -23,7 +23,9 @@ from medsilo.tasks.own.question import SegmentationQuestion
 from medsilo.tasks.ready import Sliced
 from medsilo.tasks.segmentation import likeliest
 
-Case = tuple[Tensor, Tensor]  # image [C, D, H, W], and labels [D, H, W], which are -1 where the image was empty
+# Image [C, D, H, W] and labels [D, H, W], which are -1 where the image was empty. For a second stage, the image's last
+# channel is the label that the first one found at each place; a patch has a channel for each label instead.
+Case = tuple[Tensor, Tensor]
 Placed = tuple[Sliced, Sliced, Tensor]  # a case, and voxels of structures, [n, 4]: the structure's number, z, y, x
 NONE = torch.empty(0, 4, dtype=torch.int32)
 
@@ -39,17 +41,21 @@ class NnUNetParts:
         own = self.trainer.configuration_manager
         self.scales = self.trainer._get_deep_supervision_scales()
         self.criterion = self.trainer._build_loss()
+        labels = self.trainer.label_manager
+        self.read_channels = len(question.channels)
+        self.given: Sequence[int] = labels.foreground_labels if own.previous_stage_name else ()  # by a first stage
+        cascade = {"is_cascaded": bool(self.given), "foreground_labels": self.given or None}
         changed = self.trainer.get_training_transforms(
-            own.patch_size, rotation, None, mirrored, dummy_2d, use_mask_for_norm=own.use_mask_for_norm
+            own.patch_size, rotation, None, mirrored, dummy_2d, use_mask_for_norm=own.use_mask_for_norm, **cascade
         )
         _always_the_same(changed)
         self.drawing = (patch, changed)
-        labels = self.trainer.label_manager
+        self.shuffled = [(one, tuple(one.channel_idx)) for one in _within(changed) if hasattr(one, "channel_idx")]
         self.regions = labels.foreground_regions if labels.has_regions else ()
         self.sought: list[Any] = list(self.regions) or list(labels.foreground_labels)  # what patches are drawn for
         if labels.has_ignore_label:
             self.sought.append((-1, *labels.all_labels))  # all places that count, background included
-        self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None))
+        self.cutting = (own.patch_size, self.trainer.get_validation_transforms(None, **cascade))
 
     @property
     def _managers(self) -> tuple[Any, Any]:
@@ -64,11 +70,16 @@ class NnUNetParts:
             raise DataError("nnU-Net can't read an image; copy or export it again", str(error)) from error
         return values, notes
 
-    def on_its_grid(self, values: np.ndarray, notes: dict[str, Any]) -> Tensor:
-        """Return what was read on the grid of the plans, [C, D, H, W]; what is cut off stands in the notes then."""
+    def on_its_grid(self, values: np.ndarray, notes: dict[str, Any], found: Tensor | None = None) -> Tensor:
+        """Return what was read on the grid of the plans, [C, D, H, W]; what is cut off stands in the notes then.
+
+        found: the labels that a first stage found, [D, H, W] as the image was read; they are the last channel then.
+        """
         preprocessor = self._managers[1].preprocessor_class(verbose=False)
-        image, _, _ = preprocessor.run_case_npy(values, None, notes, *self._managers, self.settings)
-        return torch.from_numpy(image)
+        given = None if found is None else found[None].numpy().astype(np.float32)  # as nnU-Net reads it from a file
+        image, labels, _ = preprocessor.run_case_npy(values, given, notes, *self._managers, self.settings)
+        inputs = torch.from_numpy(image)
+        return inputs if found is None else with_found(inputs, torch.from_numpy(labels[0]))
 
     def labels_back(self, output: Tensor, notes: dict[str, Any]) -> Tensor:
         """Return the label of each place as it was read, from the output [outputs, D, H, W] on the plans' grid."""
@@ -83,14 +94,23 @@ class NnUNetParts:
         )
         return torch.from_numpy(labels)
 
-    def prepared(self, images: Sequence[Path], label: Path) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a case as nnU-Net preprocesses it, with the voxels at which its patches may be drawn."""
+    def labels_for_next(self, output: Tensor, notes: dict[str, Any], shape: Sequence[int]) -> Tensor:
+        """Return the label of each place on the next stage's grid, [*shape], from the output on this one's."""
+        from nnunetv2.inference.export_prediction import resample_and_save
+
+        kept, threads = _Labels(), torch.get_num_threads()
+        managers = self._managers
+        resample_and_save(output.half(), list(shape), "", *managers, notes, self.settings, threads, kept)
+        return torch.from_numpy(kept.labels)
+
+    def prepared(self, images: Sequence[Path], label: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return a case as nnU-Net preprocesses it, and its notes."""
         preprocessor, files = self._managers[1].preprocessor_class(verbose=False), list(map(str, images))
         try:
-            image, labels, found = preprocessor.run_case(files, str(label), *self._managers, self.settings)
+            image, labels, notes = preprocessor.run_case(files, str(label), *self._managers, self.settings)
         except Exception as error:  # of any of the libraries that read images
             raise DataError("nnU-Net can't preprocess a case; check its image and labels", str(error)) from error
-        return torch.from_numpy(image), torch.from_numpy(labels[0]), _places(found["class_locations"])
+        return torch.from_numpy(image), torch.from_numpy(labels[0]), notes
 
     def own_labels(self, file: Path) -> Tensor:
         """Return a mask as nnU-Net reads it, [D, H, W]."""
@@ -107,7 +127,7 @@ class NnUNetParts:
         certain, places = bool(np.random.default_rng(seed).uniform() < foreground), NONE
         if certain or self.trainer.label_manager.has_ignore_label:
             found = DefaultPreprocessor._sample_foreground_locations(case[1][None].numpy(), self.sought)
-            places = _places(found)
+            places = places_in(found)
         return self._patch((*case, places), seed, certain, *self.cutting)
 
     def _patch(
@@ -116,8 +136,11 @@ class NnUNetParts:
         from nnunetv2.training.dataloading.data_loader import nnUNetDataLoader
 
         final, labels = self.trainer.configuration_manager.patch_size, self.trainer.label_manager
-        loader = nnUNetDataLoader(_OneCase(case, self.sought), 1, patch, final, labels, transforms=transforms)
+        one = _OneCase(case, self.sought, self.read_channels, bool(self.given))
+        loader = nnUNetDataLoader(one, 1, patch, final, labels, transforms=transforms)
         loader.get_do_oversample = lambda _: certain
+        for transform, channels in self.shuffled:  # which nnU-Net reorders in place: a patch would follow from the last
+            transform.channel_idx = list(channels)
         with _seeded(seed), _threads_known():
             batch = loader.generate_train_batch()
         return batch["data"][0], batch["target"][0, 0].long()
@@ -146,6 +169,15 @@ class NnUNetParts:
         found = self.trainer.label_manager.convert_logits_to_segmentation
         return torch.stack([found(one) for one in output])
 
+    def inputs_of(self, image: Tensor) -> Tensor:
+        """Return what a network reads of a case or a patch: a channel for each label that the first stage may find."""
+        if not self.given or len(image) == self.read_channels + len(self.given):
+            return image
+        from nnunetv2.utilities.label_handling.label_handling import convert_labelmap_to_one_hot
+
+        found = convert_labelmap_to_one_hot(image[-1].cpu().numpy(), self.given, np.float32)
+        return torch.cat([image[:-1], torch.from_numpy(found).to(image.device)])
+
     def inferred(self, network: Callable[[Tensor], Tensor], image: Tensor, mirror: bool) -> Tensor:
         """Return a network's output for a whole case, [outputs, D, H, W], through windows as nnU-Net lays them."""
         from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
@@ -158,7 +190,7 @@ class NnUNetParts:
         torch.backends.cudnn.benchmark = by_stopwatch  # which nnU-Net sets, and with which bits would depend on speed
         module = network if isinstance(network, nn.Module) else _Called(network)
         predictor.manual_initialization(module, *self._managers, None, self.settings, "nnUNetTrainer", self.mirrored)
-        return predictor.predict_sliding_window_return_logits(image).float()
+        return predictor.predict_sliding_window_return_logits(self.inputs_of(image)).float()
 
 
 class _Called(nn.Module):
@@ -172,16 +204,24 @@ class _Called(nn.Module):
         return self.function(inputs)
 
 
+class _Labels:
+    """The labels for the next stage, in place of the kind of data set that nnU-Net writes them to."""
+
+    labels: np.ndarray
+
+    def save_seg(self, labels: np.ndarray, file: str) -> None:
+        """Keep them."""
+        self.labels = labels
+
+
 class _Cut:
     """An array of which nnU-Net's loader cuts a patch; nothing else of it is read."""
 
-    def __init__(self, whole: Sliced, front: int) -> None:
-        """front: axes of one place to put in front."""
-        self.whole, self.front = whole, front
-        self.shape = (*(1,) * front, *whole.shape)
+    def __init__(self, shape: tuple[int, ...], read: Callable[[tuple[slice, ...]], Tensor]) -> None:
+        self.shape, self.read = shape, read
 
     def __getitem__(self, places: tuple[slice, ...]) -> np.ndarray:
-        return self.whole[places[self.front :]].numpy()[(None,) * self.front]
+        return self.read(places).numpy()
 
 
 class _OneCase:
@@ -189,17 +229,27 @@ class _OneCase:
 
     identifiers = ("case",)
 
-    def __init__(self, case: Placed, sought: Sequence[Any]) -> None:
-        self.case, self.sought = case, sought
+    def __init__(self, case: Placed, sought: Sequence[Any], channels: int, refined: bool) -> None:
+        """channels: of the image; refined: whether the labels of a first stage lie behind them."""
+        self.case, self.sought, self.channels, self.refined = case, sought, channels, refined
 
-    def load_case(self, identifier: str) -> tuple["_Cut", "_Cut", None, dict[str, Any]]:
-        """Return image, labels, nothing of an earlier stage, and where the structures are."""
-        image, labels, places = *map(_Cut, self.case[:2], (0, 1)), self.case[2].numpy()
+    def load_case(self, identifier: str) -> tuple[_Cut, _Cut, _Cut | None, dict[str, Any]]:
+        """Return image, labels, those of the first stage if there is one, and where the structures are."""
+        whole, labels, places, end = self.case[0], self.case[1], self.case[2].numpy(), self.channels
+        grid = tuple(labels.shape)
         found = {own: places[places[:, 0] == number] for number, own in enumerate(self.sought, 1)}
-        return image, labels, None, {"class_locations": found}
+        image = _Cut((end, *grid), lambda cut: whole[(slice(end), *cut[1:])])
+        right = _Cut((1, *grid), lambda cut: labels[cut[1:]][None])
+        first = _Cut(grid, lambda cut: whole[(slice(end, end + 1), *cut)][0]) if self.refined else None
+        return image, right, first, {"class_locations": found}
 
 
-def _places(found: Mapping[int, Any]) -> Tensor:
+def with_found(image: Tensor, found: Tensor) -> Tensor:
+    """Return an image [C, D, H, W] with the labels that a first stage found, [D, H, W], as its last channel."""
+    return torch.cat([image, found.to(image.dtype).clamp(min=0)[None]])
+
+
+def places_in(found: Mapping[int, Any]) -> Tensor:
     """Return the places of all structures, by their number from 1, in one tensor."""
     # nnU-Net has the channel in front, which is always 0.
     each = [np.insert(voxels[:, 1:], 0, number, 1) for number, voxels in enumerate(found.values(), 1) if len(voxels)]
@@ -226,13 +276,19 @@ def _trainer() -> Any:
     return Trainer
 
 
-def _always_the_same(transform: Any) -> None:
-    """Let no transform choose by a stopwatch how it computes: then equal seeds give equal patches on every machine."""
-    if hasattr(transform, "benchmark"):
-        transform.benchmark = False
+def _within(transform: Any) -> Iterator[Any]:
+    """Yield a transform and all inside it."""
+    yield transform
     for inner in (*getattr(transform, "transforms", ()), getattr(transform, "transform", None)):
         if inner is not None:
-            _always_the_same(inner)
+            yield from _within(inner)
+
+
+def _always_the_same(transform: Any) -> None:
+    """Let no transform choose by a stopwatch how it computes: then equal seeds give equal patches on every machine."""
+    for one in _within(transform):
+        if hasattr(one, "benchmark"):
+            one.benchmark = False
 
 
 @cache

@@ -1,8 +1,8 @@
 """nnU-Net's plans.json as a part of our plan: typed, so that nothing in it is imported that nnU-Net did not write."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from medsilo.core.section import Section, added
 from medsilo.models.nnunet_network import Architecture
@@ -89,6 +89,23 @@ class NnUNetPlans(Section):
     foreground_intensity_properties_per_channel: dict[Annotated[str, Field(pattern=r"^\d{1,2}$")], IntensityFigures] = (
         Field(max_length=32)
     )
+
+    @model_validator(mode="after")
+    def _stages_are_there(self) -> Self:
+        for name, own in self.configurations.items():
+            if isinstance(own, SecondStage) != (name == "3d_cascade_fullres"):
+                raise ValueError(f"configurations: {name} is no configuration of nnU-Net's; take plans as it made them")
+            others = (own.inherits_from, own.previous_stage) if isinstance(own, SecondStage) else ()
+            if lacking := [other for other in others if other not in self.configurations]:
+                raise ValueError(f"configurations: {name} needs {lacking[0]}, which they lack; make them anew")
+        return self
+
+    def numbers_of(self, name: ConfigurationName) -> Configuration:
+        """Return the numbers of a configuration: of a second stage those that it inherits."""
+        own = self.configurations[name]
+        own = self.configurations[own.inherits_from] if isinstance(own, SecondStage) else own
+        assert isinstance(own, Configuration)
+        return own
 
     def in_nnunet(self) -> dict[str, Any]:
         """Return the content of plans.json as nnU-Net reads it."""
