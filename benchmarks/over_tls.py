@@ -1,7 +1,7 @@
 """The server's memory and a round's time over mutual TLS: answers in flight, and what is not sent again, or not whole.
 
     python -m benchmarks.over_tls [--sites 2,4,8] [--features 32,64,128,256,512,512,224] [--rounds 3] [--keep]
-    python -m benchmarks.over_tls --delta fedavg,fedadam [--features 32,64,128,256] [--rounds 20]
+    python -m benchmarks.over_tls --delta fedavg,fedadam [--features 32,64,128,256] [--rounds 20] [--set KEY=VALUE ...]
 
 Provisioned kits and real processes on this machine; sites do no training (federation_parts/idle_site.py), so that all
 answers are on their way at once. Memory is the greatest resident size of the server's process for the job (VmHWM).
@@ -17,6 +17,7 @@ import io
 import statistics
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -31,8 +32,7 @@ from medsilo.consortium import lead
 from medsilo.core.tensors import Groups
 from medsilo.federation.asking import Missing, Outgoing, Receive
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.difference import pack
-from medsilo.federation.known import Marks, ReceivedTensors, may_differ
+from medsilo.federation.known import Marks, ReceivedTensors
 from medsilo.federation.participant import Participant
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.paths import site_folder
@@ -157,12 +157,15 @@ def _timed(sent: Sent) -> Iterator[None]:
 
 
 def _packed_alone(groups: Groups) -> int:
-    """Return the bytes of tensors that are packed as differences to nothing."""
+    """Return the bytes of tensors whose first bytes, second bytes and so on are packed, and no differences."""
 
     def size(tensor: Tensor) -> int:
-        if not may_differ(tensor):
-            return tensor.nbytes
-        return min(tensor.nbytes, sum(map(len, pack(torch.zeros_like(tensor), tensor))))
+        planes = tensor.view(-1).view(torch.uint8).view(-1, tensor.element_size()).T if tensor.numel() else []
+        packed = 0
+        for plane in planes:
+            stream = zlib.compressobj(1, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
+            packed += len(stream.compress(plane.numpy().tobytes()) + stream.flush())
+        return min(tensor.nbytes, packed)
 
     return sum(size(tensor) for own in groups.values() for tensor in own.values())
 
@@ -198,12 +201,12 @@ class Spared:
         return " | ".join([*cells, f"{alone:.2f}", f"{self.milliseconds:.0f} ms", f"{self.pays_below:.0f} Mbit/s"])
 
 
-def spared(method: str, features: Sequence[int], rounds: int, folder: Path) -> Spared:
-    """Train two sites, and measure what goes over their lines."""
+def spared(method: str, features: Sequence[int], rounds: int, folder: Path, changes: Sequence[str] = ()) -> Spared:
+    """Train two sites, with changes to their plan, and measure what goes over their lines."""
     sites = ["a", "b"]
     values = plan_of(sites, features, rounds).resolved()
     values |= {"algorithm": {"name": method}, "transport": {"delta": True}, "network": values["network"]}
-    plan = parse_plan(values, ["training.optimizer=adam", "training.learning_rate=0.001"])
+    plan = parse_plan(values, ["training.optimizer=adam", "training.learning_rate=0.001", *changes])
     settings = SiteSettings(device="cpu")
     line = Line({site: Participant(plan, site, sites, settings, site_folder(folder, site)) for site in sites})
     coordinator = Coordinator(plan, sites, line, Record(folder), "line")
@@ -235,11 +238,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--delta", metavar="METHODS", help="bytes and time of differences in studies that train")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="with --delta: changes to plans"
+    )
     asked = parser.parse_args()
     features = asked.features or ("32,64,128,256" if asked.delta else "32,64,128,256,512,512,224")
     sizes = [int(number) for number in features.split(",")]
     if asked.delta:
-        _print_deltas(asked.delta.split(","), sizes, asked.rounds or 20)
+        _print_deltas(asked.delta.split(","), sizes, asked.rounds or 20, asked.set)
         return
     print("| sites | server | round | sent in a round |\n|---|---|---|---|")
     for sites in map(int, asked.sites.split(",")):
@@ -249,12 +255,12 @@ def main() -> None:
     print(f"{found.parameters} parameters")
 
 
-def _print_deltas(methods: Sequence[str], features: Sequence[int], rounds: int) -> None:
+def _print_deltas(methods: Sequence[str], features: Sequence[int], rounds: int, changes: Sequence[str]) -> None:
     head = ["up 1", "down 2", "up 2", f"down {rounds}", f"up {rounds}", "packed alone", "for a MB", "pays below"]
     print(f"| method | {' | '.join(head)} |\n|{'---|' * (len(head) + 1)}")
     for method in methods:
         with tempfile.TemporaryDirectory() as folder:
-            found = spared(method, features, rounds, Path(folder))
+            found = spared(method, features, rounds, Path(folder), changes)
             print(f"| {method} | {found.row} |", flush=True)
     print(f"{found.parameters} parameters, {torch.get_num_threads()} thread")
 

@@ -124,7 +124,6 @@ class Coordinator:
             for number in range(self.state.done + 1, self.plan.rounds + 1):
                 self._round(number)
             self._finish()
-            self.last_orders.forget()
             reason = None
         except MedsiloError as error:
             reason = str(error)
@@ -135,6 +134,7 @@ class Coordinator:
         finally:
             self.state.writer.shutdown()
             self.turns.end()
+            self.last_orders.forget()
             summary = summarise(self._account(), reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary

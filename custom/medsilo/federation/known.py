@@ -227,7 +227,6 @@ class ReceivedTensors:
     def _shortened(self, groups: Groups) -> tuple[Groups, dict[str, Any]]:
         """Return what has to be sent of an answer, and what is told of the rest."""
         same: dict[str, list[str]] = {}
-        changed: dict[str, dict[str, str]] = {}
         sent: Groups = {}
         filed = FiledTensors(self.folder)
         for group, tensors in groups.items():
@@ -239,11 +238,14 @@ class ReceivedTensors:
                 if _are_alike(tensor, base):
                     same.setdefault(group, []).append(name)
                     del left[name]
-                elif self.differences and _is_packed(filed, group, name, base, tensor):
-                    changed.setdefault(group, {})[name] = mark_of(tensor)
-        for group, packed in filed.tensors().items():
-            sent[group] |= packed
-        told = {"same": same, "differences": changed}
+                elif self.differences:
+                    _pack_into(filed, group, name, base, tensor)
+        differences: dict[str, dict[str, str]] = {}
+        with suppress(MedsiloError):
+            for group, packed in filed.tensors().items():
+                sent[group] |= packed
+                differences[group] = {name: mark_of(groups[group][name]) for name in packed}
+        told = {"same": same, "differences": differences}
         return sent, {key: own for key, own in told.items() if own}
 
     def _base(self, group: str, name: str) -> Tensor | None:
@@ -312,10 +314,8 @@ def _are_alike(one: Any, other: Tensor) -> bool:
     return torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))
 
 
-def _is_packed(filed: FiledTensors, group: str, name: str, base: Tensor, tensor: Tensor) -> bool:
-    """Return whether a tensor now lies there as its difference; a disk that does not take it costs bytes only."""
-    if not may_differ(tensor) or tensor.dtype != base.dtype or tensor.shape != base.shape:
-        return False
-    with suppress(MedsiloError):
-        return filed.put_packed(group, name, base, tensor, SPARED)
-    return False
+def _pack_into(filed: FiledTensors, group: str, name: str, base: Tensor, tensor: Tensor) -> None:
+    """Write a tensor as its difference, where that is smaller; a disk that does not take it costs bytes only."""
+    if may_differ(tensor) and tensor.dtype == base.dtype and tensor.shape == base.shape:
+        with suppress(MedsiloError):
+            filed.put_packed(group, name, base, tensor, SPARED)

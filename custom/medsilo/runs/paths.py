@@ -74,8 +74,8 @@ RUN_TREE: Mapping[str, str] = {
     CROSS: "the score of every site's best model on every site's test data (`medsilo cross`)",
     f"{CHECKPOINTS}/{ROUND_FILES}": "the server's state after the last round, named by its number",
     f"{CHECKPOINTS}/{BEST_FILES}": "the server's state after the best round so far",
-    f"{ORDERS}/": "with `transport.delta: true` under NVFlare, until the end: large tensors of the last orders to "
-    "sites, each content once",
+    f"{ORDERS}/": "with `transport.delta: true` under NVFlare, while the study runs: large tensors of the last orders "
+    "to sites, each content once",
     f"{GLOBAL}/{BEST}": "the model that all sites share, after the best round; absent where every site has its own",
     f"{GLOBAL}/{LAST}": "the same after the last round; it stands alone where sites choose a model of their own beside "
     "the shared one ([personal.md](personal.md))",
