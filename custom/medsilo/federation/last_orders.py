@@ -1,4 +1,4 @@
-"""What sites were sent last, on the server's disk, so that the next order goes as differences to it.
+"""The orders that sites were sent last, on the server's disk, so that the next one goes as differences to it.
 
 Each content lies there once, for all sites that were given it. A site gets differences to what it was itself given in
 this round or in the one before: so that it learns nothing by saying that it holds what others were given.
