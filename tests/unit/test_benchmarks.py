@@ -73,6 +73,7 @@ def test_what_a_federation_over_tls_costs(tmp_path: Path) -> None:
     assert found.server_mb > 100 and found.round_seconds > 0
 
 
+@pytest.mark.slow
 def test_what_differences_spare(tmp_path: Path) -> None:
     found = over_tls.spared("fedavg", [8, 16], 2, tmp_path)
     assert [found.down[number].ratio < 0.95 for number in (1, 2)] == [False, True]

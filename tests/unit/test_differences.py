@@ -118,7 +118,7 @@ def test_a_lie_is_unpacked_no_further_than_the_tensor(lie: str) -> None:
 
 
 def test_tensors_in_a_file_are_those_that_were_put_there(tmp_path: Path) -> None:
-    """What spares too little, and what can't be unpacked, leaves no trace."""
+    """A difference that spares too little, or can't be unpacked, leaves no trace."""
     torch.manual_seed(0)
     base, double = torch.randn(2, 3000), torch.randn(501, dtype=torch.float64)
     filed = FiledTensors(tmp_path)
@@ -305,6 +305,18 @@ def test_a_site_learns_nothing_of_what_others_were_given(tmp_path: Path) -> None
     sent, bases = server.shorten(A, later, told, marks[A])
     assert bases == marks[A] and sent["personal"]["w"].nbytes < 0.8 * later["personal"]["w"].nbytes
     assert server.shorten(B, later, told, marks[A]) == (later, {})
+
+
+def test_a_server_whose_disk_takes_nothing_sends_whole_tensors(tmp_path: Path) -> None:
+    (tmp_path / ORDERS).write_text("a file in the folder's place")
+    server, order = LastOrders(tmp_path, True), {"model": {"w": torch.zeros(64, 64)}}
+    for step in range(2):
+        following = {"model": {"w": order["model"]["w"] + step}}
+        holds, told = ({"model": {"w": mark_of(own["model"]["w"])}} for own in (order, following))
+        server.begin()
+        assert server.shorten(A, following, told, holds) == (following, {})
+        order = following
+    server.forget()
 
 
 def test_a_difference_is_made_once_for_all_sites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
