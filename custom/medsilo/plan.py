@@ -241,6 +241,11 @@ class TransportSettings(Section):
         le=1_000_000,
         description="kbit/s of the slowest line, of which ten seconds' worth is sent at once: a cut costs no more",
     )
+    delta: bool = added(
+        False,
+        description="for slow lines: a tensor that has changed goes over NVFlare as its difference to what the site "
+        "was given last, without loss ([reliability.md](reliability.md#tensors-that-have-changed))",
+    )
     sealing: Sealing = added(
         "none",
         description="whether hospitals send what the server cannot read ([privacy.md](privacy.md)). `pairwise`: it "
@@ -317,6 +322,11 @@ class TransportSettings(Section):
                 f"transport.sealing: {participation.required} hospitals are enough for this plan, and sealing needs "
                 f"{LEAST_SEALED} in every round: of two, each can tell the other's model from the sum; name more "
                 "hospitals, raise participation.minimum, or set transport.sealing=none"
+            )
+        if self.delta:
+            raise PlanError(
+                "transport.delta: what is sealed looks like noise, of which no difference is smaller; set it to false, "
+                "or transport.sealing=none"
             )
         if self.precision == "bfloat16":
             raise PlanError(

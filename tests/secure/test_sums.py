@@ -41,16 +41,22 @@ def diary(grouped: Consortium, site: str, study: str) -> list[dict]:
 
 
 def test_the_server_gets_one_mean_of_a_group_and_the_bits_are_the_same(grouped: Consortium, tmp_path: Path) -> None:
-    plan = make_plan("fedadam", CITY, f"participation.sums_at={{city: {HOSPITALS[1]}}}", sites=HOSPITALS)
+    """Orders go as differences, and so does the answer of the hospital whose tensors the server reads."""
+    changes = [CITY, f"participation.sums_at={{city: {HOSPITALS[1]}}}", "transport.delta=true"]
+    plan = make_plan("fedadam", *changes, sites=HOSPITALS)
     inprocess.run(plan, folder=tmp_path / "loop")
     write_job(tmp_path / "job", plan, study="summed")
     assert grouped.run(tmp_path / "job") == "FINISHED:COMPLETED", grouped.log(SERVER)[-3000:]
     assert_same_outcome(tmp_path / "loop", gathered(grouped, "summed", HOSPITALS, tmp_path / "secure"))
-    record = Record(grouped.kit(SERVER) / "medsilo" / "summed")
-    for line in record.rounds():
+    record, loop = Record(grouped.kit(SERVER) / "medsilo" / "summed"), Record(tmp_path / "loop")
+    for line, whole in zip(record.rounds(), loop.rounds(), strict=True):
         assert line.answered == HOSPITALS
         read = [site for site, own in line.sites.items() if own.updates]  # the server knows where their models go
         assert read == GROUPS["rest"]
+        fewer = {site for site, own in line.sites.items() if own.bytes_up < whole.sites[site].bytes_up}
+        assert fewer == set(GROUPS["rest"])
+        fewer = {site for site, own in line.sites.items() if own.bytes_down < whole.sites[site].bytes_down}
+        assert fewer == (set() if line.round == 1 else set(HOSPITALS))
     added = [line for line in diary(grouped, HOSPITALS[1], "summed") if line["task"] == "sum"]
     assert [line["round"] for line in added] == [1, 2] and all(line["bytes"] > 0 for line in added)
 

@@ -36,7 +36,8 @@ class KeepingSite:
     """A site behind a line, as the executor makes one."""
 
     def __init__(self, participant: Participant) -> None:
-        self.participant, self.received = participant, ReceivedTensors(participant.folder)
+        self.participant = participant
+        self.received = ReceivedTensors(participant.folder, participant.plan.transport.delta)
 
     def answer(self, order: Parcel) -> Parcel:
         reply = self.participant.answer(self.received.open(order))
@@ -258,11 +259,11 @@ def test_a_shortened_order_is_filled_to_the_same_bits(tmp_path: Path) -> None:
     answer = Parcel({"model": {**changed["model"], "floats": whole["model"]["floats"].clone()}}, {"task": "round"})
     leaves = site.close(answer, names=True)
     assert leaves.facts["same"] == {"model": ["counts", "floats", "halves", "truths"]}
-    assert server.whole(A, leaves.groups, leaves.facts["same"], lambda: whole)["model"].keys() == whole["model"].keys()
+    assert server.whole(A, leaves.groups, leaves.facts["same"], whole)["model"].keys() == whole["model"].keys()
     with pytest.raises(Refused, match="names model/counts"):
-        KnownTensors(sealed=True).whole(A, leaves.groups, leaves.facts["same"], lambda: whole)
+        KnownTensors(sealed=True).whole(A, leaves.groups, leaves.facts["same"], whole)
     with pytest.raises(Refused, match="names model/counts"):  # that is of the order to another site
-        server.whole(B, leaves.groups, leaves.facts["same"], lambda: whole)
+        server.whole(B, leaves.groups, leaves.facts["same"], whole)
 
 
 def test_what_a_filter_has_changed_on_its_way_is_not_taken_for_the_servers(tmp_path: Path) -> None:

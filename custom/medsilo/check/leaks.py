@@ -107,7 +107,7 @@ def describe(
     lines += _groups(found, policy) if found else ["no tensor"]
     least = settings.least(plan.task.synthetic)
     if found:
-        lines += ["", *_sealing(plan), *_added_up(plan)]
+        lines += ["", *_sealing(plan), *_added_up(plan), *_as_differences(plan)]
     lines += ["", *_numbers(plan, settings)]
     if settings.protects(plan.task.synthetic):
         lines += ["", *_coarse(plan, settings)]
@@ -126,7 +126,7 @@ def describe(
 def left_in_short(plan: Plan) -> tuple[list[tuple[str, str, int]], list[str]]:
     """Return the groups that left each site with their rounds and bytes a round, and further lines, naming no site."""
     groups = [(leak.group, leak.when, leak.bytes) for leak in leaks(plan)]
-    lines = [*_sealing(plan), *_added_up(plan), *told_besides(plan)]
+    lines = [*_sealing(plan), *_added_up(plan), *_as_differences(plan), *told_besides(plan)]
     if plan.privacy:
         lines.append(
             f"The study promised differential privacy: ε = {plan.privacy.epsilon:g} at δ = {plan.privacy.delta:g} for "
@@ -156,6 +156,16 @@ def _added_up(plan: Plan) -> list[str]:
         f"server gets their mean with its own (medsilo.yaml: sums_at)."
         for name, adder in sorted(plan.participation.sums_at.items())
         if len(groups[name]) > 1
+    ]
+
+
+def _as_differences(plan: Plan) -> list[str]:
+    """Return that fewer bytes may leave than the table says."""
+    if not plan.transport.delta:
+        return []
+    return [
+        "Bytes are those of whole tensors. On NVFlare differences to what the site was given are sent in their place, "
+        "as far as they are smaller: the server reads the same numbers of them (docs/reliability.md)."
     ]
 
 

@@ -16,6 +16,7 @@ from medsilo.federation.adding import GroupSums, Leave
 from medsilo.federation.asking import Asking, Exchange, Messenger, Missing
 from medsilo.federation.directions import rounded
 from medsilo.federation.known import KnownTensors
+from medsilo.federation.last_orders import LastOrders
 from medsilo.federation.sealed.sealed_server import Letters, SealedServer
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.summary import Account, summarise
@@ -56,7 +57,8 @@ class Coordinator:
         self.turns = TurnKeeper(record.tell_now)
         self.asking = Asking(messenger, plan.participation, self.sites, self.required, self.turns)
         self.acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
-        self.known = KnownTensors(sealed=plan.transport.sealed)
+        self.known = KnownTensors(sealed=plan.transport.sealed, all_marked=plan.transport.delta)
+        self.last_orders = LastOrders(record.folder, plan.transport.delta)
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.absent: dict[str, str] | None = None  # who did not join a study that has begun, and why
@@ -132,6 +134,7 @@ class Coordinator:
         finally:
             self.state.writer.shutdown()
             self.turns.end()
+            self.last_orders.forget()
             summary = summarise(self._account(), reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
@@ -269,6 +272,7 @@ class Coordinator:
         def outgoing(site: str) -> Parcel:
             groups: Groups = {} if task == "join" or empty else self.state.payload(site, phase)
             sent, marks = self.known.shorten(site, groups)
+            sent, bases = self.last_orders.shorten(site, sent, marks, self.known.held.get(site, {}))
             request = self._request(
                 task,
                 number,
@@ -278,6 +282,7 @@ class Coordinator:
                 outcome=self._outcome_for(site, task),
                 sealing=self._letters(task, site, groups),
                 marks=marks,
+                bases=bases,
             )
             parcel = request.parcel(sent)
             exchange.bytes_down[site] = parcel.size()
@@ -290,7 +295,7 @@ class Coordinator:
             held = self._held(site, reply, answer, expected) if trained else None
             groups = reply.groups
             if isinstance(answer, Trained) and held is None:
-                groups = self.known.whole(site, groups, answer.same, lambda: self.state.payload(site, phase))
+                groups = self._whole(site, groups, answer, phase)
             check_forms(groups, expected if trained and held is None else {})
             exchange.bytes_up[site] = reply.size() if held is None else held
             if isinstance(answer, Trained):
@@ -301,12 +306,21 @@ class Coordinator:
             if isinstance(answer, Joined):
                 self.acceptance.joined[site] = answer
 
+        self.last_orders.begin()
         if self.sums:
             self.sums.begin(task == "round")
         self.turns.begin(task, number, exchange.asked)
         self.asking.ask(exchange, outgoing, receive, self._is_missing)
         exchange.missing = {**away, **exchange.missing}
         return exchange
+
+    def _whole(self, site: str, groups: Groups, answer: Trained, phase: Phase) -> Groups:
+        """Return all tensors of an answer, of which some are named or sent as differences; raises Refused."""
+        if not answer.same and not answer.differences:
+            return groups
+        order, told = self.state.payload(site, phase), self.known.told.get(site, {})
+        groups = self.known.whole(site, groups, answer.same, order)
+        return self.last_orders.whole(groups, answer.differences, told, order)
 
     def _is_missing(self, site: str, gone: Missing) -> None:
         """Note what a site that did not answer may not have, or still has."""

@@ -189,7 +189,8 @@ class MedsiloExecutor(Executor):
             self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
             self.clock = Clock(self.folder, settings.limits)
             self.names = not plan.transport.sealed and plan.participation.adder_of(site) is None
-            self.received = ReceivedTensors(self.folder) if settings.keep_received else None
+            kept = ReceivedTensors(self.folder, plan.transport.delta)
+            self.received = kept if settings.keep_received else None
             Diary(self.folder).began(plan, lead)
             if settings.isolation:
                 self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind, lead, kit)

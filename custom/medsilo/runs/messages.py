@@ -130,6 +130,8 @@ class Request(Message):
     adding: dict[Name, ToAdd] = added({})  # of a "sum": the sites of the asked one's group, itself included
     # By group and tensor: what the site has to end up with, of tensors that are sent and of those that it has already
     marks: Marks = added({})
+    # Of those that are sent as differences to what the site has: the marks of that
+    bases: Marks = added({})
 
     def parcel(self, groups: Groups) -> Parcel:
         """Return the request as it travels."""
@@ -240,6 +242,8 @@ class Trained(SiteAnswer):
     same: Annotated[
         dict[Name, Annotated[list[Name], Field(min_length=1, max_length=MOST_MARKS)]], Field(max_length=100)
     ] = added({})
+    # Tensors that are sent as differences to what the site was given in this round: their marks
+    differences: Marks = added({})
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:
