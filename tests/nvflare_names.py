@@ -509,7 +509,7 @@ def buffers(module: Any) -> None:
 @relies(
     "fuel.f3.cellnet.cell",
     "Cell._process_reply Cell.byte_receiver.registry.find.cb.__self__.blob_cb Cell.byte_receiver.registry.reg.values",
-    "Cell.core_cell.set_message_interceptor Cell.get_fobs_context Cell.register_blob_cb Cell.register_stream_cb",
+    "Cell.core_cell.set_message_interceptor Cell.get_fobs_context Cell.register_stream_cb",
     "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",
     "?Cell.send_request.get_header",
 )
@@ -530,10 +530,9 @@ def cell(module: Any) -> None:
         found.register_request_cb(channel="server_command", topic="*", cb=heard.append)
         handler = found.byte_receiver.registry.find("server_command", "submit_update").cb.__self__
         assert callable(handler.blob_cb) and handler.max_blob_size is not None
-        found.register_blob_cb("server_command", "submit_update", heard.append)
-        assert found.byte_receiver.registry.find("server_command", "submit_update").cb.__self__ is not handler
+        found.register_stream_cb("server_command", "submit_update", heard.append)
+        assert found.byte_receiver.registry.find("server_command", "submit_update").cb == heard.append
         assert len(found.byte_receiver.registry.reg) >= 2
-        takes(found.register_stream_cb, "channel", "topic", print)
         found.core_cell.set_message_interceptor(lambda message: None)
         assert found.get_fobs_context({"a": 1})["a"] == 1 and "a" not in found.get_fobs_context()
         source_holds(module.Cell._process_stream_error, "waiter.stream_error", "waiter.result", "in_receiving.set()")

@@ -24,6 +24,7 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.stats_pool import StatsPoolManager
+from nvflare.fuel.f3.streaming import blob_streamer
 from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_CHANNEL,
     STREAM_DATA_TOPIC,
@@ -32,6 +33,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
     StreamHeaderKey,
 )
 from nvflare.fuel.f3.streaming.stream_types import StreamError, StreamFuture
+from nvflare.fuel.f3.streaming.stream_utils import CheckedExecutor
 from nvflare.fuel.utils.fobs import lobs
 
 from medsilo.core.errors import MedsiloError, Refused
@@ -167,6 +169,14 @@ def section(marker: int, content: bytes, dot: int = 0) -> bytes:
 
 def test_an_honest_answer_passes_as_it_was_sent(cells: Cells, no_exit: list[int]) -> None:
     assert cells.takes() and no_exit == []
+
+
+def test_answers_do_not_wait_for_the_threads_that_they_are_read_in(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare has 64 for all that comes in, so that 65 sites that answered at the same time were not heard again."""
+    monkeypatch.setattr(blob_streamer, "callback_thread_pool", CheckedExecutor(1, "the only one"))
+    assert cells.send(answer_of(Parcel({"model": {"w": torch.randn(700, 1024)}}, {"task": "round"}))) == CellCode.OK
 
 
 def test_a_large_answer_lies_in_a_file_and_is_refused_where_the_disk_is_full(

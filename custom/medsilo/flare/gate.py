@@ -9,6 +9,7 @@ decoded here first: one that is too large, or that nobody can read, becomes its 
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode, ServerCommandNames
@@ -36,6 +37,7 @@ from medsilo.flare.wire import REFUSAL, TASK, refusal
 UNREAD = "medsilo.unread"
 # What a hospital's answer may be; of the others, some let NVFlare end the job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
+READERS = 256  # answers that are read at the same time; nearly all that a reader does is wait
 FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)  # all that a hospital may ask of a job
 
 
@@ -46,6 +48,8 @@ class Gate:
         """Until the plan is known, a message may have what one without tensors has."""
         self.cell, self.most = cell, Bounds()
         self.replies = BlobHandler(cell._process_reply)  # NVFlare's own handler of what comes back for a request
+        self.answers = BlobHandler(self._answered)
+        self.readers = ThreadPoolExecutor(READERS, "answers")
         self.taken: dict[str, int] = {}  # bytes fetched for the message that is being read, by sender
         self.refused: dict[str, str] = {}  # why fetching was ended, by sender
         self.reading: set[str] = set()  # whose answers are being read
@@ -56,7 +60,7 @@ class Gate:
         """Bound every message from now on."""
         self.most = most
         registered = (callback.cb for callback in [*self.cell.byte_receiver.registry.reg.values()])
-        for handler in (self.replies, *(getattr(own, "__self__", None) for own in registered)):
+        for handler in (self.replies, self.answers, *(getattr(own, "__self__", None) for own in registered)):
             if isinstance(handler, BlobHandler):
                 handler.max_blob_size = most.size
 
@@ -123,7 +127,7 @@ class Gate:
         """Bound what sites send, and read their answers before NVFlare does."""
         found = self.cell.byte_receiver.registry.find(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE)
         self.take = found.cb.__self__.blob_cb
-        self.cell.register_blob_cb(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE, self._answered)
+        self.cell.register_stream_cb(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE, self._answer_comes)
         self.cell.core_cell.set_message_interceptor(self._inspect)
         self.watch_fetching()
 
@@ -146,18 +150,33 @@ class Gate:
                 return None
         return make_reply(CellCode.INVALID_REQUEST) if channel == CellChannel.SERVER_COMMAND else None
 
-    def _answered(self, future: StreamFuture) -> None:
-        """Read an answer, and pass it on to NVFlare; called at its first byte."""
+    def _answer_comes(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
+        return self.answers.handle_blob_cb(future, stream, resume, stream)
+
+    def _answered(self, future: StreamFuture, stream: Stream) -> None:
+        """Let an answer be read, from its first byte on, in a thread of ours.
+
+        NVFlare calls this in one of 64 threads, and needs another of them for each piece of tensors that it fetches: 64
+        answers that are read there wait for each other for good.
+        """
+        self.readers.submit(self._pass_on, future, stream)
+
+    def _pass_on(self, future: StreamFuture, stream: Stream) -> None:
+        """Read an answer, and pass it on to NVFlare."""
         try:
-            answer = self._read(future)
-        except Refused as error:
-            answer = _unread(str(error), str(future.headers.get(MessageHeaderKey.ORIGIN)))
-        self.take(_Read(future.headers, answer))
+            try:
+                answer = self._read(future)
+            except Refused as error:
+                answer = _unread(str(error), str(future.headers.get(MessageHeaderKey.ORIGIN)))
+            self.take(_Read(future.headers, answer))
+        except Exception as error:  # of a broken connection, say: then its sender hears of it, and sends it again
+            if not future.error:
+                stream.task.stop(StreamError(plain(error)))
 
     def _read(self, future: StreamFuture) -> Shareable:
         """Return a site's answer; raises Refused for one that must not count.
 
-        Any other error is passed on by NVFlare: when the connection broke, the site sends its answer again.
+        Any other error is told to the site, which sends its answer again.
         """
         headers, origin = future.headers, str(future.headers.get(MessageHeaderKey.ORIGIN))
         try:
