@@ -191,7 +191,7 @@ def test_as_many_sites_work_at_once_as_memory_has_room_for() -> None:
     plan = make_plan("fedavg", sites=[f"h{place:03}" for place in range(144)])
     some, all_of_them = Needs.of(plan, None, 4 << 30), Needs.of(plan, None, 64 << 30)
     assert (all_of_them.threads, 1 < some.threads < 144, some.memory <= 4 << 30) == (144, True, True)
-    assert all_of_them.text.startswith("144 of 144 sites at a time, each a process: about 15")
+    assert all_of_them.text.startswith("144 of 144 sites at a time, each a process: about 20")
     assert Needs.of(plan, None, 0).threads == 1
     assert (Needs.of(plan, 3, 0).threads, Needs.of(plan, 999, 0).threads) == (3, 144)
     assert "3 of 144 sites at a time, each a process, and a new one for each answer: " in Needs.of(plan, 3, 0).text

@@ -32,7 +32,7 @@ END_LIMIT = 2.0  # seconds it has to end after the study has; left alone its far
 MOST_SILENCE = 6.0  # seconds without a word while NVFlare and its sites start
 MOST_NAMES = 12  # in a line
 # Memory of a simulation, as `benchmarks/many_sites.py` measured it: what is there once, and with each site at work.
-ONCE, EACH = 800 << 20, 100 << 20
+ONCE, EACH = 800 << 20, 128 << 20
 COPIES = 6  # of a site's parameters, while it works: as they came, as they go, gradient, two of an optimizer's
 OnRound = Callable[[Round], None]
 Say = Callable[[str], None]
