@@ -129,6 +129,8 @@ class Ended:
         missing = set(line.asked) - set(line.answered)
         if not gone <= missing | (set(self.last) - set(line.asked)) or not missing <= may_be:
             sys.exit(f"round {line.round}: {sorted(missing)} are missing, and {sorted(gone)} have ended")
+        if line.round not in self.last.values():
+            return
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 if any(self.last.get(word) == line.round for word in process.cmdline()):
@@ -176,6 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kills", type=int, default=0, help="sites to end in the middle (simulator)")
     parser.add_argument("--row", action="store_true", help="measure here, and print nothing else")
     given = parser.parse_args(arguments)
+    if given.kills and (given.engine != "simulator" or given.rounds < 3 or given.kills >= min(given.sites)):
+        parser.error("--kills needs --engine simulator, 3 rounds or more, and fewer than --sites")
     if given.row:
         print(cost(given.engine, given.sites[0], given.rounds, given.large, given.kills).row)
         return

@@ -40,7 +40,7 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.memory import forget_most, most_held
 from medsilo.core.spill import Spill
 from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
-from medsilo.flare.gate import Gate, is_unread
+from medsilo.flare.gate import MOST_OPEN, Gate, is_unread
 from medsilo.flare.outline import DEEPEST, check_body, check_outline
 from medsilo.flare.wire import let_tensors_travel, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
@@ -298,6 +298,20 @@ def test_an_answer_packed_in_another_way_is_refused(cells: Cells) -> None:
     assert "packed in another way" in cells.refused(b"some bytes")
 
 
+def piece(stream: int, sequence: int, kind: int, size: Any, sent: bytes) -> Message:
+    """Return one message of a stream that says that it is an answer."""
+    headers = {
+        **FOBS,
+        StreamHeaderKey.STREAM_ID: stream,
+        StreamHeaderKey.SEQUENCE: sequence,
+        StreamHeaderKey.SIZE: size,
+        StreamHeaderKey.DATA_TYPE: kind,
+        StreamHeaderKey.CHANNEL: CellChannel.SERVER_COMMAND,
+        StreamHeaderKey.TOPIC: "submit_update",
+    }
+    return Message(headers, sent)
+
+
 @pytest.mark.parametrize(
     ("announced", "sent", "words"),
     [
@@ -314,16 +328,8 @@ def test_a_stream_that_is_not_what_it_announces_ends_nothing(
     cells: Cells, no_exit: list[int], announced: Any, sent: bytes, words: str | None
 ) -> None:
     before = len(cells.got)
-    headers = {
-        **FOBS,
-        StreamHeaderKey.STREAM_ID: next(NUMBERS),
-        StreamHeaderKey.SEQUENCE: 0,
-        StreamHeaderKey.SIZE: announced,
-        StreamHeaderKey.DATA_TYPE: StreamDataType.FINAL,
-        StreamHeaderKey.CHANNEL: CellChannel.SERVER_COMMAND,
-        StreamHeaderKey.TOPIC: "submit_update",
-    }
-    cells.site.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, JOB, Message(headers, sent))
+    message = piece(next(NUMBERS), 0, StreamDataType.FINAL, announced, sent)
+    cells.site.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, JOB, message)
     if words:
         wait_until(lambda: len(cells.got) > before, 5, "the refusal")
         with pytest.raises(Refused, match=words):
@@ -331,6 +337,23 @@ def test_a_stream_that_is_not_what_it_announces_ends_nothing(
     else:
         time.sleep(0.2)
         assert len(cells.got) == before
+    assert cells.takes() and no_exit == []
+
+
+def test_who_leaves_answers_hanging_keeps_few_readers(cells: Cells, no_exit: list[int]) -> None:
+    def send(stream: int, sequence: int, kind: int) -> None:
+        message = piece(stream, sequence, kind, 8, b"half")
+        cells.site.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, JOB, message)
+
+    streams = [next(NUMBERS) for _ in range(3 * MOST_OPEN)]
+    for stream in streams:
+        send(stream, 0, StreamDataType.CHUNK)
+    wait_until(lambda: cells.gate.open[SITE] == MOST_OPEN, 5, "the answers that are open")
+    time.sleep(0.2)
+    assert cells.gate.open[SITE] == MOST_OPEN
+    for stream in streams:
+        send(stream, 1, StreamDataType.FINAL)
+    wait_until(lambda: not cells.gate.open, 5, "the end of all of them")
     assert cells.takes() and no_exit == []
 
 

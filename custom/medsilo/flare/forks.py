@@ -110,21 +110,22 @@ class ForkServer:
 
     def __init__(self, listener: socket.socket, parent: int) -> None:
         self._listener, self._parent = listener, parent
-        self._forks: dict[int, tuple[socket.socket, Path]] = {}  # who asked, and where to note its death, by process
+        self._forks: dict[int, socket.socket] = {}  # who asked, by process
+        self._deaths: dict[int, Path] = {}  # where to note that it died, by process
         self._died = Path(listener.getsockname()).parent / DIED
         self._starting: list[int] = []  # files that end when a fork has started
 
     def serve(self) -> None:
         """Serve until the simulator is gone; each fork runs what was asked for, and ends here."""
         while os.getppid() == self._parent:
-            watched: list[socket.socket | int] = [*(asker for asker, _ in self._forks.values()), *self._starting]
+            watched: list[socket.socket | int] = [*self._forks.values(), *self._starting]
             if len(self._starting) < AT_ONCE:
                 watched.append(self._listener)
             ready, _, _ = select.select(watched, [], [], POLL)
             for file in [file for file in self._starting if file in ready]:
                 self._starting.remove(file)
                 os.close(file)
-            for pid, (connection, _) in self._forks.items():
+            for pid, connection in self._forks.items():
                 if connection in ready:  # it says nothing more: its process is gone
                     os.kill(pid, signal.SIGKILL)
             if self._listener in ready:
@@ -138,7 +139,7 @@ class ForkServer:
                     self._forget(connection, has_started)
                     asked.run(starting)
                     return
-                self._forks[pid] = connection, death
+                self._forks[pid], self._deaths[pid] = connection, death
                 self._starting.append(has_started)
                 for file in (*asked.files, starting):
                     os.close(file)
@@ -146,7 +147,7 @@ class ForkServer:
         end_family(os.getpid())
 
     def _forget(self, connection: socket.socket, has_started: int) -> None:
-        for one in (self._listener, connection, *(asker for asker, _ in self._forks.values())):
+        for one in (self._listener, connection, *self._forks.values()):
             one.close()
         for file in (has_started, *self._starting):
             os.close(file)
@@ -156,10 +157,10 @@ class ForkServer:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            asker, death = self._forks.pop(pid)
+            death = self._deaths.pop(pid)
             if status:
                 death.touch()
-            with asker as connection, suppress(OSError):
+            with self._forks.pop(pid) as connection, suppress(OSError):
                 connection.sendall(ENDED.pack(os.waitstatus_to_exitcode(status)))
 
 

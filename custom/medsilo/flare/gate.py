@@ -7,7 +7,9 @@ an answer can't be decoded. So sizes are looked at when they are announced, befo
 decoded here first: one that is too large, or that nobody can read, becomes its sender's refusal.
 """
 
+import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,10 +36,12 @@ from medsilo.flare.outline import check_outline
 from medsilo.flare.pieces import site_of
 from medsilo.flare.wire import REFUSAL, TASK, refusal
 
+LOG = logging.getLogger(__name__)
 UNREAD = "medsilo.unread"
 # What a hospital's answer may be; of the others, some let NVFlare end the job.
 CODES = (ReturnCode.OK, ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TASK_RESULT_FILTER_ERROR)
 READERS = 256  # answers that are read at the same time; nearly all that a reader does is wait
+MOST_OPEN = 8  # answers of one sender that may be open at the same time; an honest one sends again what was cut
 FROM_SITES = (ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE)  # all that a hospital may ask of a job
 
 
@@ -50,6 +54,7 @@ class Gate:
         self.replies = BlobHandler(cell._process_reply)  # NVFlare's own handler of what comes back for a request
         self.answers = BlobHandler(self._answered)
         self.readers = ThreadPoolExecutor(READERS, "answers")
+        self.open: Counter[str] = Counter()  # answers that readers have or will have, by sender
         self.taken: dict[str, int] = {}  # bytes fetched for the message that is being read, by sender
         self.refused: dict[str, str] = {}  # why fetching was ended, by sender
         self.reading: set[str] = set()  # whose answers are being read
@@ -157,28 +162,39 @@ class Gate:
         """Let an answer be read, from its first byte on, in a thread of ours.
 
         NVFlare calls this in one of 64 threads, and needs another of them for each piece of tensors that it fetches: 64
-        answers that are read there wait for each other for good.
+        answers that are read there wait for each other for good. Who begins answers and ends none keeps few readers.
         """
-        self.readers.submit(self._pass_on, future, stream)
+        origin = str(future.headers.get(MessageHeaderKey.ORIGIN))
+        with self.lock:
+            taken = self.open[origin] < MOST_OPEN
+            self.open[origin] += taken
+        if taken:
+            self.readers.submit(self._pass_on, origin, future, stream)
+        else:
+            stream.task.stop(StreamError(f"{MOST_OPEN} answers of this site are open already"))
 
-    def _pass_on(self, future: StreamFuture, stream: Stream) -> None:
+    def _pass_on(self, origin: str, future: StreamFuture, stream: Stream) -> None:
         """Read an answer, and pass it on to NVFlare."""
         try:
             try:
-                answer = self._read(future)
+                answer = self._read(origin, future)
             except Refused as error:
-                answer = _unread(str(error), str(future.headers.get(MessageHeaderKey.ORIGIN)))
+                answer = _unread(str(error), origin)
             self.take(_Read(future.headers, answer))
         except Exception as error:  # of a broken connection, say: then its sender hears of it, and sends it again
+            LOG.warning("an answer of %s was not taken", plain(origin), exc_info=True)
             if not future.error:
                 stream.task.stop(StreamError(plain(error)))
+        finally:
+            with self.lock:
+                self.open -= Counter([origin])
 
-    def _read(self, future: StreamFuture) -> Shareable:
+    def _read(self, origin: str, future: StreamFuture) -> Shareable:
         """Return a site's answer; raises Refused for one that must not count.
 
         Any other error is told to the site, which sends its answer again.
         """
-        headers, origin = future.headers, str(future.headers.get(MessageHeaderKey.ORIGIN))
+        headers = future.headers
         try:
             blob = future.result()
         except BlobSizeError as error:
