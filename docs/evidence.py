@@ -9,7 +9,7 @@ from benchmarks.advise.outcomes import TABLES, read_outcomes
 from benchmarks.advise.page import summary
 from docs.markdown import table
 from medsilo.study.adviser import tries
-from medsilo.study.adviser_rules import RULES
+from medsilo.study.adviser_rules import EVERY_RULE
 
 HERE = Path(__file__).parent
 ALONE, POOLED = "local", "central"  # rows that are no federation
@@ -123,9 +123,16 @@ def rules() -> str:
     """Return the adviser's rules, and how often each was right."""
     told = tries()
     rows = []
-    for rule in RULES:
+    for rule in EVERY_RULE:
         own = told[rule.name]
         right = f"{own.made[0]} of {own.made[1]}", f"{own.held_out[0]} of {own.held_out[1]}"
-        rows.append((rule.name, ", ".join(rule.leaders), rule.answer, rule.reason, *right))
-    heads = ("rule", "where this leads", "answer", "because", "right where it was made", "right where it was tried")
+        rows.append((rule.name, ", ".join(rule.leaders) or "none", rule.answer, rule.reason, *right))
+    heads = (
+        "rule",
+        "where this is clearly ahead",
+        "answer",
+        "because",
+        "right where it was made",
+        "right where it was tried",
+    )
     return table(heads, rows)

@@ -80,7 +80,7 @@ ROOMS = {
     ),
     "study": room(
         "comparisons over many runs and their statistics; the demo",
-        "core federation flare plan registry runs site",
+        "core deploy federation flare plan registry runs site",
     ),
     "analyses": room(
         "the papers' figures from finished runs", "core course federation learning plan privacy runs site tasks"

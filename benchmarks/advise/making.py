@@ -1,5 +1,6 @@
 """The runs of the adviser's proof: every method on every federation, kept in folders so that a stop costs one run."""
 
+import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.advise.federations import Federation, Kind, plan_of, write
+from medsilo.core.files import write_json
 from medsilo.site.owner import ALL_MINE
 from medsilo.site.settings import SiteSettings, make_settings
 from medsilo.study.cells import Cell, Row, cells_of, run_cell
+from medsilo.study.committee import committee_scores
 
 METHODS = ("local", "fedavg", "fedbn", "fedper", "ditto", "fine-tuning", "adafed", "fedsm")
 OF_IMAGES = ("harmofl",)
@@ -55,6 +58,15 @@ class Trial:
     def seeds(self) -> list[int]:
         """The seeds of training; the data are the same for all."""
         return list(dict.fromkeys(cell.seed for cell in self.cells))
+
+    def together(self, methods: Sequence[str], seed: int) -> list[float]:
+        """Return every hospital's test score of these methods' models that answer together; kept for the next time."""
+        kept = self.folder / f"together-{'-'.join(methods)}-{seed}.json"
+        if not kept.is_file():
+            runs = {cell.row.title: cell.folder for cell in self.cells if cell.seed == seed}
+            scores, _ = committee_scores([runs[method] for method in methods], self.settings)
+            write_json(kept, list(scores.values()))
+        return json.loads(kept.read_text("utf-8"))
 
     @property
     def done(self) -> bool:

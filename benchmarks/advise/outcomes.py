@@ -8,14 +8,16 @@ from statistics import fmean
 
 from benchmarks.advise.federations import plan_of
 from benchmarks.advise.making import Trial
-from medsilo.study.adviser import measuring_rounds, ranked, rule_of
-from medsilo.study.adviser_rules import Rule, standings
+from medsilo.study.adviser import chosen, measuring_rounds, ranked
+from medsilo.study.adviser_rules import TOGETHER, Rule, standings
+from medsilo.study.cells import Cell
 from medsilo.study.measurement import PROBES, read_measured
 
 HERE = Path(__file__).resolve().parent
 TABLES = {"made": HERE / "made.csv", "held_out": HERE / "held_out.csv"}
 POINT = 0.01
 LOSS, MEAN, WORST = "loss:", "mean:", "worst:"
+COMMITTEE = "together"  # what stands for the methods that were measured best and answer together
 Pick = Callable[["Outcome"], str]
 
 
@@ -29,7 +31,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One federation: its name, cases and shifts in words, measured losses, and the score of each method."""
+    """One federation: its name, cases and shifts in words, what was measured, and the scores of methods."""
 
     name: str
     cases: str
@@ -48,28 +50,41 @@ class Outcome:
         probes = [cell.folder for cell in whole[min(trial.seeds)] if cell.row.title in PROBES]
         own = trial.federation
         measured = read_measured(probes, measuring_rounds(plan_of(own)))
+        losses = standings(measured)
+        together = [trial.together(ranked(losses)[:TOGETHER], seed) for seed in whole]
+        scores = {method: _score([_told(whole[seed], method) for seed in whole]) for method in trial.methods}
         return cls(
             own.name,
             " ".join(map(str, own.cases)),
             own.words,
             len(whole),
-            standings(measured),
-            {method: _score(trial, method, whole) for method in trial.methods},
+            losses,
+            scores | {COMMITTEE: _score(together)},
         )
 
     @property
-    def rule(self) -> Rule | None:
+    def rule(self) -> Rule:
         """The rule that answers."""
-        return rule_of(self.advised) if self.advised else None
+        return chosen(self.losses)[0]
 
     @property
-    def advised(self) -> str | None:
+    def first(self) -> str:
         """The method that the adviser names first."""
-        return next(iter(ranked(self.losses)), None)
+        return ranked(self.losses)[0]
+
+    @property
+    def advised(self) -> str:
+        """What the adviser advises: the first method, or that several answer together."""
+        return self.members[0] if len(self.members) == 1 else COMMITTEE
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The methods that the adviser would train."""
+        return chosen(self.losses)[1]
 
     @property
     def best(self) -> str:
-        """The method with the highest mean over hospitals."""
+        """The method with the highest mean over hospitals, or several together."""
         return max(self.scores, key=lambda method: self.scores[method].mean)
 
     def behind(self, method: str) -> Score:
@@ -77,22 +92,21 @@ class Outcome:
         best, own = self.scores[self.best], self.scores[method]
         return Score(best.mean - own.mean, best.worst - own.worst)
 
-    def right(self, method: str | None) -> bool:
+    def right(self, method: str) -> bool:
         """Return whether a method is within a point of the best one, the worst hospital included."""
-        if method is None:
-            return False
         behind = self.behind(method)
         return max(behind.mean, behind.worst) <= POINT
 
 
-def _score(trial: Trial, method: str, whole: Mapping[int, Sequence]) -> Score:
-    means, worst = [], []
-    for cells in whole.values():
-        (summary,) = [cell.summary() for cell in cells if cell.row.title == method]
-        told = [score for score, _ in summary.told().values()]
-        means.append(fmean(told))
-        worst.append(min(told))
-    return Score(round(fmean(means), 4), round(fmean(worst), 4))
+def _told(cells: Sequence[Cell], method: str) -> list[float]:
+    (summary,) = [cell.summary() for cell in cells if cell.row.title == method]
+    assert summary
+    return [score for score, _ in summary.told().values()]
+
+
+def _score(by_seed: Sequence[Sequence[float]]) -> Score:
+    """Return the means over seeds of hospitals' mean score and of their lowest."""
+    return Score(round(fmean(map(fmean, by_seed)), 4), round(fmean(map(min, by_seed)), 4))
 
 
 # ------------------------------------------------------------------------------------------------ the table

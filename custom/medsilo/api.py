@@ -12,6 +12,7 @@ from torch import nn
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
+from medsilo.deploy.committee import answering_together
 from medsilo.deploy.images import to_predict
 from medsilo.deploy.predict import predict_all
 from medsilo.deploy.source import open_source, ready_for
@@ -268,7 +269,7 @@ def compare(
 
 
 def predict(
-    model: Place,
+    model: Place | Sequence[Place],
     images: Place | Sequence[Place],
     out: Place,
     *,
@@ -278,17 +279,22 @@ def predict(
 ) -> list[dict[str, Any]]:
     """Predict images with a run's model or a super model, and return what was found, one dictionary for each image.
 
-    model: the folder of a run or of a super model. site: whose model, where each has its own.
+    model: the folder of a run or of a super model, or several, whose models answer together.
+    site: whose model, where each has its own.
     images: an image, a folder of images, or several. Masks and tables are written to `out`, as by `medsilo predict`.
     site_config: a folder with a medsilo.yaml, whose data.label_map says which values masks get.
     An image that failed has its reason under "error".
     """
-    several = [images] if isinstance(images, Path | str) else images
     compute = _settings("medsilo.predict", None, device).compute()
     data = None if site_config is None else read_settings(Path(site_config)).data
-    source, given = ready_for(open_source(Path(model), site), data, compute), [Path(one) for one in several]
+    source = answering_together([ready_for(open_source(one, site), data, compute) for one in _several(model)])
+    given = _several(images)
     predict_all(source, to_predict(source, given, Path(out), data), Path(out), compute.device, lambda line: None)
     return json.loads((Path(out) / "predictions.json").read_text(encoding="utf-8"))["cases"]
+
+
+def _several(places: Place | Sequence[Place]) -> list[Path]:
+    return [Path(one) for one in ([places] if isinstance(places, Path | str) else places)]
 
 
 def _plan(given: PlanLike, changes: Sequence[str]) -> Plan:

@@ -59,6 +59,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (results.report, "runs/one runs/other -o comparison.html"),
         (advising.advise, "--measure jobs/fedavg --rounds 5"),
         (results.cross, "runs/local"),
+        (results.committee, "runs/adafed runs/ditto runs/fedbn"),
         (results.analyse, "landscape runs/fedavg runs/harmofl -o figures"),
         (results.clean, "runs --older-than 30 --yes"),
     ),

@@ -54,11 +54,11 @@ def advise(
     data: options.Data = None,
     site_config: options.SiteConfigs = None,
 ) -> int:
-    """Say which method to try first, why, and how sure that is.
+    """Say which method to train, or which ones, why, and how sure that is.
 
     From the records of short runs of one plan with up to seven methods, together some three and a half trainings: the
-    method with the least validation loss comes first. Only what hospitals told is read, and no test score.
-    docs/evidence.md has the rules.
+    method with the least validation loss, or where none is clearly ahead the best four, whose models answer together.
+    Only what hospitals told is read, and no test score. docs/evidence.md has the rules.
     """
     if bool(runs) == bool(measure):
         raise MedsiloError("give folders of measuring runs, or --measure JOB, and not both")
@@ -90,8 +90,14 @@ def advise(
 
 def _show(screen: Screen, told: "Advice", notes: list[str]) -> None:
     """Show the answer, its reason and what it rests on."""
-    methods = ", then ".join(name for name in (told.first, told.second) if name)
-    screen.say(f"{told.answer}: try {methods}" if methods else "it cannot be known")
+    several = len(told.train) > 1
+    methods = " and ".join((", ".join(told.train[:-1]), told.train[-1])) if several else "".join(told.train)
+    screen.say(f"{told.answer}: train {methods}" if methods else "it cannot be known")
+    if several:
+        screen.say(
+            "how: a study of each; medsilo committee tests them, medsilo predict MODEL IMAGES --with OTHER uses them"
+        )
+        screen.say(f"if it can be one only: {told.first}, then {told.second}")
     screen.say(f"why: {told.reason}")
     screen.say(
         f"how sure: {told.sure}; rule '{told.rule}' was {told.evidence}" if told.rule else "how sure: not at all"

@@ -34,6 +34,16 @@ def predict(
         ),
     ],
     site: options.ModelOf = "",
+    others: Annotated[
+        list[Path],
+        typer.Option(
+            "--with",
+            metavar="MODEL",
+            default_factory=list,
+            help="a further model of the same task, which may be repeated: all answer together",
+            show_default=False,
+        ),
+    ],
     device: Annotated[str, typer.Option(metavar="DEVICE", help=options.DEVICES)] = "auto",
     site_config: Annotated[
         Path | None,
@@ -52,9 +62,11 @@ def predict(
     Writes a mask for each image, on its own grid, predictions.csv and .json, and overview.png with outlines of what was
     found in the first images; of tables and recordings predictions.csv and .json with a line for each line or window,
     and recordings.csv with one for each recording. A model of dicom-folder writes a DICOM segmentation and a structured
-    report for each series. Ends with 1 if any image, line or recording failed, or was not taken by the node.
+    report for each series. With several models the mean of what each says is probable counts. Ends with 1 if any image,
+    line or recording failed, or was not taken by the node.
     """
     screen.note("reading the model")
+    from medsilo.deploy.committee import answering_together
     from medsilo.deploy.images import to_predict
     from medsilo.deploy.predict import predict_all
     from medsilo.deploy.predict_series import predict_series
@@ -68,7 +80,7 @@ def predict(
     folder = folder_of_settings(site_config)
     data = read_settings(folder).data if folder else None
     compute = settings.compute()
-    source = ready_for(open_source(model, site), data, compute)
+    source = answering_together([ready_for(open_source(folder, site), data, compute) for folder in (model, *others)])
     chosen, task = compute.device, source.plan.task
     if send:
         _check_node(send, task.reads_dicom)

@@ -90,6 +90,34 @@ def cross(
     return 0
 
 
+def committee(
+    screen: Screen,
+    runs: Annotated[
+        list[Path], typer.Argument(help="folders of runs of one task, with all their sites on this machine")
+    ],
+    *,
+    device: options.DeviceOfRun = None,
+    data: options.DataOfRun = None,
+    site_config: options.SiteConfigs = None,
+) -> int:
+    """Test several runs' models that answer together, on every site's data.
+
+    Each site's models of these runs say what is probable, and the mean of it counts. Prints the score of each run's
+    model alone, too. Such models predict by `medsilo predict MODEL IMAGES --with OTHER`.
+    """
+    screen.begin(f"reading {len(runs)} runs")
+    from medsilo.report.table import committee_table
+    from medsilo.study.committee import committee_scores
+    from medsilo.study.cross import run_settings
+
+    with screen.busy("testing the models together and alone"):
+        settings = settings_of(device, data, site_config, run_settings(runs[0]))
+        together, alone = committee_scores(runs, settings)
+    screen.say(committee_table(together, alone))
+    screen.answer(runs=runs, together=together, alone=alone)
+    return 0
+
+
 def analyse(
     screen: Screen,
     kind: Annotated[

@@ -352,13 +352,17 @@ class Participant(Trainer):
             "counts": counts,
         }
 
-    def score(self, model: Tensors) -> float | None:
-        """Return the score on this site's test data of another site's model of the same study."""
+    def model_with(self, tensors: Tensors) -> nn.Module:
+        """Return the study's model as another site has it, in place of this site's own."""
         self.state.wake()
         self.state.done = -1
-        self.state.model.load_state_dict(model)
+        self.state.model.load_state_dict(tensors)
+        return self.state.model
+
+    def score(self, model: nn.Module) -> float | None:
+        """Return a model's score on this site's test data."""
         with self.compute.reproducible(self.plan.seed):
-            return _number(self.evaluate(self.data.test, lambda: None, self.state.model, self.plan.task.measuring)[1])
+            return _number(self.evaluate(self.data.test, lambda: None, model, self.plan.task.measuring)[1])
 
     def _may_be_told(self) -> Metrics:
         """Return the last validation as it is told."""

@@ -1,9 +1,11 @@
 """The result as plain text for the terminal: one row per method, one column per site."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from medsilo.core.text import plain
 from medsilo.report.read import RunResult, all_sites, spans
+from medsilo.study.committee import Scores
 
 MISSING, WITHHELD = "–", "withheld"
 
@@ -44,6 +46,18 @@ def cross_table(run: RunResult) -> str:
     for owner in run.sites:
         scores, mean, pooled = run.elsewhere(owner)
         lines.append(_line([plain(owner), *map(number, [*scores, mean, pooled])], first, widths))
+    return "\n".join(lines)
+
+
+def committee_table(together: Scores, alone: Mapping[str, Scores]) -> str:
+    """Several runs' models alone (a row each) and together, on every site's test data (column)."""
+    header = ["models of", *map(plain, together), "mean"]
+    rows = {plain(run): own for run, own in alone.items()} | {"all together": together}
+    first, widths = max(map(len, [header[0], *rows])), [max(len(title), 5) for title in header[1:]]
+    lines = [_line(header, first, widths), "-" * (first + sum(width + 2 for width in widths))]
+    for name, own in rows.items():
+        known = [score for score in own.values() if score is not None]
+        lines.append(_line([name, *map(number, [*own.values(), fmean(known) if known else None])], first, widths))
     return "\n".join(lines)
 
 

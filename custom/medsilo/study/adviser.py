@@ -10,7 +10,7 @@ from typing import Literal
 
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.plan import Plan
-from medsilo.study.adviser_rules import LEAD, RULES, Answer, Rule, standings
+from medsilo.study.adviser_rules import CLOSE, LEAD, RULES, TOGETHER, Answer, Rule, standings
 from medsilo.study.cells import Cell, Row, cells_of
 from medsilo.study.measurement import NEEDED, PROBES, Measurement, check_rounds
 
@@ -49,11 +49,12 @@ class Tries:
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice: the method to try first, why, and how sure that is."""
+    """Advice: the methods to train, why, and how sure that is."""
 
     answer: Answer | None  # None: it can't be known
     first: str | None
     second: str | None
+    train: tuple[str, ...]  # the first alone, or several, whose models answer together
     rule: str | None
     reason: str
     evidence: str
@@ -85,9 +86,12 @@ def ranked(losses: Mapping[str, float | None]) -> list[str]:
     return sorted(known, key=known.__getitem__)
 
 
-def rule_of(method: str) -> Rule:
-    """Return the rule that answers where this method leads."""
-    return next(rule for rule in RULES if method in rule.leaders)
+def chosen(losses: Mapping[str, float | None]) -> tuple[Rule, tuple[str, ...]]:
+    """Return the rule that answers, and the methods to train."""
+    first, second, *others = ranked(losses)
+    if not leads(losses, first, second):
+        return CLOSE, (first, second, *others)[:TOGETHER]
+    return next(rule for rule in RULES if first in rule.leaders), (first,)
 
 
 def advise(measured: Measurement) -> Advice:
@@ -99,16 +103,15 @@ def advise(measured: Measurement) -> Advice:
     unknown = [*_not_told(measured, methods), *_beyond(measured)]
     if not methods:
         reason = "the hospitals do not tell enough for any rule"
-        return Advice(None, None, None, None, reason, "none", "cannot be known", losses, tuple(unknown))
+        return Advice(None, None, None, (), None, reason, "none", "cannot be known", losses, tuple(unknown))
     first, second = methods[:2]
-    if not leads(losses, first, second):
-        unknown.append(
-            f"it is a close call: {second}'s loss is {losses[second]:.3g}, and {first}'s {losses[first]:.3g}"
-        )
-    rule = rule_of(first)
+    rule, train = chosen(losses)
     tried = tries()[rule.name]
     sure: Surety = "fairly sure" if tried.often and not unknown else "not sure"
-    return Advice(rule.answer, first, second, rule.name, rule.reason, tried.words, sure, losses, tuple(unknown))
+    if rule is CLOSE:
+        near = f"{second}'s loss is {losses[second]:.3g}, and {first}'s {losses[first]:.3g}"
+        unknown.append(f"which one is best, a close call: {near}")
+    return Advice(rule.answer, first, second, train, rule.name, rule.reason, tried.words, sure, losses, tuple(unknown))
 
 
 def leads(losses: Mapping[str, float | None], first: str, second: str) -> bool:

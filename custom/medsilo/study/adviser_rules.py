@@ -10,14 +10,15 @@ from typing import Literal
 
 from medsilo.study.measurement import PROBES, Measurement
 
-Answer = Literal["plain mean", "harmonise", "personalise", "stay alone"]
+Answer = Literal["plain mean", "harmonise", "personalise", "stay alone", "answer together"]
 WORST = 1 / 3  # share of the worst hospital's loss in a method's; the mean over hospitals is the rest
 LEAD = 0.1  # a method is clearly ahead whose loss is so much smaller, as a share of its own, than the next one's
+TOGETHER = 4  # methods whose models answer together where none is clearly ahead
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: the methods whose lead means this answer, and why."""
+    """One rule: the methods whose clear lead means this answer, and why."""
 
     name: str
     leaders: tuple[str, ...]
@@ -51,6 +52,13 @@ RULES: tuple[Rule, ...] = (
         "models trained alone do best: what the others know does not help here",
     ),
 )
+CLOSE = Rule(
+    "close call",
+    (),
+    "answer together",
+    "no method is clearly ahead, and the mean of what several models say is seldom far behind the best of them",
+)
+EVERY_RULE = (*RULES, CLOSE)
 
 
 def standing(measured: Measurement, method: str) -> float | None:

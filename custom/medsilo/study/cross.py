@@ -19,6 +19,30 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, d
 
     It is written to the run folder's cross.json. settings: where the data are, by default those of the run itself.
     """
+    summary = finished_run(run_folder)
+    plan, sites = load_plan(run_folder / paths.PLAN), summary.agreed.sites
+    absent = [site for site in sites if not _model_of(run_folder, site).is_file()]
+    if absent:
+        raise MedsiloError(
+            f"run {run_folder.resolve().name} has no model of {', '.join(absent)}: its sites keep their models and "
+            "data, so nobody can compare them; only a run of federated sites in the simulator or in process has them "
+            "on one machine"
+        )
+    settings = settings or run_settings(run_folder)
+    settings.check_sites(plan.participation.everyone)
+    scores: dict[str, dict[str, float | None]] = {site: {} for site in sites}
+    for site in sites:  # one site's data at a time
+        at = Participant(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site))
+        for owner in sites:
+            scores[owner][site] = at.score(at.model_with(load_tensors(_model_of(run_folder, owner))[0]))
+        same_as_before(site, scores[site][site], summary)
+    found = Cross(metric=plan.task.metric, plan_hash=plan.hash, scores=scores)
+    write_json(run_folder / paths.CROSS, found.as_json())
+    return scores
+
+
+def finished_run(run_folder: Path) -> Summary:
+    """Return the summary of a run that came to its end; raises where it did not."""
     name = run_folder.resolve().name
     if not (run_folder / paths.PLAN).is_file():
         raise MedsiloError(f"{name} is no run's folder; give one under runs/", str(run_folder))
@@ -27,24 +51,7 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, d
         raise MedsiloError(
             f"run {name} is not finished, so there is no model to compare; finish it with medsilo resume"
         )
-    plan, sites = load_plan(run_folder / paths.PLAN), summary.agreed.sites
-    absent = [site for site in sites if not _model_of(run_folder, site).is_file()]
-    if absent:
-        raise MedsiloError(
-            f"run {name} has no model of {', '.join(absent)}: its sites keep their models and data, so nobody can "
-            "compare them; only a run of federated sites in the simulator or in process has them on one machine"
-        )
-    settings = settings or run_settings(run_folder)
-    settings.check_sites(plan.participation.everyone)
-    scores: dict[str, dict[str, float | None]] = {site: {} for site in sites}
-    for site in sites:  # one site's data at a time
-        at = Participant(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site))
-        for owner in sites:
-            scores[owner][site] = at.score(load_tensors(_model_of(run_folder, owner))[0])
-        _same_as_before(site, scores[site][site], summary)
-    found = Cross(metric=plan.task.metric, plan_hash=plan.hash, scores=scores)
-    write_json(run_folder / paths.CROSS, found.as_json())
-    return scores
+    return summary
 
 
 def run_settings(run_folder: Path) -> SiteSettings:
@@ -56,8 +63,8 @@ def _model_of(run_folder: Path, site: str) -> Path:
     return paths.site_folder(run_folder, site) / paths.BEST
 
 
-def _same_as_before(site: str, score: float | None, summary: Summary) -> None:
-    """A model's score on its own site's test data is already known, unless the site was lost before the test."""
+def same_as_before(site: str, score: float | None, summary: Summary) -> None:
+    """Raise where a model's score on its own site's test data is not the summary's, if that has it."""
     known = summary.score(site) if summary.sites[site].test else score
     if score != known and (score is None or known is None or abs(score - known) > TOLERANCE):
         raise MedsiloError(
