@@ -10,6 +10,7 @@ from medsilo.cli import options
 from medsilo.cli.given_settings import settings_of
 from medsilo.cli.show import Screen
 from medsilo.runs import paths
+from medsilo.site.owner import ALL_MINE
 
 
 def report(
@@ -82,7 +83,8 @@ def cross(
     from medsilo.study import cross as crossing
 
     with screen.busy("testing every model on every site's data"):
-        scores = crossing.cross(run, settings_of(device, data, site_config, crossing.run_settings(run)))
+        settings = settings_of(device, data, site_config, crossing.run_settings(run), **ALL_MINE)
+        scores = crossing.cross(run, settings)
     screen.say(cross_table(read(run)))
     page = write([run], run / "report.html", run.resolve().name)
     screen.say(f"\nreport: {page}")
@@ -111,7 +113,7 @@ def committee(
     from medsilo.study.cross import run_settings
 
     with screen.busy("testing the models together and alone"):
-        settings = settings_of(device, data, site_config, run_settings(runs[0]))
+        settings = settings_of(device, data, site_config, run_settings(runs[0]), **ALL_MINE)
         together, alone = committee_scores(runs, settings)
     screen.say(committee_table(together, alone))
     screen.answer(runs=runs, together=together, alone=alone)

@@ -11,23 +11,19 @@ from medsilo.core.errors import MedsiloError
 from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
 
 # Numbers of a mean that all contributions are folded into before the next are looked at: so many that the cost of
-# calling torch does not show; what is at work, in double precision, lies in a processor's second and third cache.
+# calling torch does not show; the mean's and a contribution's lie in a processor's second cache.
 STRIP = 1 << 17
 
 
 class Strip:
-    """Numbers of a section that follow each other, and where they are worked on in double precision."""
+    """Numbers of a section that follow each other, and room for a contribution's that can't be used where they lie."""
 
-    def __init__(self, block: Block, shapes: Mapping[str, torch.Size], theta: Tensor, mean: Tensor) -> None:
-        self.block, self.theta, self.mean = block, theta[: block.size], mean[: block.size]
-        self._shapes = [shapes[piece.name] if piece.whole else (piece.stop - piece.start,) for piece in block.pieces]
-        self.theta_parts, self.mean_parts = self.parts(self.theta), self.parts(self.mean)
-
-    def parts(self, numbers: Tensor) -> list[Tensor]:
-        """Cut numbers [size] as the tensors lie in them: whole ones in their own shape, so that nobody has to look at
-        them as vectors first."""
-        parts = numbers.split_with_sizes(self.block.sizes)
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+    def __init__(self, block: Block, shapes: Mapping[str, torch.Size], room: Tensor) -> None:
+        self.block, self.room = block, room[: block.size]
+        own = [shapes[piece.name] if piece.whole else (piece.stop - piece.start,) for piece in block.pieces]
+        parts = self.room.split_with_sizes(block.sizes)
+        # As the tensors lie in them: whole ones in their own shape, so that nobody looks at them as vectors first.
+        self.parts = [part.view(shape) for part, shape in zip(parts, own, strict=True)]
 
     def of(self, tensors: Tensors) -> list[Tensor]:
         """Return the strip's tensors, and stretches of long ones, without a copy."""
@@ -58,44 +54,46 @@ class Single:
 
 
 class SectionFold:
-    """The memory in which a section's strips are worked on; used for one contribution, or several, after the other."""
+    """A section's strips and the memory in which contributions are made ready for them, one after the other."""
 
     def __init__(self, section: TypeSection) -> None:
         self.section = section
-        shapes = dict(zip(section.names, section.shapes, strict=True))
-        theta, mean = section.scratch(STRIP)
-        self.strips = [Strip(block, shapes, theta, mean) for block in section.cut(STRIP)]
-        self.read = torch.empty(min(STRIP, section.size), dtype=section.dtype)
-        self.rounded = torch.empty(min(STRIP, section.size), dtype=section.kept)
+        width, shapes = min(STRIP, section.size), dict(zip(section.names, section.shapes, strict=True))
+        room = torch.empty(width, dtype=section.kept)
+        self.strips = [Strip(block, shapes, room) for block in section.cut(STRIP)]
+        self.read = torch.empty(width, dtype=section.dtype)
 
     def add(self, mean: Tensors, shares: Mapping[str, float], waiting: Contributions, origin: Tensors | None) -> None:
         """m ← m + a (θ - m) for one site after the other, with its share a of what has come so far; of the ways from
-        `origin` where that is given. Each step is in double precision, and m is rounded to its own after it."""
+        `origin` where that is given.
+
+        Each step is in the mean's own type, single precision at least. In double precision it would be rounded to that
+        all the same, and the mean of many sites be hardly nearer to the true one.
+        """
         contributions = [(site, waiting.held(site), share) for site, share in shares.items()]
         for strip in self.strips:
-            block, kept = strip.block, strip.of(mean)
-            rounded = self.rounded[: block.size]
-            first = strip.of(origin) if origin else []
-            for place, (site, held, share) in enumerate(contributions):
-                if held is not None and share == 1.0 and not first and len(contributions) == 1:
-                    torch._foreach_copy_(kept, strip.of(held))  # the first: it is the mean so far
-                    break
-                if held is None:
-                    strip.theta.copy_(waiting.read(site, self.section, block.start, self.read[: block.size]))
+            kept, first = strip.of(mean), strip.of(origin) if origin else []
+            for site, held, share in contributions:
+                came = self._ready(strip, site, held, waiting, first)
+                if share == 1.0:  # the first: it is the mean so far
+                    torch._foreach_copy_(kept, came)
                 else:
-                    torch._foreach_copy_(strip.theta_parts, strip.of(held))
-                if first:
-                    torch._foreach_sub_(strip.theta_parts, first)
-                if place:
-                    strip.mean.copy_(rounded.copy_(strip.mean))
-                elif share != 1.0:
-                    torch._foreach_copy_(strip.mean_parts, kept)
-                if share == 1.0:
-                    strip.mean.copy_(strip.theta)
-                else:
-                    strip.mean.lerp_(strip.theta, share)
-            else:
-                torch._foreach_copy_(kept, strip.mean_parts)
+                    torch._foreach_lerp_(kept, came, share)
+
+    def _ready(
+        self, strip: Strip, site: str, held: Tensors | None, waiting: Contributions, first: list[Tensor]
+    ) -> list[Tensor]:
+        """Return a contribution's numbers in the mean's type, less those of `first`."""
+        if held is None:
+            block = strip.block
+            strip.room.copy_(waiting.read(site, self.section, block.start, self.read[: block.size]))
+        elif not first and held[self.section.names[0]].dtype == self.section.kept:
+            return strip.of(held)
+        else:
+            torch._foreach_copy_(strip.parts, strip.of(held))
+        if first:
+            torch._foreach_sub_(strip.parts, first)
+        return strip.parts
 
 
 class PartMean:

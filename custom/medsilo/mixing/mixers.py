@@ -8,9 +8,8 @@ A mixer lives as long as the study. Round after round:
     mixer.result(site)                    # what the site gets next
 
 The result is the same to the last bit whatever the order of arrival, because sums run over the sites in sorted order.
-What is kept from one site to the next is in single precision at least, a step itself is in double precision. Numbers
-of integer or boolean type are never averaged: a mean takes them from the first site in sorted order that answered, a
-personal model keeps its own.
+What is kept from one site to the next is in single precision at least. Numbers of integer or boolean type are never
+averaged: a mean takes them from the first site in sorted order that answered, a personal model keeps its own.
 
 Whoever adds tensors hands them over, and whoever is given tensors only reads them: the same tensors may be on their way
 to several sites. A mixer itself changes neither. Calls must come one at a time.
