@@ -850,7 +850,7 @@ def test_a_study_that_nobody_had_to_train_for_leaves_its_name_free(when_missing:
 
 @pytest.mark.parametrize("broken", [LOST, OSError()])
 def test_a_study_that_a_site_had_to_train_for_does_not(broken: Missing | OSError, tmp_path: Path) -> None:
-    """Whether or not its first round came to an end."""
+    """Its first round may have come to an end or not."""
 
     def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
         if task_and_round(asked) == ("join", 0) or site == A:
