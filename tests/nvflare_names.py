@@ -324,10 +324,14 @@ def component(module: Any) -> None:
     takes(module.FLComponent.handle_event, "self", "event", "context")
 
 
-@relies("apis.event_type", "EventType.START_RUN EventType.END_RUN EventType.SYSTEM_START")
+@relies("apis.event_type", "EventType.START_RUN EventType.END_RUN EventType.SYSTEM_START EventType.JOB_COMPLETED")
 def events(module: Any) -> None:
-    """A job's start and end, and the start of a server, are events of their own."""
-    assert len({module.EventType.START_RUN, module.EventType.END_RUN, module.EventType.SYSTEM_START}) == 3
+    """A job's start and end, and the start of a server, are events of their own. A hospital's parent process is told
+    that a job is over, whatever its end, when its process is gone."""
+    kinds = module.EventType
+    assert len({kinds.START_RUN, kinds.END_RUN, kinds.SYSTEM_START, kinds.JOB_COMPLETED}) == 4
+    executor = import_module(f"{MODULES}.private.fed.client.client_executor").JobExecutor
+    source_holds(executor._wait_child_process_finish, "job_handle.wait()", "fire_event(EventType.JOB_COMPLETED")
 
 
 @relies("widgets.info_collector", "InfoCollector.CTX_KEY_STATS_COLLECTOR InfoCollector.EVENT_TYPE_GET_STATS")
@@ -509,7 +513,8 @@ def buffers(module: Any) -> None:
 @relies(
     "fuel.f3.cellnet.cell",
     "Cell._process_reply Cell.byte_receiver.registry.find.cb.__self__.blob_cb Cell.byte_receiver.registry.reg.values",
-    "Cell.core_cell.set_message_interceptor Cell.get_fobs_context Cell.register_stream_cb",
+    "Cell.core_cell.get_fqcn.rpartition Cell.core_cell.set_message_interceptor Cell.get_fobs_context",
+    "Cell.register_stream_cb",
     "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",
     "?Cell.send_request.get_header",
 )
@@ -534,6 +539,7 @@ def cell(module: Any) -> None:
         assert found.byte_receiver.registry.find("server_command", "submit_update").cb == heard.append
         assert len(found.byte_receiver.registry.reg) >= 2
         found.core_cell.set_message_interceptor(lambda message: None)
+        assert found.core_cell.get_fqcn() == "medsilo-contract"
         assert found.get_fobs_context({"a": 1})["a"] == 1 and "a" not in found.get_fobs_context()
         source_holds(module.Cell._process_stream_error, "waiter.stream_error", "waiter.result", "in_receiving.set()")
     finally:
@@ -570,12 +576,13 @@ def cell_utils(module: Any) -> None:
     assert module.make_reply("comm_error", error="why") is not None
 
 
-@relies("fuel.f3.message", "Message.get_header Message.set_header Message.payload")
+@relies("fuel.f3.message", "Message.get_header Message.headers Message.set_header Message.payload")
 def message(module: Any) -> None:
-    """A message has headers and a payload."""
+    """A message has headers, in a dictionary, and a payload."""
     found = module.Message({"a": 1}, b"x")
     found.set_header("b", 2)
     assert (found.get_header("a"), found.get_header("b"), found.get_header("c")) == (1, 2, None)
+    assert found.headers == {"a": 1, "b": 2}
     assert found.payload == b"x"
 
 
@@ -600,13 +607,45 @@ def downloads(module: Any) -> None:
 
 @relies(
     "fuel.f3.streaming.stream_const",
-    "STREAM_CHANNEL STREAM_DATA_TOPIC StreamHeaderKey.CHANNEL StreamHeaderKey.ERROR_TYPE",
-    "StreamHeaderKey.PAYLOAD_ENCODING StreamHeaderKey.STREAM_REQ_ID StreamHeaderKey.TOPIC",
+    "STREAM_CHANNEL STREAM_DATA_TOPIC StreamHeaderKey.CHANNEL StreamHeaderKey.ERROR_MSG StreamHeaderKey.ERROR_TYPE",
+    "StreamHeaderKey.PAYLOAD_ENCODING StreamHeaderKey.RETRY_TIMEOUT StreamHeaderKey.RETRY_WAIT",
+    "StreamHeaderKey.STREAM_ID StreamHeaderKey.STREAM_REQ_ID StreamHeaderKey.TOPIC",
 )
 def stream_constants(module: Any) -> None:
-    """A piece of a stream says in its headers which channel and topic, request and error it belongs to."""
+    """A piece of a stream says in its headers which stream, channel and topic, request and error it belongs to, and
+    how long its sender would like the stream to be kept."""
     keys = module.StreamHeaderKey
-    assert len({keys.CHANNEL, keys.ERROR_TYPE, keys.PAYLOAD_ENCODING, keys.STREAM_REQ_ID, keys.TOPIC}) == 5
+    told = {keys.CHANNEL, keys.ERROR_MSG, keys.ERROR_TYPE, keys.PAYLOAD_ENCODING, keys.STREAM_ID, keys.STREAM_REQ_ID}
+    assert len(told | {keys.TOPIC, keys.RETRY_TIMEOUT, keys.RETRY_WAIT}) == 9
+
+
+@relies(
+    "fuel.f3.streaming.byte_receiver",
+    "RxTask._remove_task RxTask.chunks RxTask.completed RxTask.failed RxTask.find_or_create_task",
+    "RxTask.out_seq_chunks.values RxTask.rx_task_map.get RxTask.stop",
+)
+def received_streams(module: Any) -> None:
+    """A stream that comes in has a task, in one map by origin and number, from its first message on; pieces wait in
+    chunks, and in out_seq_chunks before their turn. Without the sender's two wishes it is kept, when it has
+    completed, for as long as our own configuration says; _remove_task ends that at once. There is no public way to
+    it."""
+    constants = import_module(f"{MODULES}.fuel.f3.streaming.stream_const")
+    headers = import_module(f"{MODULES}.fuel.f3.cellnet.defs").MessageHeaderKey
+    keys, kind = constants.StreamHeaderKey, import_module(f"{MODULES}.fuel.f3.message").Message
+    told = {headers.ORIGIN: "hospital-a.job", keys.STREAM_ID: 7, keys.RELIABLE: True}
+    first = kind({**told, keys.SEQUENCE: 0, keys.DATA_TYPE: constants.StreamDataType.CHUNK}, b"one")
+    later = kind({**told, keys.SEQUENCE: 2, keys.DATA_TYPE: constants.StreamDataType.FINAL}, b"three")
+    task = module.RxTask.find_or_create_task(first, None)
+    assert module.RxTask.rx_task_map.get(("hospital-a.job", 7)) is task
+    assert module.RxTask.find_or_create_task(later, None) is task
+    task.process_chunk(first)
+    task.process_chunk(later)
+    assert [*task.chunks] == [(False, b"one")] and task.out_seq_chunks == {2: (True, b"three")}
+    assert not task.completed and not task.failed and task.completed_task_ttl == 65.0
+    task.stop(ValueError("why"), notify=False)
+    assert task.failed and task.cleanup_timer
+    task._remove_task()
+    assert ("hospital-a.job", 7) not in module.RxTask.rx_task_map and not task.cleanup_timer
 
 
 @relies(

@@ -28,6 +28,7 @@ def prepare(kit: Path, config: Path, output: Path) -> None:
     )
     left_out = _ids(default) - _ids(own)  # by the site, like the log streamer
     components = [component for component in new["components"] if component["id"] not in left_out]
+    components += [component for component in own["components"] if component["id"] not in _ids(default)]  # medsilo's
     policies = {key: own[key] for key in POLICIES if key in own}
     path = output / "local" / "resources.json"
     path.write_text(json.dumps({**new, **policies, "components": components}, indent=2) + "\n")

@@ -15,6 +15,8 @@ from medsilo.core.errors import MedsiloError
 from medsilo.federation import inprocess
 from medsilo.flare import simulator
 from medsilo.flare.jobs import CUSTOM, canonical_job, write_job
+from medsilo.plan import Plan
+from medsilo.privacy.agreed import Demands
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from tests.conftest import SITES, make_plan
@@ -135,7 +137,7 @@ def test_a_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
     assert_same_outcome(tmp_path / "loop", run)
 
 
-def plan_job(folder: Path, plan) -> Path:
+def plan_job(folder: Path, plan: Plan) -> Path:
     write_job(folder / "job", plan)
     return folder / "job"
 
@@ -164,15 +166,21 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-@pytest.mark.slow
-def test_a_missing_import_ends_in_seconds_with_the_cause(tmp_path: Path) -> None:
-    job = plan_job(tmp_path, make_plan())
+def job_with_a_part(folder: Path, side: str, code: str) -> Path:
+    """Write a job whose server or sites have a part Extra of the job's own code."""
+    job = plan_job(folder, make_plan())
     (job / CUSTOM).mkdir()
-    (job / CUSTOM / "extra.py").write_text("import a_package_nobody_has\n\nclass Extra: ...\n")
-    path = job / "app/config/config_fed_client.json"
+    (job / CUSTOM / "extra.py").write_text(code)
+    path = job / f"app/config/config_fed_{side}.json"
     config = yaml.safe_load(path.read_text())
     config["components"] = [{"id": "extra", "path": "extra.Extra", "args": {}}]
     simulator.write_json(path, config)
+    return job
+
+
+@pytest.mark.slow
+def test_a_missing_import_ends_in_seconds_with_the_cause(tmp_path: Path) -> None:
+    job = job_with_a_part(tmp_path, "client", "import a_package_nobody_has\n\nclass Extra: ...\n")
     started = time.monotonic()
     done = command("run", str(job), "--out", str(tmp_path / "runs"))
     assert done.returncode == 1
@@ -190,3 +198,23 @@ def test_missing_data_end_in_seconds_with_the_cause(tmp_path: Path) -> None:
     assert "data folder" in last and "--data" in last and last.endswith(f"[{tmp_path / 'nowhere'}]")
     assert time.monotonic() - started < 20  # before NVFlare starts
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_what_could_not_start_leaves_its_name_free(tmp_path: Path) -> None:
+    """Before NVFlare starts, while it starts, and when no site joins; its log stays."""
+    plan, run = make_plan("fedavg", "training.rounds=1"), tmp_path / "runs" / "run"
+    with pytest.raises(MedsiloError, match="cuda:7"):
+        simulator.run(plan, run, SiteSettings(device="cuda:7"))
+    assert not run.exists()
+    job = job_with_a_part(tmp_path, "server", "class Extra:\n    def __init__(self):\n        1 / 0\n")
+    with pytest.raises(MedsiloError, match="NVFlare ended without a result"):
+        simulator.run(plan, run, CPU, job)
+    assert {path.name for path in run.iterdir()} == {"nvflare.log"}
+    with pytest.raises(MedsiloError, match="0 of 3 sites answered"):
+        simulator.run(plan, run, SiteSettings(device="cpu", privacy=Demands(epsilon=1.0, delta=1e-5)))
+    assert simulator.run(plan, run, CPU).summary().finished
+    log = (run / "nvflare.log").read_text()
+    assert "ZeroDivisionError" in log and "0 of 3 sites answered" in log
+    with pytest.raises(MedsiloError, match="exists; choose another --name"):
+        simulator.run(plan, run, CPU)

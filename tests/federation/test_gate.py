@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.stats_pool import StatsPoolManager
 from nvflare.fuel.f3.streaming import blob_streamer
+from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_CHANNEL,
     STREAM_DATA_TOPIC,
@@ -41,6 +43,7 @@ from medsilo.core.memory import forget_most, most_held
 from medsilo.core.spill import Spill
 from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
 from medsilo.flare.gate import MOST_OPEN, Gate, is_unread
+from medsilo.flare.open_streams import MOST_KEPT, MOST_STREAMS
 from medsilo.flare.outline import DEEPEST, check_body, check_outline
 from medsilo.flare.wire import let_tensors_travel, to_parcel, to_shareable
 from medsilo.runs.messages import Parcel
@@ -98,6 +101,10 @@ class Cells:
             timeout=timeout,
         )
         return reply.get_header(MessageHeaderKey.RETURN_CODE)
+
+    def throw(self, message: Message) -> None:
+        """Send one message of a stream, whatever it is."""
+        self.site.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, JOB, message)
 
     def refused(self, payload: Any, **how: Any) -> str:
         """Send an answer that the job takes as a refusal, and return its reason."""
@@ -298,8 +305,8 @@ def test_an_answer_packed_in_another_way_is_refused(cells: Cells) -> None:
     assert "packed in another way" in cells.refused(b"some bytes")
 
 
-def piece(stream: int, sequence: int, kind: int, size: Any, sent: bytes) -> Message:
-    """Return one message of a stream that says that it is an answer."""
+def piece(stream: int, sequence: int, kind: int, size: Any, sent: bytes, **more: Any) -> Message:
+    """Return one message of a stream that says that it is an answer. more: headers, by their names"""
     headers = {
         **FOBS,
         StreamHeaderKey.STREAM_ID: stream,
@@ -308,6 +315,7 @@ def piece(stream: int, sequence: int, kind: int, size: Any, sent: bytes) -> Mess
         StreamHeaderKey.DATA_TYPE: kind,
         StreamHeaderKey.CHANNEL: CellChannel.SERVER_COMMAND,
         StreamHeaderKey.TOPIC: "submit_update",
+        **{getattr(StreamHeaderKey, name): value for name, value in more.items()},
     }
     return Message(headers, sent)
 
@@ -328,8 +336,7 @@ def test_a_stream_that_is_not_what_it_announces_ends_nothing(
     cells: Cells, no_exit: list[int], announced: Any, sent: bytes, words: str | None
 ) -> None:
     before = len(cells.got)
-    message = piece(next(NUMBERS), 0, StreamDataType.FINAL, announced, sent)
-    cells.site.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, JOB, message)
+    cells.throw(piece(next(NUMBERS), 0, StreamDataType.FINAL, announced, sent))
     if words:
         wait_until(lambda: len(cells.got) > before, 5, "the refusal")
         with pytest.raises(Refused, match=words):
@@ -341,20 +348,69 @@ def test_a_stream_that_is_not_what_it_announces_ends_nothing(
 
 
 def test_who_leaves_answers_hanging_keeps_few_readers(cells: Cells, no_exit: list[int]) -> None:
-    def send(stream: int, sequence: int, kind: int) -> None:
-        message = piece(stream, sequence, kind, 8, b"half")
-        cells.site.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, JOB, message)
-
     streams = [next(NUMBERS) for _ in range(3 * MOST_OPEN)]
     for stream in streams:
-        send(stream, 0, StreamDataType.CHUNK)
+        cells.throw(piece(stream, 0, StreamDataType.CHUNK, 8, b"half"))
     wait_until(lambda: cells.gate.open[SITE] == MOST_OPEN, 5, "the answers that are open")
     time.sleep(0.2)
     assert cells.gate.open[SITE] == MOST_OPEN
     for stream in streams:
-        send(stream, 1, StreamDataType.FINAL)
+        cells.throw(piece(stream, 1, StreamDataType.FINAL, 8, b"half"))
     wait_until(lambda: not cells.gate.open, 5, "the end of all of them")
     assert cells.takes() and no_exit == []
+
+
+def test_streams_that_ended_are_not_kept_for_as_long_as_their_sender_wishes(cells: Cells, no_exit: list[int]) -> None:
+    """NVFlare would keep a thread for each, for an hour."""
+
+    def kept() -> list[threading.Timer]:
+        return [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+    wishes = {"TOPIC": "get_task", "RELIABLE": True, "RETRY_TIMEOUT": 3600.0, "RETRY_WAIT": 5.0}
+    before, seen, many = len(cells.got), len(kept()), MOST_KEPT + 100
+    for _ in range(many):
+        cells.throw(piece(next(NUMBERS), 0, StreamDataType.FINAL, len(WHOLE), WHOLE, **wishes))
+    wait_until(lambda: len(cells.got) == before + many, 60, "all of them")
+    assert cells.takes() and no_exit == []
+    wait_until(lambda: len(kept()) <= seen + MOST_KEPT, 5, "the oldest to go")
+    assert 0 < max(timer.interval for timer in kept()) <= 65.0
+
+
+def test_streams_that_never_begin_are_few(cells: Cells, no_exit: list[int]) -> None:
+    def unfinished() -> set[int]:
+        return {task.sid for task in RxTask.rx_task_map.values() if not task.completed and not task.failed}
+
+    assert not unfinished()
+    streams = [next(NUMBERS) for _ in range(3 * MOST_STREAMS)]
+    for stream in streams:
+        cells.throw(piece(stream, 5, StreamDataType.CHUNK, 8, b"half"))
+    wait_until(lambda: unfinished() == {*streams[-MOST_STREAMS:]}, 5, "the oldest to go")
+    assert cells.takes() and no_exit == []
+    for stream in streams:  # as their sender does when a stream of its own ends
+        cells.throw(piece(stream, 5, StreamDataType.ERROR, 8, b"", ERROR_MSG="ended"))
+    wait_until(lambda: not unfinished(), 5, "the end of all of them")
+
+
+def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVFlare holds 1024 messages of each stream that came before their turn, of any size."""
+    monkeypatch.setattr(cells.gate, "most", Bounds(size=200_000))
+    most = MOST_OPEN * 200_000
+
+    def waiting() -> int:
+        tasks = [*RxTask.rx_task_map.values()]
+        return sum(len(sent) for task in tasks for _, sent in [*task.out_seq_chunks.values()])
+
+    wide, streams = {"CHUNK_SIZE": 1, "WINDOW_SIZE": 10**6}, [next(NUMBERS) for _ in range(4)]
+    for sequence, stream in itertools.product(range(1, 26), streams):
+        cells.throw(piece(stream, sequence, StreamDataType.CHUNK, 8, b"x" * 50_000, **wide))
+    time.sleep(0.2)
+    assert 0.9 * most < waiting() <= most
+
+
+def test_all_cells_of_a_hospital_are_one_sender(cells: Cells) -> None:
+    assert {cells.gate._sender(f"hospital-a.job{more}") for more in ("", ".1", ".2.job")} == {"hospital-a"}
+    assert cells.gate._sender("relay-1.hospital-b.job") == "relay-1.hospital-b"
+    assert {cells.gate._sender(other) for other in ("hospital-a", "hospital-a.1", "hospital-a.2")} == {""}
 
 
 def test_without_the_gate_such_an_answer_ends_the_process(cells: Cells, no_exit: list[int]) -> None:

@@ -1,18 +1,23 @@
 """A large answer over lines that break, on NVFlare's real cells: nothing that has arrived is sent again."""
 
+import gc
 import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ConfigVarName
+from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.defs import ReturnCode
 from nvflare.fuel.f3.streaming.transfer_progress import STREAMING_IDLE_TIMEOUT
 
 from medsilo.core.errors import Refused
 from medsilo.federation.bounds import Bounds
+from medsilo.flare.janitor import LostConnections
 from medsilo.flare.jobs import CLIENT, CONFIG, SERVER, write_job
 from medsilo.flare.patience import LIMITS, Patience, PatientRequests, limits
 from medsilo.flare.pieces import ArrivingTensors, PiecedTensors, in_one, in_pieces
@@ -67,6 +72,24 @@ def test_a_cut_longer_than_the_plan_grants_costs_the_answer(cells: Cells) -> Non
         PatientRequests(cell, Patience(silence=1.0, again=1.0))
     assert send_over_a_cut(cells) != ReturnCode.OK
     assert cells.got == []
+
+
+def test_connections_that_were_lost_keep_no_handle_beyond_a_job(cells: Cells) -> None:
+    """NVFlare leaves their sockets open, in circles of references."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = psutil.Process().num_fds()
+        for _ in range(2):
+            cells.relay.cut()
+            passed = cells.relay.down.passed
+            cells.relay.mend()
+            wait_until(lambda passed=passed: cells.relay.down.passed > passed, 30, "the connection")
+        assert psutil.Process().num_fds() == before + 2
+        LostConnections().handle_event(EventType.JOB_COMPLETED, FLContext())
+        assert psutil.Process().num_fds() == before
+    finally:
+        gc.enable()
 
 
 def test_pieces_make_the_tensors_that_they_came_from() -> None:

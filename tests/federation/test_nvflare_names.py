@@ -28,6 +28,8 @@ BY_HAND = {
     "app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver.root_log_dir",
     "app_opt.pt.tensor_downloader.TensorDownloadable.release",
     "fuel.f3.streaming.blob_streamer.BlobHandler.max_blob_size",
+    "fuel.f3.streaming.byte_receiver.RxTask._remove_task",
+    "fuel.f3.streaming.byte_receiver.RxTask.stop",
     "job_config.api.FedJob.clients",
     "job_config.api.FedJob.job",
     "private.fed.app.simulator.simulator_runner.SimulatorRunner.run",

@@ -9,6 +9,7 @@ import torch
 
 from medsilo import cli
 from medsilo.consortium import lead
+from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy import SuperModel
 from medsilo.federation import inprocess
@@ -102,6 +103,28 @@ def test_refusals_are_one_line(consortium: Consortium, tmp_path: Path, capsys: p
     ]:
         code, out, err = medsilo(capsys, *arguments)
         assert (code, out, len(err)) == (1, [], 1) and words in err[0], (arguments, err)
+
+
+def test_a_study_that_could_not_start_leaves_its_name_free(consortium: Consortium, tmp_path: Path) -> None:
+    """A hospital that can't take part; then all can, under another plan."""
+    kit, settings = consortium.kit(LEAD), consortium.kit(SITES[0]) / "local/medsilo.yaml"
+    before = settings.read_text()
+
+    def submit(method: str) -> str:
+        write_job(tmp_path / method, make_plan(method, sites=SITES[:2]), study="tried-again")
+        return lead.submit(tmp_path / method, kit, print)
+
+    settings.write_text("device: cuda:7\n")
+    try:
+        with pytest.raises(MedsiloError, match=f"not started: .*join: 1 of 2 sites answered.*{SITES[0]} refused"):
+            submit("fedbn")
+    finally:
+        settings.write_text(before)
+    run = consortium.kit(SERVER) / "medsilo" / "tried-again"
+    assert read_summary(run).never_began
+    job = submit("fedavg")
+    assert lead.watch(job, kit, lambda line, study: None, print) == lead.COMPLETED
+    assert read_summary(run).finished and read_summary(run).method == "fedavg"
 
 
 def test_watching_survives_a_lost_connection_and_abort_ends_it(

@@ -829,6 +829,46 @@ def test_a_run_never_writes_over_another(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in kept} == kept
 
 
+@pytest.mark.parametrize("when_missing", ["stop", "continue"])
+def test_a_study_that_nobody_had_to_train_for_leaves_its_name_free(when_missing: str, tmp_path: Path) -> None:
+    rules = (f"participation.when_missing={when_missing}", "participation.minimum=2")
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        return honest(site, asked, work) if site == A else LOST
+
+    failed = Study(make_plan("fedbn", *SMALL, *rules), tmp_path / "run", script)
+    with pytest.raises(ParticipationError, match="join: 1 of 3 sites answered"):
+        failed.run()
+    log = tmp_path / "run/nvflare.log"
+    log.write_text("why")
+    again = Study(make_plan("fedavg", *SMALL, "seed=1"), tmp_path / "run")
+    assert again.run().finished and again.summary.method == "fedavg" and log.read_text() == "why"
+    elsewhere = Study(make_plan("fedavg", *SMALL, "seed=1"), tmp_path / "elsewhere")
+    elsewhere.run()
+    assert again.summary.mean_test == elsewhere.summary.mean_test
+
+
+@pytest.mark.parametrize("broken", [LOST, OSError()])
+def test_a_study_that_a_site_had_to_train_for_does_not(broken: Missing | OSError, tmp_path: Path) -> None:
+    """Its first round may have come to an end or not."""
+
+    def script(site: str, asked: Parcel, work: Callable[[], Parcel]) -> Answers:
+        if task_and_round(asked) == ("join", 0) or site == A:
+            return honest(site, asked, work)
+        if isinstance(broken, OSError):
+            raise broken
+        return broken
+
+    study = Study(make_plan("fedbn", *SMALL), tmp_path / "run", script)
+    with pytest.raises((ParticipationError, OSError)):
+        study.run()
+    before, state = study.summary, tmp_path / "run/sites" / A / "state-1.safetensors"
+    assert before.rounds.done == 0 and state.exists()
+    with pytest.raises(MedsiloError, match="run folder run exists"):
+        Study(make_plan("fedbn", *SMALL), tmp_path / "run").run()
+    assert study.summary == before and state.exists() and study.record.load_checkpoint()
+
+
 def test_the_summary_of_a_finished_run_survives_a_second_one(tmp_path: Path) -> None:
     first = Study(make_plan("fedavg", *SMALL), tmp_path / "run")
     first.run()

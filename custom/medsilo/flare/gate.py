@@ -32,6 +32,7 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import plain, size_text
 from medsilo.federation.bounds import Bounds
+from medsilo.flare.open_streams import Streams
 from medsilo.flare.outline import check_outline
 from medsilo.flare.pieces import site_of
 from medsilo.flare.wire import REFUSAL, TASK, refusal
@@ -53,6 +54,7 @@ class Gate:
         self.cell, self.most = cell, Bounds()
         self.replies = BlobHandler(cell._process_reply)  # NVFlare's own handler of what comes back for a request
         self.answers = BlobHandler(self._answered)
+        self.streams = Streams(cell)
         self.readers = ThreadPoolExecutor(READERS, "answers")
         self.open: Counter[str] = Counter()  # answers that readers have or will have, by sender
         self.taken: dict[str, int] = {}  # bytes fetched for the message that is being read, by sender
@@ -142,7 +144,8 @@ class Gate:
         A hospital gets tasks and submits answers. NVFlare would also take its commands for the server's own, which
         end the job, and end the process when a hospital calls one of the server's messages too large.
         """
-        if FqcnInfo(str(message.get_header(MessageHeaderKey.ORIGIN))).is_on_server:
+        origin = str(message.get_header(MessageHeaderKey.ORIGIN))
+        if FqcnInfo(origin).is_on_server:
             return None
         channel, topic = message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC)
         if channel == STREAM_CHANNEL:
@@ -152,8 +155,14 @@ class Gate:
                 return None
             channel = message.get_header(StreamHeaderKey.CHANNEL)
             if channel != CellChannel.SERVER_COMMAND or message.get_header(StreamHeaderKey.TOPIC) in FROM_SITES:
-                return None
+                taken = self.streams.take(message, self._sender(origin), MOST_OPEN * self.most.size)
+                return None if taken else make_reply(CellCode.MSG_TOO_BIG)
         return make_reply(CellCode.INVALID_REQUEST) if channel == CellChannel.SERVER_COMMAND else None
+
+    def _sender(self, origin: str) -> str:
+        """Return the hospital that has a cell of this job, of which it may make any number; "" for all others."""
+        hospital, is_of_job, _ = origin.partition("." + self.cell.core_cell.get_fqcn().rpartition(".")[2])
+        return hospital if is_of_job else ""
 
     def _answer_comes(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
         return self.answers.handle_blob_cb(future, stream, resume, stream)

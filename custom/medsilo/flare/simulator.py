@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,10 +86,18 @@ def run(
         raise MedsiloError("the simulator needs named sites; give --set participation.sites=[hospital-a,hospital-b]")
     record = Record(folder.resolve())
     _check_sources(plan, settings)
-    if record.folder.exists():
+    if not record.make_way() or any((record.folder / name).exists() for name in (paths.JOB, paths.CHECKPOINTS)):
         raise MedsiloError(f"run folder {folder} exists; choose another --name, or use 'medsilo resume {folder}'")
     write_job(record.folder / paths.JOB, plan, job, study=record.folder.name, engine="simulator")
-    return _simulate(record, plan, settings, threads, on_round, say)
+    try:
+        return _simulate(record, plan, settings, threads, on_round, say)
+    except BaseException:
+        if not (record.folder / paths.PLAN).exists():  # it did not even begin, and leaves its name free
+            shutil.rmtree(record.folder / paths.JOB)
+            shutil.rmtree(record.folder / paths.NVFLARE, ignore_errors=True)
+            with suppress(OSError):  # its log stays, if there is any
+                record.folder.rmdir()
+        raise
 
 
 def resume(

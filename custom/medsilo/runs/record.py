@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import secrets
+import shutil
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -76,8 +77,8 @@ class Record:
         self.folder = folder
 
     def begin(self, plan: Plan) -> None:
-        """Write what is known before the first round. A run never writes over another."""
-        if (self.folder / paths.PLAN).exists():
+        """Write what is known before the first round. A run never writes over another that had begun to train."""
+        if not self.make_way():
             raise MedsiloError(f"run folder {self.folder.name} exists; choose another name, or resume that run")
         write_text(self.folder / paths.PLAN, plan.to_yaml())
         provenance = Provenance(
@@ -91,6 +92,19 @@ class Record:
             versions={name: importlib.metadata.version(name) for name in PACKAGES},
         )
         write_json(self.folder / paths.PROVENANCE, provenance.as_json())
+
+    def make_way(self) -> bool:
+        """Return whether a study can begin here. One that no site had to train for goes; logs and sites' files stay."""
+        if not (self.folder / paths.PLAN).exists():
+            return True
+        summary = self.summary()
+        if summary is None or not summary.never_began or self.rounds():
+            return False
+        for name in (paths.CHECKPOINTS, paths.JOB, paths.NVFLARE):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for name in (paths.PROVENANCE, paths.ROUNDS, paths.SUMMARY, paths.PLAN):
+            (self.folder / name).unlink(missing_ok=True)
+        return True
 
     # ------------------------------------------------------------------ NVFlare's jobs that led it
     @contextmanager

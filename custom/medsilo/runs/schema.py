@@ -423,6 +423,15 @@ class Summary(Part):
         """Return whether the run ended well."""
         return self.status == "finished"
 
+    @property
+    def never_began(self) -> bool:
+        """Return whether the run failed before any site was asked to train, since too few had joined."""
+        to_all = self.agreed.when_missing == "stop"
+        asked = [*self.sites.values(), *(self.unseen.values() if to_all else [])]
+        needed = max(len(asked) if to_all else 0, self.agreed.minimum or 1)
+        joined = sum(site.cases is not None for site in asked)
+        return not self.finished and self.rounds.done == 0 and joined < needed
+
     def score(self, site: str) -> float | None:
         """Return the test score of a site, of those that train or of the others; None where it is not known."""
         result = self.sites.get(site) or self.unseen.get(site)
