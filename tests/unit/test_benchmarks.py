@@ -62,6 +62,14 @@ def test_what_a_study_of_more_sites_costs(bench: Bench) -> None:
 
 
 @linux
+def test_what_more_sites_with_large_networks_cost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_sites = bench("many_sites")
+    monkeypatch.setitem(many_sites.LARGE, "network", {"name": "mlp", "hidden": [64], "norm": "none"})
+    few, more = (many_sites.cost("inprocess", sites, 2, large=True) for sites in (2, 10))
+    assert 3 * few.disk < more.disk < 10 * few.disk
+
+
+@linux
 @pytest.mark.slow
 def test_simulated_sites_that_are_killed_are_named_at_once(bench: Bench, capsys: pytest.CaptureFixture) -> None:
     """And not when the time for an answer is up, which is longer than a test may take."""

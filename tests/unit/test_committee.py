@@ -124,6 +124,34 @@ def test_what_does_not_fit_together_is_one_line(runs: list[Path], tmp_path: Path
         answering_together([Source(Says([0.0]), make_plan("fedavg", *SMALL), None, {})] * 17)
 
 
+def test_runs_over_ones_own_tables_are_tested_on_the_same_patients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `medsilo cross`, too: who deals patients into parts by a number of their own deals them as in the run."""
+    random = np.random.default_rng(0)
+    for site in SITES:
+        (folder := tmp_path / "data" / site).mkdir(parents=True)
+        rows = [f"p{case},{case % 2},{random.normal() + case % 2:.3f},{random.normal():.3f}" for case in range(40)]
+        (folder / "cases.csv").write_text("\n".join(["patient,outcome,x,y", *rows]))
+    task = {"name": "table", "columns": ["x", "y"], "labels": ["0", "1"]}
+    network = {"name": "mlp", "hidden": [4]}
+    plan = {"task": task, "network": network, "training": {"rounds": 2, "batch_size": 8}}
+    data = ["--data", str(tmp_path / "data"), "--device", "cpu"]
+    for method in ("fedavg", "fedper"):
+        (tmp_path / "plan.yaml").write_text(
+            json.dumps(plan | {"algorithm": {"name": method}, "participation": {"sites": list(SITES)}})
+        )
+        place = ["--engine", "inprocess", "--out", str(tmp_path), "--name", method]
+        assert cli.main(["run", method, "--plan", str(tmp_path / "plan.yaml"), *place, *data]) == 0
+    runs = [str(tmp_path / method) for method in ("fedavg", "fedper")]
+    assert cli.main(["cross", runs[1], *data]) == 0
+    capsys.readouterr()
+    assert cli.main(["committee", *runs, *data, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)["alone"]
+    summary = Record(tmp_path / "fedper").summary()
+    assert alone["fedper"] == {site: pytest.approx(summary.sites[site].test["accuracy"]) for site in SITES}
+
+
 def test_a_mask_is_what_the_mean_of_all_models_says(tmp_path: Path) -> None:
     """A hospital's own model and one that all share, by the command and in Python."""
     own, shared = tmp_path / "own", tmp_path / "shared"
