@@ -211,7 +211,7 @@ class Evaluation:
             for name, values in measures.items()
             if name != LOSS
         }
-        told = {name: self._coarse_mean(name, *values) for name, values in self._pairs(cut, patients).items()}
+        told = {name: self._coarse_mean("test", name, *values) for name, values in self._pairs(cut, patients).items()}
         of_classes = task.counts(cut, patients, CLASS * self.least) if task.classifies else {}
         if CONFUSION in of_classes:
             told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
@@ -220,6 +220,16 @@ class Evaluation:
                 of_classes[RELIABILITY], of_classes[CHANCES], told[CHANCES], task.classes, resolution
             )
         return told
+
+    def trials(self, measures: Measures) -> Counts:
+        """Return the sums over validation cases by which a postprocessing is chosen, as they are told."""
+        every = self.task.postprocessings
+        if every is None or not self.tells("validation"):
+            return {}
+        sums, resolution = every.sums(measures, self.least), self.resolution["validation"]
+        if resolution.exact:
+            return sums
+        return {trial: self._coarse_mean("validation", trial, *values) for trial, values in sums.items()}
 
     @property
     def tells_threshold(self) -> bool:
@@ -243,15 +253,15 @@ class Evaluation:
         counts = self.task.counts(measures, patients, self.least)
         return {name: values for name, values in counts.items() if self.task.layout[name] == 2}
 
-    def _coarse_mean(self, name: str, total: float, number: float) -> list[float]:
+    def _coarse_mean(self, part: Part, name: str, total: float, number: float) -> list[float]:
         """A sum and its number of cases (or patients) as they are told."""
-        resolution = self.resolution["test"]
+        resolution = self.resolution[part]
         if not number:
             return [0.0, 0.0]
         if name.endswith(BY_PATIENT):
             share, name = number * resolution.weight, name.removesuffix(BY_PATIENT)  # each patient counts for one
         else:
-            share = number / self.cases["test"]
+            share = number / self.cases[part]
         mean = resolution.among(share).mean(total / number, *self.task.told_range(name))
         return [mean * resolution.count(int(number)), float(resolution.count(int(number)))]
 
