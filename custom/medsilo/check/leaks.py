@@ -213,7 +213,7 @@ def _numbers(plan: Plan, settings: SiteSettings) -> list[str]:
         lines.append(
             f"  {CONFUSION}, {CHANCES} and {RELIABILITY} only where each class that occurs has {least} test cases"
         )
-    return [*lines, *_threshold(plan, settings)]
+    return [*lines, *_threshold(plan, settings), *_trials(plan, few)]
 
 
 def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
@@ -227,6 +227,20 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
     return [
         f"At the end, too: the threshold that does best on the validation cases, one of {steps - 1} numbers; it counts "
         "as an answer over validation cases."
+    ]
+
+
+def _trials(plan: Plan, few: str) -> list[str]:
+    """Return what is told for a choice of postprocessing. few: of how many cases nothing is."""
+    every = plan.task.postprocessings
+    if every is None:
+        return []
+    if not plan.asks_for_trials:
+        return ["The postprocessing of this hospital's own model is chosen here; nothing is told of it."]
+    number = sum(map(len, every.trials.values()))
+    return [
+        f"Before the test: the sum of Dice over the validation cases, and their number, in {number} trials of "
+        f"postprocessing{few}; they count as an answer over validation cases."
     ]
 
 
