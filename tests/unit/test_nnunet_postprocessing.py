@@ -1,21 +1,46 @@
 """The choice of postprocessing in a federation, against nnU-Net's own on all validation cases in one place."""
 
+import json
 import multiprocessing
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 import torch
 
-from medsilo.core.errors import Refused
+from medsilo.check.leaks import describe
+from medsilo.cli import main
+from medsilo.core.errors import PlanError, Refused
+from medsilo.core.files import load_facts
+from medsilo.deploy.predict import predict
+from medsilo.deploy.source import Source, open_source
+from medsilo.federation import inprocess
+from medsilo.federation.accepting import check_trials
+from medsilo.federation.coordinator import Coordinator
+from medsilo.federation.inprocess import Loop
+from medsilo.federation.participant import Participant
+from medsilo.federation.protection import planned_answers
+from medsilo.federation.scoring import read_measures
+from medsilo.flare import simulator
+from medsilo.learning.loop import Stop
+from medsilo.plan import Plan
+from medsilo.runs.messages import Counted, Parcel, Tried
+from medsilo.runs.record import Record
+from medsilo.site.settings import SiteSettings
+from medsilo.study.cross import cross
 from medsilo.tasks.metrics import Counts, added
 from medsilo.tasks.own.nnunet_postprocessing import Postprocessings
 from medsilo.tasks.own.question import SegmentationQuestion
-from tests.brains import QUESTION
+from medsilo.tasks.sources import DataSource
+from tests.brains import QUESTION, narrow, plans_of, study, write_hospitals
+from tests.federation.test_simulator import assert_same_outcome
+from tests.unit.test_bundle import run_bundle
 
 pytest.importorskip("nnunetv2", reason="needs medsilo[nnunet]")
 
@@ -68,8 +93,9 @@ def trials_of(question: SegmentationQuestion, cases: Sequence[Case]) -> Counts:
 
 
 def chosen(question: SegmentationQuestion, cases: Sequence[Case]) -> dict[str, Any]:
-    """Return what three hospitals choose that have these cases by turns."""
-    return Postprocessings(question).chosen(added(trials_of(question, cases[site::3]) for site in range(3)))
+    """Return what hospitals choose that have these cases by turns."""
+    sites = min(3, len(cases))
+    return Postprocessings(question).chosen(added(trials_of(question, cases[site::sites]) for site in range(sites)))
 
 
 def federated(question: SegmentationQuestion, cases: Sequence[Case]) -> dict[str, Any]:
@@ -185,3 +211,242 @@ def test_a_choice_of_other_structures_is_refused() -> None:
             every.read(wrong)
     with pytest.raises(Refused, match="other structures"):
         Postprocessings(question_of(LESION)).read({"structures": ["lesion"]})
+
+
+# ------------------------------------------------------------------------------------------------------ in a study
+SITES = ("brno", "graz", "oslo")
+TRAINING = {"rounds": 2, "batch_size": 4, "local_steps": 12, "learning_rate": 0.02, "momentum": 0.9}
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of hospitals where only the largest lesion of each head is marked; and plans."""
+    folder = tmp_path_factory.mktemp("brains")
+    from acvl_utils.morphology.morphology_helper import remove_all_but_largest_component
+
+    write_hospitals(folder, SITES, 6, width=32)
+    for path in folder.glob("*/labels/*.nii.gz"):
+        mask: Any = nibabel.load(path)
+        largest = remove_all_but_largest_component(np.asanyarray(mask.dataobj) > 0)
+        nibabel.save(nibabel.Nifti1Image(largest.astype(np.uint8), mask.affine), path)
+    return folder, narrow(plans_of(folder, SITES, 2000), 16)
+
+
+def study_of(plans: dict[str, Any], method: str = "fedavg", **others: Any) -> Plan:
+    task = {"mirror": False, "postprocessing": True}
+    return study(plans, SITES, {"name": method}, **{"training": TRAINING, "task": task, **others})
+
+
+def settings_of(folder: Path, **others: Any) -> SiteSettings:
+    return SiteSettings(data=DataSource(folder=folder), device="cpu", **{"public_data": True, **others})
+
+
+@pytest.fixture(scope="module")
+def trained(hospitals: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run whose hospitals share one model and its postprocessing."""
+    run = tmp_path_factory.mktemp("run") / "run"
+    inprocess.run(study_of(hospitals[1]), folder=run, settings=settings_of(hospitals[0], smallest_metric=1))
+    return run
+
+
+def masks_by(source: Source, folder: Path, part: str, site: str) -> list[Case]:
+    """Return what a model finds in the cases of a part, and their masks."""
+    task: Any = source.plan.task
+    cases = []
+    for name in getattr(task.site_data(site, SITES, 0, DataSource(folder=folder)), part).patients:
+        scan = task.scan_of((folder / site / "images" / f"{name}.nii.gz",))
+        found = predict(source, scan, torch.device("cpu")).labels
+        cases.append((found, task.parts.own_labels(folder / site / "labels" / f"{name}.nii.gz").numpy()))
+    return cases
+
+
+def raw(source: Source) -> Source:
+    """Return the model without its postprocessing."""
+    return replace(source, plan=source.plan.model_copy(update={"task": source.plan.task.with_postprocessing({})}))
+
+
+@pytest.mark.slow
+def test_a_study_chooses_what_nnunet_would_on_all_validation_cases(
+    trained: Path, hospitals: tuple[Path, Any], pooled: Callable[..., Any]
+) -> None:
+    source = open_source(trained)
+    cases = [case for site in SITES for case in masks_by(raw(source), hospitals[0], "validation", site)]
+    assert source.plan.task.postprocessing_in_nnunet == pooled(QUESTION, cases)[0]
+    told = {"all_foreground": True, "structures": []}
+    details = Record(trained).summary().details
+    assert details.postprocessing.as_json() == {**told, "sites": list(SITES)} and not details.cautions
+    for path in (trained / "global", *(trained / "sites" / site for site in SITES)):
+        assert load_facts(path / "best.safetensors")["postprocessing"] == told
+
+
+@pytest.mark.slow
+def test_the_test_is_measured_with_it(trained: Path, hospitals: tuple[Path, Any]) -> None:
+    source, changed = open_source(trained), False
+    for site in SITES:
+        scores = []
+        for own in (source, raw(source)):
+            cases = masks_by(own, hospitals[0], "test", site)
+            counts = trials_of(QUESTION, cases)["0 lesion"]
+            scores.append(counts[0] / counts[1])
+        measures, _ = read_measures(trained / "sites" / site)
+        assert float(measures["dice"].mean()) == pytest.approx(scores[0], abs=1e-6)
+        changed = changed or scores[0] != scores[1]
+    assert changed
+    assert cross(trained, settings_of(hospitals[0], smallest_metric=1))  # which finds the same scores again
+
+
+@pytest.mark.slow
+def test_it_goes_with_the_model(trained: Path, hospitals: tuple[Path, Any], tmp_path: Path) -> None:
+    """Masks of medsilo, of nnU-Net's predictor with what postprocessing.json says, and of MONAI's runner are equal."""
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+    from nnunetv2.postprocessing import remove_connected_components as nnunet
+
+    images, model, own, theirs, runner = (tmp_path / name for name in ("images", "model", "own", "theirs", "runner"))
+    for folder in (images, theirs):
+        folder.mkdir()
+    for path in hospitals[0].glob("*/images/*-000.nii.gz"):
+        (images / path.name.replace(".nii", "_0000.nii")).hardlink_to(path)
+    assert main(["predict", str(trained), str(images), "-o", str(own)]) == 0
+    assert main(["export", str(trained), "--to", "nnunet", "-o", str(model)]) == 0
+    assert main(["export", str(trained), "-o", str(tmp_path / "bundle")]) == 0
+    assert not [path for path in tmp_path.rglob("*") if path.suffix == ".pkl"]
+    run_bundle(tmp_path / "bundle", images, runner, without_medsilo=True)
+    predictor = nnUNetPredictor(device=torch.device("cpu"), allow_tqdm=False)
+    predictor.initialize_from_trained_model_folder(str(model), ("all",))
+    predictor.predict_from_files_sequential(str(images), str(theirs))
+    told = json.loads((model / "postprocessing.json").read_text())
+    functions = [getattr(nnunet, name) for name in told["postprocessing_fns"]]
+    changed = False
+    for path in sorted(theirs.glob("*.nii.gz")):
+        mask = np.asanyarray(nibabel.load(path).dataobj)  # type: ignore[attr-defined]
+        wanted = nnunet.apply_postprocessing(mask, functions, told["postprocessing_kwargs"])
+        changed = changed or not np.array_equal(mask, wanted)
+        for other in (own / path.name.replace(".nii", "_0000_mask.nii"), runner / path.name):
+            assert np.array_equal(np.asanyarray(nibabel.load(other).dataobj), wanted)  # type: ignore[attr-defined]
+    assert changed
+    assert (
+        "| only the largest component is kept of | all foreground together |" in (model / "MODEL_CARD.md").read_text()
+    )
+
+
+@pytest.mark.slow
+def test_a_hospital_chooses_for_its_own_model_at_home(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
+    asked = []
+
+    class Watched(Participant):
+        def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+            asked.append(parcel.facts["task"])
+            return super().answer(parcel, stop)
+
+    folder, plan = hospitals[0], study_of(hospitals[1], "local")
+    assert not plan.asks_for_trials
+    sites = {site: Watched(plan, site, SITES, settings_of(folder), tmp_path / "sites" / site) for site in SITES}
+    summary = Coordinator(plan, SITES, Loop(dict(sites)), Record(tmp_path), "in-process").run()
+    assert "try" not in asked and summary.details.postprocessing is None
+    for site in SITES:
+        source = open_source(tmp_path, site)
+        wanted = chosen(QUESTION, masks_by(raw(source), folder, "validation", site))
+        assert load_facts(tmp_path / "sites" / site / "best.safetensors")["postprocessing"] == wanted
+
+
+@pytest.mark.slow
+def test_where_nothing_may_be_told_nothing_is_chosen_and_that_is_said(
+    hospitals: tuple[Path, Any], tmp_path: Path
+) -> None:
+    plan = study_of(hospitals[1], training=TRAINING | {"local_steps": 1})
+    inprocess.run(plan, folder=tmp_path / "run", settings=settings_of(hospitals[0], smallest_metric=5))
+    details = Record(tmp_path / "run").summary().details
+    assert details.postprocessing.as_json() == {"all_foreground": False, "structures": [], "sites": []}
+    assert details.cautions == ["no hospital may tell enough of its validation cases, so no postprocessing was chosen"]
+
+
+@pytest.mark.slow
+def test_a_hospital_alone_knows_it_of_a_model_that_the_server_cannot_read(
+    trained: Path, hospitals: tuple[Path, Any], tmp_path: Path
+) -> None:
+    plan = study_of(hospitals[1], transport={"sealing": "group"})
+    inprocess.run(plan, folder=tmp_path / "run", settings=settings_of(hospitals[0], smallest_metric=1))
+    for site in SITES:
+        facts = [load_facts(run / "sites" / site / "best.safetensors") for run in (trained, tmp_path / "run")]
+        assert facts[0]["postprocessing"] == facts[1]["postprocessing"]
+    assert not list((tmp_path / "run" / "global").glob("*.safetensors"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("threads", [None, 1], ids=["a process each", "a process a task"])
+def test_the_simulator_chooses_the_same(hospitals: tuple[Path, Any], tmp_path: Path, threads: int | None) -> None:
+    plan, settings = study_of(hospitals[1]), settings_of(hospitals[0], smallest_metric=1)
+    inprocess.run(plan, folder=tmp_path / "loop", settings=settings)
+    simulator.run(plan, tmp_path / "simulator", settings, threads=threads)
+    assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")
+    assert Record(tmp_path / "simulator").summary().details.postprocessing.all_foreground
+
+
+# ------------------------------------------------------------------------------------------------------ what is told
+def tried(trials: dict[str, Any], **others: Any) -> Tried:
+    told = {"cases": Counted(train=20, validation=8, test=8), "withheld": [], "warnings": [], "package": {}, **others}
+    return Tried(task="try", round=2, study="a", seconds=1.0, memory=0.0, trials=trials, **told)
+
+
+@pytest.mark.slow
+def test_what_is_told_of_the_trials_is_checked(hospitals: tuple[Path, Any]) -> None:
+    plan, right = study_of(hospitals[1]), {"0 lesion": [3.5, 8.0], "1 lesion": [3.75, 7.0]}
+    check_trials(tried(right), plan)
+    check_trials(tried({}, withheld=["validation"]), plan)
+    for wrong, why in (
+        ({"0 lesion": [3.5, 8.0]}, "lacks 1 lesion"),
+        ({**right, "11 lesion": [0.0, 0.0]}, "surplus 11 lesion"),
+        ({**right, "0 lesion": [8.5, 8.0]}, "is not one of 8 values from 0 to 1"),
+        ({**right, "0 lesion": [-0.5, 8.0]}, "is not one of 8 values"),
+        ({**right, "0 lesion": [3.5, 9.0]}, "cover 9 cases, and it has 8"),
+        ({**right, "0 lesion": [3.5, 7.5]}, "cover 7.5 cases"),
+    ):
+        with pytest.raises(Refused, match=why):
+            check_trials(tried(wrong), plan)
+    with pytest.raises(Refused, match="withholds"):
+        check_trials(tried(right, withheld=["validation"]), plan)
+    for form in ({"0 lesion": [3.5]}, {"0 lesion": [float("nan"), 8.0]}, {"x" * 201: [0.0, 0.0]}):
+        with pytest.raises(Refused):
+            Tried.read({**tried({}).model_dump(), "trials": form})
+    without = study(hospitals[1], SITES, {"name": "fedavg"})
+    with pytest.raises(Refused, match="surplus 0 lesion"):
+        check_trials(tried(right), without)
+
+
+@pytest.mark.slow
+def test_patients_are_told_of_in_coarse_steps(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
+    plan, settings = study_of(hospitals[1]), settings_of(hospitals[0], public_data=False, smallest_metric=1)
+    site = Participant(plan, "brno", SITES, settings, tmp_path / "sites" / "brno")
+    cases = site.cases["validation"]
+    measures = {"0 lesion": torch.linspace(0.1, 0.9, cases), "1 lesion": torch.linspace(0.2, 0.9, cases)}
+    told = site.evaluation.trials({name: values.double() for name, values in measures.items()})
+    step = site.evaluation.resolution["validation"].step(0, 1)
+    assert step >= 1 / cases
+    assert all(number == cases and (total / number / step) % 1 in (0, 1) for total, number in told.values())
+
+
+@pytest.mark.slow
+def test_a_hospital_reads_what_it_tells_and_the_plan_says_what_is_asked(
+    hospitals: tuple[Path, Any], tmp_path: Path
+) -> None:
+    without, shared, own = (
+        study(hospitals[1], SITES, {"name": "fedavg"}, task={"mirror": False}),
+        study_of(hospitals[1]),
+        study_of(hospitals[1], "local"),
+    )
+    assert "postprocessing" not in without.to_yaml() and shared.hash != without.hash
+    answers = [planned_answers(plan)["validation"] - plan.validations for plan in (without, shared, own)]
+    assert answers == [0, 1, 0]
+    reports = ["\n".join(describe(plan, {}, settings_of(hospitals[0]))) for plan in (without, shared, own)]
+    assert "postprocessing" not in reports[0]
+    assert "in 2 trials of postprocessing" in reports[1] and "is chosen here; nothing is told" in reports[2]
+    with pytest.raises(PlanError, match="task.postprocessing: fedsm puts several networks together"):
+        study_of(hospitals[1], "fedsm")
+    site = Participant(without, "brno", SITES, settings_of(hospitals[0]), tmp_path / "sites" / "brno")
+    with pytest.raises(Refused, match="no postprocessing"):
+        site.plan.task.with_postprocessing({"all_foreground": True})
+    with pytest.raises(PlanError, match="than 1024 would be tried"):
+        many = {"background": 0, **{f"ring {n}": list(range(n, 11)) for n in range(1, 11)}}
+        question = {"name": QUESTION.name, "channels": ["FLAIR"], "labels": many}
+        task = {"postprocessing": True, "question": question | {"regions_class_order": list(range(1, 11))}}
+        study(hospitals[1], SITES, {"name": "fedavg"}, task=task)

@@ -15,7 +15,7 @@ from medsilo.deploy.source import Source
 from medsilo.tasks.own.nnunet_folder import NnUNetFolder
 from medsilo.tasks.own.nnunet_postprocessing import FUNCTION
 
-CLEANER = "nnunetv2.postprocessing.remove_connected_components"
+CLEANER, FOLDERS = "nnunetv2.postprocessing.remove_connected_components", "apply_postprocessing_to_folder"
 POSTPROCESSING = "@bundle_root + '/models/postprocessing.json'"
 
 
@@ -78,10 +78,10 @@ def _inference(task: NnUNetFolder, weights: str) -> dict[str, Any]:
         "run": ["$@predictor.predict_from_files_sequential(str(@dataset_dir), str(@output_dir))"],
     }
     if task.postprocessing_in_nnunet["postprocessing_fns"]:
-        words["imports"].append(f"$from {CLEANER} import apply_postprocessing_to_folder, {FUNCTION}")
+        words["imports"] += [f"$from {CLEANER} import {name}" for name in (FOLDERS, FUNCTION)]
         words["given"] = f"$json.loads(Path({POSTPROCESSING}).read_text('utf-8'))['postprocessing_kwargs']"
         words["run"].append(
-            f"$apply_postprocessing_to_folder(str(@output_dir), str(@output_dir), [{FUNCTION}] * len(@given), @given, "
+            f"${FOLDERS}(str(@output_dir), str(@output_dir), [{FUNCTION}] * len(@given), @given, "
             "@plans.plans, @settings, 1)"
         )
     return words
