@@ -509,9 +509,10 @@ class Plan(Section):
         return self.task.decides and self.privacy is None
 
     @property
-    def asks_for_trials(self) -> bool:
-        """Return whether hospitals tell what postprocessings do; for a model of its own each chooses at home."""
-        return self.task.postprocessings is not None and not self.algorithm.outcome.personal
+    def trials(self) -> int:
+        """Return of how many trials of postprocessing a hospital tells; for a model of its own it chooses at home."""
+        every = None if self.algorithm.outcome.personal else self.task.postprocessings
+        return every.number if every else 0
 
     def _network_reads_task(self, model: nn.Module) -> None:
         """One case of the task's shape goes through the network, without values."""

@@ -329,24 +329,56 @@ def test_it_goes_with_the_model(trained: Path, hospitals: tuple[Path, Any], tmp_
     )
 
 
+class Watched(Participant):
+    """A site that notes what it answers."""
+
+    def __init__(self, plan: Plan, site: str, folder: Path, settings: SiteSettings) -> None:
+        self.answers: dict[str, dict[str, Any]] = {}
+        super().__init__(plan, site, SITES, settings, folder / "sites" / site)
+
+    def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
+        reply = super().answer(parcel, stop)
+        self.answers[parcel.facts["task"]] = reply.facts
+        return reply
+
+
+def watched(plan: Plan, folder: Path, settings: SiteSettings) -> dict[str, Watched]:
+    """Let a study run; returns its sites."""
+    sites = {site: Watched(plan, site, folder, settings) for site in SITES}
+    Coordinator(plan, SITES, Loop(dict(sites)), Record(folder), "in-process").run()
+    return sites
+
+
+@pytest.mark.slow
+def test_the_model_that_was_selected_is_the_one_that_is_tried(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
+    """That of the first round here: the second one's steps are too long."""
+    plan = study_of(hospitals[1], training=TRAINING | {"learning_rate": 0.5})
+    sites = watched(plan, tmp_path, settings_of(hospitals[0], smallest_metric=1))
+    assert set(Record(tmp_path).summary().selected.rounds.values()) == {1}
+    for site, own in sites.items():
+        cases = masks_by(raw(open_source(tmp_path)), hospitals[0], "validation", site)
+        assert own.answers["try"]["trials"] == trials_of(QUESTION, cases)
+
+
 @pytest.mark.slow
 def test_a_hospital_chooses_for_its_own_model_at_home(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
-    asked = []
-
-    class Watched(Participant):
-        def answer(self, parcel: Parcel, stop: Stop = lambda: None) -> Parcel:
-            asked.append(parcel.facts["task"])
-            return super().answer(parcel, stop)
-
     folder, plan = hospitals[0], study_of(hospitals[1], "local")
-    assert not plan.asks_for_trials
-    sites = {site: Watched(plan, site, SITES, settings_of(folder), tmp_path / "sites" / site) for site in SITES}
-    summary = Coordinator(plan, SITES, Loop(dict(sites)), Record(tmp_path), "in-process").run()
-    assert "try" not in asked and summary.details.postprocessing is None
+    sites = watched(plan, tmp_path, settings_of(folder))
+    assert not plan.trials and not any("try" in own.answers for own in sites.values())
+    assert Record(tmp_path).summary().details.postprocessing is None
     for site in SITES:
         source = open_source(tmp_path, site)
         wanted = chosen(QUESTION, masks_by(raw(source), folder, "validation", site))
-        assert load_facts(tmp_path / "sites" / site / "best.safetensors")["postprocessing"] == wanted
+        assert source.facts["postprocessing"] == wanted
+
+
+@pytest.mark.slow
+def test_central_training_chooses_on_all_cases(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
+    run, folder = tmp_path / "run", hospitals[0]
+    inprocess.run(study_of(hospitals[1], "central"), folder=run, settings=settings_of(folder))
+    source = open_source(run / "sites" / "pooled")
+    cases = [case for site in SITES for case in masks_by(raw(source), folder, "validation", site)]
+    assert source.facts["postprocessing"] == chosen(QUESTION, cases)
 
 
 @pytest.mark.slow
@@ -436,7 +468,7 @@ def test_a_hospital_reads_what_it_tells_and_the_plan_says_what_is_asked(
     )
     assert "postprocessing" not in without.to_yaml() and shared.hash != without.hash
     answers = [planned_answers(plan)["validation"] - plan.validations for plan in (without, shared, own)]
-    assert answers == [0, 1, 0]
+    assert answers == [0, 2, 0]
     reports = ["\n".join(describe(plan, {}, settings_of(hospitals[0]))) for plan in (without, shared, own)]
     assert "postprocessing" not in reports[0]
     assert "in 2 trials of postprocessing" in reports[1] and "is chosen here; nothing is told" in reports[2]

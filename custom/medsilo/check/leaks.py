@@ -232,15 +232,13 @@ def _threshold(plan: Plan, settings: SiteSettings) -> list[str]:
 
 def _trials(plan: Plan, few: str) -> list[str]:
     """Return what is told for a choice of postprocessing. few: of how many cases nothing is."""
-    every = plan.task.postprocessings
-    if every is None:
+    if not plan.task.postprocessings:
         return []
-    if not plan.asks_for_trials:
+    if not plan.trials:
         return ["The postprocessing of this hospital's own model is chosen here; nothing is told of it."]
-    number = sum(map(len, every.trials.values()))
     return [
-        f"Before the test: the sum of Dice over the validation cases, and their number, in {number} trials of "
-        f"postprocessing{few}; they count as an answer over validation cases."
+        f"Before the test: the sum of Dice over the validation cases, and their number, in {plan.trials} trials of "
+        f"postprocessing{few}; each counts as an answer over validation cases."
     ]
 
 

@@ -238,7 +238,7 @@ class Coordinator:
             self.state.details |= conclusion.details
             self.outcome_told = conclusion.told
         empty = chosen == number or self._hidden
-        if self.plan.asks_for_trials:
+        if self.plan.trials:
             self._choose_postprocessing(self._end("try", number, selected=chosen, empty=empty), chosen)
         tested = self._end("test", number, selected=chosen, empty=empty)
         self.state.details = self.outcome.concluded(self.state.details, self._told(tested))

@@ -298,7 +298,7 @@ class Participant(Trainer):
         """Try postprocessings of the selected model on the validation cases."""
         self._take_selected(asked, groups)
         trials = self.evaluation.trials(self._tried(self.state.model, stop))
-        self.protection.note(validation=bool(trials))
+        self.protection.note(validation=len(trials))
         return {"trials": trials}, {}
 
     def _tried(self, model: nn.Module, stop: Stop) -> Measures:

@@ -100,7 +100,7 @@ class NnUNetFolder(OwnFolder, Segmentation):
             )
         if len(self._own.normalization_schemes) != len(self.question.channels):
             raise ValueError("plans: they are of other channels than the question; make them anew")
-        if self.postprocessings and sum(map(len, self.postprocessings.trials.values())) > MOST_TRIALS:
+        if self.postprocessings and self.postprocessings.number > MOST_TRIALS:
             raise ValueError(
                 f"postprocessing: regions share values so often that more than {MOST_TRIALS} would be tried"
             )
@@ -236,9 +236,11 @@ class NnUNetFolder(OwnFolder, Segmentation):
 
     def trying(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
         def measure(found: Tensor, right: Tensor, spacing: tuple[float, ...]) -> Measures:
-            scores = {name: torch.tensor([score]) for name, score in self._all.tried_on(found, right).items()}
+            scores = self._all.tried_on(found, right)
             dice = dice_of(*(self.masks(one[None]) for one in (self._counting(found, right), right)))
-            return {self.metric: dice.mean(1), **scores}
+            return {self.metric: dice.mean(1)} | {
+                name: torch.tensor([one], dtype=torch.float64) for name, one in scores.items()
+            }
 
         return self._on_own_grids(cases, measure)
 

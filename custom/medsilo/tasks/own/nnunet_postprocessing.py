@@ -62,6 +62,11 @@ class Postprocessings:
                 for made in every
             }
 
+    @property
+    def number(self) -> int:
+        """The number of all trials."""
+        return sum(map(len, self.trials.values()))
+
     # ------------------------------------------------------------------ at a hospital
     def tried_on(self, found: Tensor, right: Tensor) -> dict[str, float]:
         """Return by trial the Dice of its structure, by nnU-Net; NaN where it is neither there nor found.
