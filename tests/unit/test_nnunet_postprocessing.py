@@ -16,6 +16,7 @@ import torch
 
 from medsilo.check.leaks import describe
 from medsilo.cli import main
+from medsilo.core.coarse import Resolution
 from medsilo.core.errors import PlanError, Refused
 from medsilo.core.files import load_facts
 from medsilo.deploy.predict import predict
@@ -446,15 +447,23 @@ def test_what_is_told_of_the_trials_is_checked(hospitals: tuple[Path, Any]) -> N
 
 
 @pytest.mark.slow
-def test_patients_are_told_of_in_coarse_steps(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
-    plan, settings = study_of(hospitals[1]), settings_of(hospitals[0], public_data=False, smallest_metric=1)
-    site = Participant(plan, "brno", SITES, settings, tmp_path / "sites" / "brno")
-    cases = site.cases["validation"]
-    measures = {"0 lesion": torch.linspace(0.1, 0.9, cases), "1 lesion": torch.linspace(0.2, 0.9, cases)}
-    told = site.evaluation.trials({name: values.double() for name, values in measures.items()})
-    step = site.evaluation.resolution["validation"].step(0, 1)
-    assert step >= 1 / cases
-    assert all(number == cases and (total / number / step) % 1 in (0, 1) for total, number in told.values())
+def test_of_patients_gains_are_told_in_coarse_steps(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
+    plan, patients = study_of(hospitals[1]), 40
+    settings = settings_of(hospitals[0], public_data=False, smallest_metric=1)
+    own = Participant(plan, "brno", SITES, settings, tmp_path / "sites" / "brno").evaluation
+    own.cases["validation"] = patients
+    own.resolution["validation"] = Resolution.over([str(patient) for patient in range(patients)], 2, 5)
+    plain = torch.full((patients,), 0.6, dtype=torch.float64)
+    plain[:5] = torch.nan  # neither there nor found
+    for more, told in ((0.012, 0.02), (0.008, 0.0), (-0.025, -0.02), (0.3, 0.1), (torch.nan, 0.1)):
+        sums = own.trials({"0 lesion": plain, "1 lesion": plain + more})  # NaN: all that was found is gone
+        assert sums == {"0 lesion": [17.5, 35.0], "1 lesion": [pytest.approx((0.5 + told) * 35), 35.0]}
+        check_trials(tried(sums, cases=Counted(train=20, validation=40, test=8)), plan)
+    few = torch.tensor([0.6, 0.7, *[torch.nan] * (patients - 2)], dtype=torch.float64)
+    assert own.trials({"0 lesion": few, "1 lesion": few + 0.05})["1 lesion"][0] == 2.5  # two patients, and no gain
+    one = plain.clone()
+    one[10] += 0.4
+    assert own.trials({"0 lesion": plain, "1 lesion": one})["1 lesion"] == [17.5, 35.0]  # nobody shows
 
 
 @pytest.mark.slow

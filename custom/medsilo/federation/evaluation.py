@@ -40,6 +40,8 @@ from medsilo.tasks.task import Cases, SiteData, patients_of
 
 PICTURES = 3
 MOST = 2.0  # loss of a patient's case, from where on it is all one in what is told
+MOST_GAIN = 0.1  # by a postprocessing in a patient's case, from where on it is all one in what is told
+MIDDLE = 0.5  # what stands for no gain
 CLASS = 4  # times the least: the cases of each class of a part where patients' classes are told apart
 LOSS = "loss"  # of each case
 PAIR = 2  # cases of a pair: of n patients each is in 2 / n of all pairs
@@ -211,7 +213,7 @@ class Evaluation:
             for name, values in measures.items()
             if name != LOSS
         }
-        told = {name: self._coarse_mean("test", name, *values) for name, values in self._pairs(cut, patients).items()}
+        told = {name: self._coarse_mean(name, *values) for name, values in self._pairs(cut, patients).items()}
         of_classes = task.counts(cut, patients, CLASS * self.least) if task.classifies else {}
         if CONFUSION in of_classes:
             told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
@@ -226,10 +228,18 @@ class Evaluation:
         every = self.task.postprocessings
         if every is None or not self.tells("validation"):
             return {}
-        sums, resolution = every.sums(measures, self.least), self.resolution["validation"]
-        if resolution.exact:
-            return sums
-        return {trial: self._coarse_mean("validation", trial, *values) for trial, values in sums.items()}
+        if self.resolution["validation"].exact:
+            return every.sums(measures, self.least)
+        gains = every.sums(every.gains(measures, MOST_GAIN), self.least)
+        return {trial: self._coarse_gain(*values) for trial, values in gains.items()}
+
+    def _coarse_gain(self, total: float, number: float) -> list[float]:
+        """Return a sum of gains and their number as they are told: the mean in whole steps above or below MIDDLE."""
+        resolution, mean = self.resolution["validation"], total / number if number else 0.0
+        step = resolution.among(number / self.cases["validation"]).step(-MOST_GAIN, MOST_GAIN) if number else 0.0
+        told = min(max(round(mean / step) * step, -MOST_GAIN), MOST_GAIN) if step else mean
+        count = float(resolution.count(int(number)))
+        return [(MIDDLE + told) * count, count]
 
     @property
     def tells_threshold(self) -> bool:
@@ -253,15 +263,15 @@ class Evaluation:
         counts = self.task.counts(measures, patients, self.least)
         return {name: values for name, values in counts.items() if self.task.layout[name] == 2}
 
-    def _coarse_mean(self, part: Part, name: str, total: float, number: float) -> list[float]:
+    def _coarse_mean(self, name: str, total: float, number: float) -> list[float]:
         """A sum and its number of cases (or patients) as they are told."""
-        resolution = self.resolution[part]
+        resolution = self.resolution["test"]
         if not number:
             return [0.0, 0.0]
         if name.endswith(BY_PATIENT):
             share, name = number * resolution.weight, name.removesuffix(BY_PATIENT)  # each patient counts for one
         else:
-            share = number / self.cases[part]
+            share = number / self.cases["test"]
         mean = resolution.among(share).mean(total / number, *self.task.told_range(name))
         return [mean * resolution.count(int(number)), float(resolution.count(int(number)))]
 

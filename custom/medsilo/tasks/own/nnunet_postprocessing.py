@@ -112,6 +112,17 @@ class Postprocessings:
                 counts |= {trial: [math.fsum(values), float(len(values))] for trial, values in known.items()}
         return counts
 
+    def gains(self, measures: Measures, most: float) -> Measures:
+        """Return what each trial adds to a case's Dice, cut at `most`: that is also what it gains where something was
+        found that is not there, and nothing is left of it."""
+        gains = {}
+        for structure, trials in self.trials.items():
+            plain = measures[_named(NO * len(self.steps[structure]), structure)]
+            for trial in trials:
+                gain = (measures[trial] - plain).clamp(-most, most).nan_to_num(most)
+                gains[trial] = torch.where(plain.isnan(), torch.nan, gain)
+        return gains
+
     # ------------------------------------------------------------------ where it is decided
     def chosen(self, counts: Counts) -> dict[str, Any]:
         """Return what nnU-Net's determine_postprocessing chooses on the cases behind these sums, as JSON holds it."""
