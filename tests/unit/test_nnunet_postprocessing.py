@@ -406,9 +406,14 @@ def test_a_hospital_alone_knows_it_of_a_model_that_the_server_cannot_read(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("threads", [None, 1], ids=["a process each", "a process a task"])
-def test_the_simulator_chooses_the_same(hospitals: tuple[Path, Any], tmp_path: Path, threads: int | None) -> None:
-    plan, settings = study_of(hospitals[1]), settings_of(hospitals[0], smallest_metric=1)
+@pytest.mark.parametrize(
+    ("threads", "rate"), [(None, 0.5), (1, 0.02)], ids=["the model of an earlier round", "a process for each task"]
+)
+def test_the_simulator_chooses_the_same(
+    hospitals: tuple[Path, Any], tmp_path: Path, threads: int | None, rate: float
+) -> None:
+    plan = study_of(hospitals[1], training=TRAINING | {"learning_rate": rate})
+    settings = settings_of(hospitals[0], smallest_metric=1)
     inprocess.run(plan, folder=tmp_path / "loop", settings=settings)
     simulator.run(plan, tmp_path / "simulator", settings, threads=threads)
     assert_same_outcome(tmp_path / "loop", tmp_path / "simulator")
@@ -486,8 +491,12 @@ def test_a_hospital_reads_what_it_tells_and_the_plan_says_what_is_asked(
     site = Participant(without, "brno", SITES, settings_of(hospitals[0]), tmp_path / "sites" / "brno")
     with pytest.raises(Refused, match="no postprocessing"):
         site.plan.task.with_postprocessing({"all_foreground": True})
+
+
+@pytest.mark.slow
+def test_so_many_trials_that_they_cannot_be_counted_are_not(hospitals: tuple[Path, Any]) -> None:
+    rings = {"background": 0, **{f"ring {n}": list(range(n, 256)) for n in range(1, 255)}, "last": 255}
+    question = {"name": QUESTION.name, "channels": ["FLAIR"], "labels": rings, "regions_class_order": [*range(1, 256)]}
+    assert not study(hospitals[1], SITES, {"name": "fedavg"}, task={"question": question}).trials
     with pytest.raises(PlanError, match="than 1024 would be tried"):
-        many = {"background": 0, **{f"ring {n}": list(range(n, 11)) for n in range(1, 11)}}
-        question = {"name": QUESTION.name, "channels": ["FLAIR"], "labels": many}
-        task = {"postprocessing": True, "question": question | {"regions_class_order": list(range(1, 11))}}
-        study(hospitals[1], SITES, {"name": "fedavg"}, task=task)
+        study(hospitals[1], SITES, {"name": "fedavg"}, task={"question": question, "postprocessing": True})

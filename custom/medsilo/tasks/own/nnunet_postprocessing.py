@@ -7,7 +7,7 @@ one exchange is enough. The sums of several hospitals add up to those of all the
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from typing import Annotated, Any
 
@@ -54,18 +54,22 @@ class Postprocessings:
         }
         self.places[FOREGROUND] = sorted({value for own in regions.values() for value in own})
         self.steps = {name: _steps_of(names[: number + 1], regions) for number, name in enumerate(names)}
-        self.trials: dict[str, dict[str, list[str]]] = {}  # by structure and trial: the steps that are made
-        for name, steps in self.steps.items():
-            every = product(NO + YES, repeat=len(steps))
-            self.trials[name] = {
-                _named(made, name): [step for step, one in zip(steps, made, strict=True) if one == YES]
-                for made in every
-            }
 
     @property
     def number(self) -> int:
         """The number of all trials."""
-        return sum(map(len, self.trials.values()))
+        return sum(2 ** len(steps) for steps in self.steps.values())
+
+    @cached_property
+    def trials(self) -> dict[str, dict[str, list[str]]]:
+        """By structure and trial: the steps that are made."""
+        return {
+            name: {
+                _named(made, name): [step for step, one in zip(steps, made, strict=True) if one == YES]
+                for made in product(NO + YES, repeat=len(steps))
+            }
+            for name, steps in self.steps.items()
+        }
 
     # ------------------------------------------------------------------ at a hospital
     def tried_on(self, found: Tensor, right: Tensor) -> dict[str, float]:
