@@ -36,7 +36,7 @@ from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cross import cross
 from medsilo.tasks.metrics import Counts, added
-from medsilo.tasks.own.nnunet_postprocessing import Postprocessings
+from medsilo.tasks.own.nnunet_postprocessing import LargestComponents
 from medsilo.tasks.own.question import SegmentationQuestion
 from medsilo.tasks.sources import DataSource
 from tests.brains import QUESTION, narrow, plans_of, study, write_hospitals
@@ -88,7 +88,7 @@ def drawn(question: SegmentationQuestion, seed: int, cases: int = 7) -> list[Cas
 
 def trials_of(question: SegmentationQuestion, cases: Sequence[Case]) -> Counts:
     """Return what a hospital with these validation cases tells."""
-    every = Postprocessings(question)
+    every = LargestComponents(question)
     each = [every.tried_on(torch.from_numpy(found), torch.from_numpy(right)) for found, right in cases]
     return every.sums({name: torch.tensor([one[name] for one in each], dtype=torch.float64) for name in each[0]}, 1)
 
@@ -96,12 +96,12 @@ def trials_of(question: SegmentationQuestion, cases: Sequence[Case]) -> Counts:
 def chosen(question: SegmentationQuestion, cases: Sequence[Case]) -> dict[str, Any]:
     """Return what hospitals choose that have these cases by turns."""
     sites = min(3, len(cases))
-    return Postprocessings(question).chosen(added(trials_of(question, cases[site::sites]) for site in range(sites)))
+    return LargestComponents(question).chosen(added(trials_of(question, cases[site::sites]) for site in range(sites)))
 
 
 def federated(question: SegmentationQuestion, cases: Sequence[Case]) -> dict[str, Any]:
     """Return the same in nnU-Net's words."""
-    every = Postprocessings(question)
+    every = LargestComponents(question)
     return every.in_nnunet(every.read(chosen(question, cases)))
 
 
@@ -172,7 +172,7 @@ def test_hospitals_choose_what_nnunet_chooses_on_all_cases(
     labels: dict[str, Any], ignored: bool, pooled: Callable[..., Any]
 ) -> None:
     question = question_of(labels, ignored)
-    every, seen = Postprocessings(question), set()
+    every, seen = LargestComponents(question), set()
     for seed in range(8):
         cases = drawn(question, seed)
         wanted, after = pooled(question, cases)
@@ -185,15 +185,15 @@ def test_hospitals_choose_what_nnunet_chooses_on_all_cases(
 
 
 def test_a_structure_depends_on_those_before_it_that_share_values_with_it() -> None:
-    assert Postprocessings(question_of(LESION)).steps == {"lesion": ("",)}  # nnU-Net decides on all foreground alone
-    assert Postprocessings(question_of(ORGANS)).steps == {name: ("", name) for name in ("kidney", "liver", "spleen")}
-    assert Postprocessings(question_of(CHAIN)).steps["third"] == ("", "first", "second", "third")
-    assert Postprocessings(question_of(CHAIN)).steps["alone"] == ("", "alone")
-    assert Postprocessings(question_of(BETWEEN)).steps["inner"] == ("", "outer", "inner")
+    assert LargestComponents(question_of(LESION)).steps == {"lesion": ("",)}  # nnU-Net decides on all foreground alone
+    assert LargestComponents(question_of(ORGANS)).steps == {name: ("", name) for name in ("kidney", "liver", "spleen")}
+    assert LargestComponents(question_of(CHAIN)).steps["third"] == ("", "first", "second", "third")
+    assert LargestComponents(question_of(CHAIN)).steps["alone"] == ("", "alone")
+    assert LargestComponents(question_of(BETWEEN)).steps["inner"] == ("", "outer", "inner")
 
 
 def test_a_structure_with_values_in_too_few_cases_is_left_out_in_all_its_trials() -> None:
-    every = Postprocessings(question_of({"liver": 1, "spleen": 2}))
+    every = LargestComponents(question_of({"liver": 1, "spleen": 2}))
     trials = [trial for trials in every.trials.values() for trial in trials]
     measures = {trial: torch.tensor([0.5, 0.7, 0.9], dtype=torch.float64) for trial in trials}
     measures["10 spleen"][0] = torch.nan  # found where it isn't, which is mended; then it is neither there nor found
@@ -205,13 +205,13 @@ def test_a_structure_with_values_in_too_few_cases_is_left_out_in_all_its_trials(
 
 
 def test_a_choice_of_other_structures_is_refused() -> None:
-    every = Postprocessings(question_of(TUMOUR))
+    every = LargestComponents(question_of(TUMOUR))
     assert every.read({}) == every.read(every.chosen({}))
     for wrong in ({"structures": ["liver"]}, {"structures": ["core", "whole"]}, {"all_foreground": 1}, {"more": True}):
         with pytest.raises(Refused, match="postprocessing"):
             every.read(wrong)
     with pytest.raises(Refused, match="other structures"):
-        Postprocessings(question_of(LESION)).read({"structures": ["lesion"]})
+        LargestComponents(question_of(LESION)).read({"structures": ["lesion"]})
 
 
 # ------------------------------------------------------------------------------------------------------ in a study

@@ -350,7 +350,7 @@ class SealingFacts(Part):
 
 
 class PostprocessingFacts(Part):
-    """Where only the largest component of what is found is kept."""
+    """A postprocessing: of what only the largest component is kept."""
 
     all_foreground: bool = Field(description="whether of all foreground together", strict=True)
     structures: list[Text] = Field(description="the structures of which it is, in order")

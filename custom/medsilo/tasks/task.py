@@ -20,7 +20,7 @@ from medsilo.tasks.bundled import InMonai
 from medsilo.tasks.folds import Dealt, Fold, together
 from medsilo.tasks.listing import links_out
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
-from medsilo.tasks.own.nnunet_postprocessing import Postprocessings
+from medsilo.tasks.postprocessing import Postprocessings
 from medsilo.tasks.ready import LazyCases, Memory
 from medsilo.tasks.scans import Scan, read_scan
 from medsilo.tasks.sources import DataSource

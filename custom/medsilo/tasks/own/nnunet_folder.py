@@ -27,7 +27,7 @@ from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.nnunet_first_stage import FirstStage
 from medsilo.tasks.own.nnunet_parts import NnUNetParts, places_in, with_found
 from medsilo.tasks.own.nnunet_plans_file import Configuration, ConfigurationName, NnUNetPlans
-from medsilo.tasks.own.nnunet_postprocessing import Postprocessing, Postprocessings
+from medsilo.tasks.own.nnunet_postprocessing import LargestComponents, Postprocessing
 from medsilo.tasks.own.own_folder import Found, OwnFolder
 from medsilo.tasks.own.question import SegmentationQuestion
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, held_case
@@ -227,12 +227,12 @@ class NnUNetFolder(OwnFolder, Segmentation):
 
     # ------------------------------------------------------------------------------------------ the postprocessing
     @property
-    def postprocessings(self) -> Postprocessings | None:
+    def postprocessings(self) -> LargestComponents | None:
         return self._all if self.postprocessing else None
 
     @cached_property
-    def _all(self) -> Postprocessings:
-        return Postprocessings(self.question)
+    def _all(self) -> LargestComponents:
+        return LargestComponents(self.question)
 
     def trying(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
         def measure(found: Tensor, right: Tensor, spacing: tuple[float, ...]) -> Measures:

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from medsilo.core.errors import Refused
 from medsilo.core.section import Section, checked
-from medsilo.tasks.metrics import Counts, Measures
+from medsilo.tasks.metrics import Counts
 from medsilo.tasks.own.question import Named, SegmentationQuestion
+from medsilo.tasks.postprocessing import Postprocessings
 
 FOREGROUND = ""  # the first step's name; structures have longer ones
 FUNCTION = "remove_all_but_largest_component_from_segmentation"  # of nnU-Net's
@@ -38,7 +39,7 @@ class Postprocessing(Section):
         return [*([FOREGROUND] if self.all_foreground else []), *self.structures]
 
 
-class Postprocessings:
+class LargestComponents(Postprocessings):
     """All postprocessings that nnU-Net could choose for a question.
 
     In a trial, some of the steps that a structure's Dice depends on are made. The trial's name is a digit for each of
@@ -57,7 +58,6 @@ class Postprocessings:
 
     @property
     def number(self) -> int:
-        """The number of all trials."""
         return sum(2 ** len(steps) for steps in self.steps.values())
 
     @cached_property
@@ -103,29 +103,6 @@ class Postprocessings:
                     number = after(number, step)
                 scores[trial] = dice(number, structure)
         return scores
-
-    def sums(self, measures: Measures, least: int) -> Counts:
-        """Return the sum and number of what was measured in each trial.
-
-        A structure is left out if in one of its trials it has a value in fewer cases than `least`, and in some.
-        """
-        counts: Counts = {}
-        for trials in self.trials.values():
-            known = {trial: [value for value in measures[trial].tolist() if value == value] for trial in trials}
-            if all(not values or len(values) >= least for values in known.values()):
-                counts |= {trial: [math.fsum(values), float(len(values))] for trial, values in known.items()}
-        return counts
-
-    def gains(self, measures: Measures, most: float) -> Measures:
-        """Return what each trial adds to a case's Dice, cut at `most`: that is also what it gains where something was
-        found that is not there, and nothing is left of it."""
-        gains = {}
-        for structure, trials in self.trials.items():
-            plain = measures[_named(NO * len(self.steps[structure]), structure)]
-            for trial in trials:
-                gain = (measures[trial] - plain).clamp(-most, most).nan_to_num(most)
-                gains[trial] = torch.where(plain.isnan(), torch.nan, gain)
-        return gains
 
     # ------------------------------------------------------------------ where it is decided
     def chosen(self, counts: Counts) -> dict[str, Any]:
