@@ -31,7 +31,7 @@ from medsilo.federation.scoring import read_measures
 from medsilo.flare import simulator
 from medsilo.learning.loop import Stop
 from medsilo.plan import Plan
-from medsilo.runs.messages import Counted, Parcel, Tried
+from medsilo.runs.messages import Counted, Parcel, Request, Tried
 from medsilo.runs.record import Record
 from medsilo.site.settings import SiteSettings
 from medsilo.study.cross import cross
@@ -488,9 +488,13 @@ def test_a_hospital_reads_what_it_tells_and_the_plan_says_what_is_asked(
     assert "in 2 trials of postprocessing" in reports[1] and "is chosen here; nothing is told" in reports[2]
     with pytest.raises(PlanError, match="task.postprocessing: fedsm puts several networks together"):
         study_of(hospitals[1], "fedsm")
-    site = Participant(without, "brno", SITES, settings_of(hospitals[0]), tmp_path / "sites" / "brno")
+    for place, plan in (("without", without), ("own", own)):
+        site = Participant(plan, "brno", SITES, settings_of(hospitals[0]), tmp_path / place / "sites" / "brno")
+        ask = Request(task="try", round=2, study=place, plan=plan.hash, sites=SITES)
+        with pytest.raises(Refused, match="no trials of postprocessing"):
+            site.answer(ask.parcel({}))
     with pytest.raises(Refused, match="no postprocessing"):
-        site.plan.task.with_postprocessing({"all_foreground": True})
+        without.task.with_postprocessing({"all_foreground": True})
 
 
 @pytest.mark.slow

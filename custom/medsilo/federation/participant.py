@@ -296,6 +296,8 @@ class Participant(Trainer):
 
     def _try(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         """Try postprocessings of the selected model on the validation cases."""
+        if not self.plan.trials or not self.trains:
+            raise Refused("the plan asks this hospital for no trials of postprocessing")
         self._take_selected(asked, groups)
         trials = self.evaluation.trials(self._tried(self.state.model, stop))
         self.protection.note(validation=len(trials))
@@ -303,8 +305,6 @@ class Participant(Trainer):
 
     def _tried(self, model: nn.Module, stop: Stop) -> Measures:
         """Return what postprocessings make of the validation cases."""
-        if not self.plan.task.postprocessings:
-            raise Refused("the plan chooses no postprocessing")
         self.doing.begin("validating")
         return self.evaluate(self.data.validation, stop, model, self.plan.task.trying)[2]
 
