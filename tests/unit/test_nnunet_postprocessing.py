@@ -1,5 +1,6 @@
 """The choice of postprocessing in a federation, against nnU-Net's own on all validation cases in one place."""
 
+import copy
 import json
 import multiprocessing
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ from medsilo.federation.participant import Participant
 from medsilo.federation.protection import planned_answers
 from medsilo.federation.scoring import read_measures
 from medsilo.flare import simulator
-from medsilo.learning.loop import Stop
+from medsilo.learning.loop import Compute, Stop
 from medsilo.plan import Plan
 from medsilo.runs.messages import Counted, Parcel, Request, Tried
 from medsilo.runs.record import Record
@@ -495,6 +496,9 @@ def test_a_hospital_reads_what_it_tells_and_the_plan_says_what_is_asked(
             site.answer(ask.parcel({}))
     with pytest.raises(Refused, match="no postprocessing"):
         without.task.with_postprocessing({"all_foreground": True})
+    task: Any = shared.task.with_postprocessing({"all_foreground": True})
+    for other in (copy.deepcopy(task), task.beside(None, None, Compute())):  # as a process or a device gets it
+        assert len(other.postprocessing_in_nnunet["postprocessing_fns"]) == 1
 
 
 @pytest.mark.slow
