@@ -380,12 +380,12 @@ class Participant(Trainer):
             "counts": counts,
         }
 
-    def score(self, model: Tensors, facts: Mapping[str, Any] = MappingProxyType({})) -> float | None:
+    def score(self, model: Tensors, choice: Mapping[str, Any] = MappingProxyType({})) -> float | None:
         """Return the score on this site's test data of another site's model of the same study.
 
-        facts: those beside the model.
+        choice: the postprocessing that goes with the model.
         """
-        task = self.plan.task.with_postprocessing(facts.get("postprocessing", {}))
+        task = self.plan.task.with_postprocessing(choice)
         self.state.wake()
         self.state.done = -1
         self.state.model.load_state_dict(model)

@@ -40,7 +40,8 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, d
     for site in sites:  # one site's data at a time
         at = Participant(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site))
         for owner in sites:
-            scores[owner][site] = at.score(*load_tensors(_model_of(run_folder, owner)))
+            tensors, facts = load_tensors(_model_of(run_folder, owner))
+            scores[owner][site] = at.score(tensors, facts.get("postprocessing", {}))
         _same_as_before(site, scores[site][site], summary)
     found = Cross(metric=plan.task.metric, plan_hash=plan.hash, scores=scores)
     write_json(run_folder / paths.CROSS, found.as_json())
