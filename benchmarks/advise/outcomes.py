@@ -74,7 +74,7 @@ class Outcome:
 
     @property
     def advised(self) -> str:
-        """What the adviser advises: the first method, or that several answer together."""
+        """The adviser's answer: the first method, or that several answer together."""
         return self.members[0] if len(self.members) == 1 else COMMITTEE
 
     @property

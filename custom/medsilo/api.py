@@ -12,10 +12,10 @@ from torch import nn
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
-from medsilo.deploy.committee import answering_together
 from medsilo.deploy.images import to_predict
 from medsilo.deploy.predict import predict_all
 from medsilo.deploy.source import open_source, ready_for
+from medsilo.deploy.together import answering_together
 from medsilo.federation import inprocess
 from medsilo.federation.pool import POOL
 from medsilo.flare import simulator

@@ -484,6 +484,8 @@ class Plan(Section):
             )
         self.algorithm.fits(self.task)
         self._keeps_masks_as_they_are(networks)
+        if self.task.postprocessings and not self.algorithm.outcome.one_network:
+            raise PlanError(f"task.postprocessing: {self.algorithm.name} puts several networks together; set false")
         self._has_data_for_its_sites()
         self._can_weigh_classes()
         self._network_reads_task(networks["model"])
@@ -505,6 +507,12 @@ class Plan(Section):
     def has_threshold(self) -> bool:
         """Return whether hospitals choose a threshold on validation cases: not where each number has its price."""
         return self.task.decides and self.privacy is None
+
+    @property
+    def trials(self) -> int:
+        """Return of how many trials of postprocessing a hospital tells; for a model of its own it chooses at home."""
+        every = None if self.algorithm.outcome.personal else self.task.postprocessings
+        return every.number if every else 0
 
     def _network_reads_task(self, model: nn.Module) -> None:
         """One case of the task's shape goes through the network, without values."""

@@ -12,8 +12,8 @@ import medsilo
 from medsilo import cli
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors, save_tensors
-from medsilo.deploy.committee import Committee, answering_together
 from medsilo.deploy.source import Source
+from medsilo.deploy.together import Committee, answering_together
 from medsilo.federation import inprocess
 from medsilo.plan import Plan
 from medsilo.runs.record import Record

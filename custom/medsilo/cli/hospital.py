@@ -66,13 +66,13 @@ def predict(
     line or recording failed, or was not taken by the node.
     """
     screen.note("reading the model")
-    from medsilo.deploy.committee import answering_together
     from medsilo.deploy.images import to_predict
     from medsilo.deploy.predict import predict_all
     from medsilo.deploy.predict_series import predict_series
     from medsilo.deploy.predict_table import predict_tables
     from medsilo.deploy.predicted_rows import site_part
     from medsilo.deploy.source import open_source, ready_for
+    from medsilo.deploy.together import answering_together
     from medsilo.site.settings import make_settings, read_settings
 
     settings = make_settings({"device": device}, "the command line")

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel
 from torch import Tensor, nn
@@ -61,12 +61,14 @@ class Outcome(ABC):
     """The end of a study: what is delivered, which model is scored, and what the server concludes.
 
     `personal`: sites end with models of their own, and each chooses its best by itself. `common`: the network that all
-    share and that the lead gets. `for_others`: whether hospitals that did not train can use the outcome.
+    share and that the lead gets. `for_others`: whether hospitals that did not train can use the outcome. `one_network`:
+    whether a single network answers, and not several that are put together.
     """
 
     personal: bool
     common: str | None
     for_others: bool
+    one_network: ClassVar[bool] = True
 
     @property
     def scores_besides(self) -> int:

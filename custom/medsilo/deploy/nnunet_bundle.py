@@ -13,6 +13,10 @@ from medsilo.core.files import save_tensors, write_json
 from medsilo.deploy.as_nnunet import TRAINER, plain_network, write_description
 from medsilo.deploy.source import Source
 from medsilo.tasks.own.nnunet_folder import NnUNetFolder
+from medsilo.tasks.own.nnunet_postprocessing import FUNCTION
+
+CLEANER, FOLDERS = "nnunetv2.postprocessing.remove_connected_components", "apply_postprocessing_to_folder"
+POSTPROCESSING = "@bundle_root + '/models/postprocessing.json'"
 
 
 def write_nnunet_bundle(source: Source, task: NnUNetFolder, out: Path, weights: str) -> None:
@@ -36,7 +40,7 @@ def _inference(task: NnUNetFolder, weights: str) -> dict[str, Any]:
     """Return configs/inference.json: every case of dataset_dir gets a mask in output_dir."""
     own = task.architecture
     mirrored = tuple(task.parts.mirrored or ()) if task.mirror else None
-    return {
+    words: dict[str, Any] = {
         "imports": ["$import json", "$from pathlib import Path", "$from safetensors.torch import load_file"],
         "bundle_root": ".",
         "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
@@ -73,3 +77,11 @@ def _inference(task: NnUNetFolder, weights: str) -> dict[str, Any]:
         ],
         "run": ["$@predictor.predict_from_files_sequential(str(@dataset_dir), str(@output_dir))"],
     }
+    if task.postprocessing_in_nnunet["postprocessing_fns"]:
+        words["imports"] += [f"$from {CLEANER} import {name}" for name in (FOLDERS, FUNCTION)]
+        words["given"] = f"$json.loads(Path({POSTPROCESSING}).read_text('utf-8'))['postprocessing_kwargs']"
+        words["run"].append(
+            f"${FOLDERS}(str(@output_dir), str(@output_dir), [{FUNCTION}] * len(@given), @given, "
+            "@plans.plans, @settings, 1)"
+        )
+    return words

@@ -56,6 +56,9 @@ def open_source(folder: Path, site: str = "") -> Source:
     except RuntimeError as error:
         raise MedsiloError(f"{name} does not fit the plan's network", private=str(error)) from error
     told = {"kind": "model", "file": name, "plan_hash": plan.hash}
+    if choice := facts.get("postprocessing"):
+        plan = plan.model_copy(update={"task": plan.task.with_postprocessing(choice)})
+        told["postprocessing"] = choice
     return Source(network.eval(), plan, plan.task.spacing, told, folder)
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -82,6 +82,7 @@ class SuperModelOutcome(Outcome):
     """
 
     rule: Rule
+    one_network: ClassVar[bool] = False
     selector: Callable[[nn.Module], Network]
     last: tuple[Group, ...] = ()
     personal: bool = True

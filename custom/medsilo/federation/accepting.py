@@ -23,6 +23,7 @@ from medsilo.runs.messages import (
     SiteAnswer,
     Tested,
     Trained,
+    Tried,
     check_values,
     same_names,
 )
@@ -43,7 +44,7 @@ class Acceptance:
     def accept(self, site: str, parcel: Parcel, asked: Asked, known: Collection[str]) -> SiteAnswer:
         """Return the typed answer; raises Refused. known: the sites that have answered already."""
         task, number = asked
-        if site not in (self.sites if task == "round" else self.everyone):
+        if site not in (self.sites if task in ("round", "try") else self.everyone):
             raise Refused(f"{site} is not a site of this study")
         if site in known:
             raise Refused(f"{site} answered twice; the first answer counts")
@@ -70,14 +71,19 @@ class Acceptance:
         if isinstance(answer, Delivered):
             self._in_range("validation", answer.validation)
             return self._with_outcome(answer, "validation")
+        if isinstance(answer, Tried):
+            check_trials(answer, self.plan)
         if isinstance(answer, Tested):
-            self._in_range("test", answer.test)
-            if answer.selected > number:
-                raise Refused(f"it tested the model of round {answer.selected}, and there are {number} rounds")
-            check_counts(answer.counts, self.plan, answer.cases)
-            check_threshold(answer.threshold, answer.counts, self.plan)
+            self._check_test(answer, number)
             return self._with_outcome(answer, "test")
         return answer
+
+    def _check_test(self, answer: Tested, number: int) -> None:
+        self._in_range("test", answer.test)
+        if answer.selected > number:
+            raise Refused(f"it tested the model of round {answer.selected}, and there are {number} rounds")
+        check_counts(answer.counts, self.plan, answer.cases)
+        check_threshold(answer.threshold, answer.counts, self.plan)
 
     def _same_cases(self, site: str, answer: SiteAnswer) -> None:
         joined = self.joined.get(site)
@@ -146,14 +152,29 @@ def check_counts(counts: Mapping[str, list[float]], plan: Plan, cases: Counted) 
             continue
         if name == RELIABILITY:
             continue  # below, when the cases of its places are known to be possible
-        summed, number = values
-        if number < 0 or number > most or number != math.floor(number):
-            raise Refused(f"its counts of {name} cover {number:g} cases, and it has {most}")
-        low, high = plan.task.range_of(name)
-        if not number * low - 1e-3 <= summed <= number * high + 1e-3:
-            raise Refused(f"its sum of {name}, {summed:g}, is not one of {number:g} values from {low:g} to {high:g}")
+        check_sum(name, values, most, plan.task.range_of(name))
     if RELIABILITY in counts:
         check_reliability(counts, plan)
+
+
+def check_sum(name: str, values: Sequence[float], most: int, between: tuple[float, float]) -> None:
+    """Raise Refused unless these are a sum over no more than so many cases, and their number."""
+    (summed, number), (low, high) = values, between
+    if number < 0 or number > most or number != math.floor(number):
+        raise Refused(f"its counts of {name} cover {number:g} cases, and it has {most}")
+    if not number * low - 1e-3 <= summed <= number * high + 1e-3:
+        raise Refused(f"its sum of {name}, {summed:g}, is not one of {number:g} values from {low:g} to {high:g}")
+
+
+def check_trials(answer: Tried, plan: Plan) -> None:
+    """Raise Refused unless of each structure all trials are told, or none, and over no more cases than there are."""
+    every = plan.task.postprocessings
+    told = {name: trials for name, trials in (every.trials if every else {}).items() if answer.trials.keys() & trials}
+    if told and "validation" in answer.withheld:
+        raise Refused("it tells of validation cases, and withholds what it tells of them")
+    same_names("trials", answer.trials, [trial for trials in told.values() for trial in trials])
+    for trial, values in answer.trials.items():
+        check_sum(trial, values, answer.cases.validation, (0.0, 1.0))
 
 
 def check_reliability(counts: Mapping[str, list[float]], plan: Plan) -> None:

@@ -24,12 +24,23 @@ from medsilo.federation.turns import TurnKeeper
 from medsilo.mixing.mixers import Mixer
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import Delivered, Joined, Lettered, Parcel, Request, SiteAnswer, Task, Tested, Trained
+from medsilo.runs.messages import (
+    Delivered,
+    End,
+    Joined,
+    Lettered,
+    Parcel,
+    Request,
+    SiteAnswer,
+    Task,
+    Tested,
+    Trained,
+    Tried,
+)
 from medsilo.runs.record import Record, now
 from medsilo.runs.schema import STOPPED, Round, SentUpdate, SiteRound, Summary
 from medsilo.site.settings import SiteSettings
-
-End = Literal["join", "deliver", "test"]
+from medsilo.tasks.metrics import added
 
 
 class Coordinator:
@@ -63,6 +74,7 @@ class Coordinator:
         self.ends: dict[str, Exchange] = {}
         self.absent: dict[str, str] | None = None  # who did not join a study that has begun, and why
         self.outcome_told: dict[str, Any] = {}  # to sites before the test
+        self.postprocessing: dict[str, Any] = {}  # that the sites' validation cases have chosen
         mixers: dict[str, Mixer] = {}
         self.server = ServerSide(
             self.sites,
@@ -225,8 +237,24 @@ class Coordinator:
         if conclusion:
             self.state.details |= conclusion.details
             self.outcome_told = conclusion.told
-        tested = self._end("test", number, selected=chosen, empty=chosen == number or self._hidden)
+        empty = chosen == number or self._hidden
+        if self.plan.trials:
+            self._choose_postprocessing(self._end("try", number, selected=chosen, empty=empty), chosen)
+        tested = self._end("test", number, selected=chosen, empty=empty)
         self.state.details = self.outcome.concluded(self.state.details, self._told(tested))
+
+    def _choose_postprocessing(self, exchange: Exchange, chosen: int) -> None:
+        """Choose by what the sites have tried, and keep it with the model."""
+        every, replies = self.plan.task.postprocessings, sorted(exchange.replies.items())
+        assert every
+        tried = {site: answer.trials for site, answer in replies if isinstance(answer, Tried) and answer.trials}
+        self.postprocessing = every.chosen(added(tried.values()))
+        self.state.details["postprocessing"] = {**self.postprocessing, "sites": list(tried)}
+        if not tried:
+            nobody = "no hospital may tell enough of its validation cases, so no postprocessing was chosen"
+            self.state.details["cautions"] = [*self.state.details.get("cautions", []), nobody]
+        if not self._hidden:
+            self.state.save_common(paths.BEST, chosen, self.postprocessing)
 
     @property
     def _hidden(self) -> bool:
@@ -262,7 +290,7 @@ class Coordinator:
         away: Mapping[str, Missing] = MappingProxyType({}),
     ) -> Exchange:
         """Ask every site, as often as the plan allows; those that are away are not asked."""
-        asked = self.sites if task == "round" else self.everyone
+        asked = self.sites if task in ("round", "try") else self.everyone
         exchange = Exchange([site for site in asked if site not in away])
         expected = self.state.expected(phase) if task == "round" else {}
         if self.sealed and task == "round":
@@ -280,6 +308,7 @@ class Coordinator:
                 train_cases=smallest,
                 last=max((line.round for line in self.rounds if site in line.answered), default=0),
                 outcome=self._outcome_for(site, task),
+                postprocessing=self.postprocessing if task == "test" else {},
                 sealing=self._letters(task, site, groups),
                 marks=marks,
                 bases=bases,

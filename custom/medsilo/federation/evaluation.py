@@ -40,6 +40,8 @@ from medsilo.tasks.task import Cases, SiteData, patients_of
 
 PICTURES = 3
 MOST = 2.0  # loss of a patient's case, from where on it is all one in what is told
+MOST_GAIN = 0.1  # by a postprocessing in a patient's case, from where on it is all one in what is told
+MIDDLE = 0.5  # what stands for no gain
 CLASS = 4  # times the least: the cases of each class of a part where patients' classes are told apart
 LOSS = "loss"  # of each case
 PAIR = 2  # cases of a pair: of n patients each is in 2 / n of all pairs
@@ -220,6 +222,24 @@ class Evaluation:
                 of_classes[RELIABILITY], of_classes[CHANCES], told[CHANCES], task.classes, resolution
             )
         return told
+
+    def trials(self, measures: Measures) -> Counts:
+        """Return the sums over validation cases by which a postprocessing is chosen, as they are told."""
+        every = self.task.postprocessings
+        if every is None or not self.tells("validation"):
+            return {}
+        if self.resolution["validation"].exact:
+            return every.sums(measures, self.least)
+        gains = every.sums(every.gains(measures, MOST_GAIN), self.least)
+        return {trial: self._coarse_gain(*values) for trial, values in gains.items()}
+
+    def _coarse_gain(self, total: float, number: float) -> list[float]:
+        """Return a sum of gains and their number as they are told: the mean in whole steps above or below MIDDLE."""
+        resolution, mean = self.resolution["validation"], total / number if number else 0.0
+        step = resolution.among(number / self.cases["validation"]).step(-MOST_GAIN, MOST_GAIN) if number else 0.0
+        told = min(max(round(mean / step) * step, -MOST_GAIN), MOST_GAIN) if step else mean
+        count = float(resolution.count(int(number)))
+        return [(MIDDLE + told) * count, count]
 
     @property
     def tells_threshold(self) -> bool:

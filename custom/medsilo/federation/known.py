@@ -34,7 +34,7 @@ from medsilo.runs.paths import RECEIVED
 SMALLEST = 4096  # bytes of a tensor; a smaller one is sent as fast as its mark
 BEGINNING = 8  # bytes of a tensor that stand in its mark
 INDEX = "index.json"
-ORDERS = ("round", "deliver", "test")  # requests whose tensors are kept
+ORDERS = ("round", "deliver", "try", "test")  # requests whose tensors are kept
 KINDS = {name: kind for kind, name in TYPES.items()}
 NO_BASE = "what came as a difference does not make the tensor that was meant; it has to be sent whole"
 SPARED = 2 * MARK  # bytes that a difference has to spare: it is told with two marks

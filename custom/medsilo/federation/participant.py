@@ -6,10 +6,11 @@ No word here of how parcels travel: the same participant works in a plain loop a
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -140,7 +141,8 @@ class Participant(Trainer):
         self.warnings = []
         if self.account and (reply := self._begin_counted(self.account, asked, parcel)):
             return reply
-        work = {"join": self._join, "round": self._round, "deliver": self._deliver, "test": self._test}
+        work = {"join": self._join, "round": self._round, "deliver": self._deliver}
+        work |= {"try": self._try, "test": self._test}
         work |= dict.fromkeys(LETTERED, self._answer_letters)
         with self.compute.reproducible(seed_for(self.plan.seed, self.site, "work", asked.round)):
             told, groups = work[asked.task](asked, parcel.groups, stop)
@@ -275,8 +277,9 @@ class Participant(Trainer):
             self.protection.note(validation=1 + self.outcome.scores_besides)
         return {**self._may_be_told(), "outcome": told}, {}
 
-    def _test(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
-        """Test the selected model, once: the one the coordinator sends, the last, or this site's own choice."""
+    def _take_selected(self, asked: Request, groups: Groups) -> int:
+        """Take the selected model: the one the coordinator sends, the last, or this site's own choice; return its
+        round."""
         selected = asked.round
         self.state.wake()
         self.state.done = -1  # what lies in memory from here on is the model under test
@@ -289,11 +292,36 @@ class Participant(Trainer):
                 self._receive(groups, self.plan.course.last)
             elif self._opens_common and asked.selected is not None:
                 selected = self.state.load_model(_opened_file(asked.selected))["round"]
+        return selected
+
+    def _try(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
+        """Try postprocessings of the selected model on the validation cases."""
+        if not self.plan.trials or not self.trains:
+            raise Refused("the plan asks this hospital for no trials of postprocessing")
+        self._take_selected(asked, groups)
+        trials = self.evaluation.trials(self._tried(self.state.model, stop))
+        self.protection.note(validation=len(trials))
+        return {"trials": trials}, {}
+
+    def _tried(self, model: nn.Module, stop: Stop) -> Measures:
+        """Return what postprocessings make of the validation cases."""
+        self.doing.begin("validating")
+        return self.evaluate(self.data.validation, stop, model, self.plan.task.trying)[2]
+
+    def _test(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
+        """Test the selected model, once, with the postprocessing that all chose together, or this site for its own."""
+        selected = self._take_selected(asked, groups)
         self.state.save_model(paths.BEST, selected)
         end = self._end(stop)
         model = self.outcome.tested(end, self.state.model, asked.outcome)
+        choice, every = asked.postprocessing, self.plan.task.postprocessings
+        if every and self.outcome.personal:
+            choice = every.chosen(every.sums(self._tried(model, stop), 1))
+        task = self.plan.task.with_postprocessing(choice)
+        if choice:
+            self.state.save_model(paths.BEST, selected, choice)
         self.doing.begin("testing")
-        outcome = self.evaluate(self.data.test, stop, model, self.plan.task.measuring)
+        outcome = self.evaluate(self.data.test, stop, model, task.measuring)
         told = self.outcome.after_test(end, model)
         self.evaluation.draw_found(model, self.state.modules["model"], outcome[2], self.folder)
         if told is not None:
@@ -359,10 +387,11 @@ class Participant(Trainer):
         self.state.model.load_state_dict(tensors)
         return self.state.model
 
-    def score(self, model: nn.Module) -> float | None:
-        """Return a model's score on this site's test data."""
+    def score(self, model: nn.Module, choice: Mapping[str, Any] = MappingProxyType({})) -> float | None:
+        """Return a model's score on this site's test data. choice: the postprocessing that goes with it."""
+        task = self.plan.task.with_postprocessing(choice)
         with self.compute.reproducible(self.plan.seed):
-            return _number(self.evaluate(self.data.test, lambda: None, model, self.plan.task.measuring)[1])
+            return _number(self.evaluate(self.data.test, lambda: None, model, task.measuring)[1])
 
     def _may_be_told(self) -> Metrics:
         """Return the last validation as it is told."""

@@ -118,9 +118,11 @@ def with_own_split(source: DataSource, book: Book, data: str, writes: bool = Tru
 
 
 def planned_answers(plan: Plan) -> dict[Part, int]:
-    """Return how many answers with scores over each part a plan asks for; a threshold is one over validation cases."""
+    """Return how many answers with scores over each part a plan asks for; a threshold is one over validation
+    cases, and so is a trial of postprocessing."""
+    outcome = plan.algorithm.outcome
     return {
         "train": plan.rounds,
-        "validation": plan.validations + plan.algorithm.outcome.scores_besides + plan.has_threshold,
+        "validation": plan.validations + outcome.scores_besides + plan.has_threshold + plan.trials,
         "test": 1,
     }

@@ -21,8 +21,8 @@ from medsilo.runs.schema import LARGEST
 MOST_CASES = 10_000_000  # of one site
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
-Task = Literal["join", "agree", "offer", "round", "sum", "confirm", "unmask", "compare", "deliver", "test"]
-End = Literal["join", "deliver", "test"]
+Task = Literal["join", "agree", "offer", "round", "sum", "confirm", "unmask", "compare", "deliver", "try", "test"]
+End = Literal["join", "deliver", "try", "test"]
 PARTS = ("train", "validation", "test")
 
 Cases = Annotated[int, Field(ge=1, le=MOST_CASES)]
@@ -125,6 +125,7 @@ class Request(Message):
     train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size
     last: Annotated[int, Field(ge=0)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
+    postprocessing: dict[str, Any] = added({})  # of a "test": what was chosen
     # Letters of a sealed study, which the room `sealing` reads
     sealing: dict[str, Any] = added({})
     adding: dict[Name, ToAdd] = added({})  # of a "sum": the sites of the asked one's group, itself included
@@ -285,6 +286,13 @@ class Delivered(SiteAnswer):
     outcome: dict[str, Any] | None
 
 
+class Tried(SiteAnswer):
+    """A site has tried postprocessings on its validation cases."""
+
+    task: Literal["try"]
+    trials: dict[Name, Annotated[list[Number], Field(min_length=2, max_length=2)]]  # the sum and number of each
+
+
 class Tested(SiteAnswer):
     """A site has tested the selected model."""
 
@@ -324,6 +332,7 @@ ANSWERS: Mapping[str, type[SiteAnswer]] = {
     "join": Joined,
     "round": Trained,
     "deliver": Delivered,
+    "try": Tried,
     "test": Tested,
     **dict.fromkeys(LETTERED, Lettered),
 }

@@ -134,7 +134,7 @@ class SiteTurn(Part):
 class Turns(Part):
     """now.json of a run: who has been asked and who has answered, while the study runs."""
 
-    task: Text = Field(description="`join`, `round`, `sum`, `deliver`, `test`, or a step of sealing")
+    task: Text = Field(description="`join`, `round`, `sum`, `deliver`, `try`, `test`, or a step of sealing")
     round: Count = Field(description="the round")
     at: Seconds = Field(description="when this was written, in seconds since 1970")
     sites: dict[str, SiteTurn] = Field(description="site → its turn")
@@ -260,10 +260,12 @@ class SiteResult(Part):
     )
     contributed: Count | None = Field(None, description="rounds that the site is part of")
     missed: dict[Annotated[int, Field(ge=0)], Text] = Field({}, description="round → why the site is not part of it")
-    missed_ends: dict[str, Text] = Field({}, description="`join`, `deliver` or `test` → why the site has no part in it")
+    missed_ends: dict[str, Text] = Field(
+        {}, description="`join`, `deliver`, `try` or `test` → why the site has no part in it"
+    )
     warnings: dict[str, list[Text]] = Field(
         {},
-        description="round, `join`, `deliver` or `test` → lines that the site had to say beside its answer, for "
+        description="round, `join`, `deliver`, `try` or `test` → lines that the site had to say beside its answer, for "
         "instance that its own state is no longer on its disk",
     )
     validation: list[Score | None] = Field(
@@ -347,6 +349,14 @@ class SealingFacts(Part):
     protects: list[Text] = Field(description="against whom it protects and against whom not, and what stays open")
 
 
+class PostprocessingFacts(Part):
+    """A postprocessing: of what only the largest component is kept."""
+
+    all_foreground: bool = Field(description="whether of all foreground together", strict=True)
+    structures: list[Text] = Field(description="the structures of which it is, in order")
+    sites: list[str] = Field(description="who has told sums over validation cases")
+
+
 class Details(Part):
     """The method's own findings. Methods may add keys of their own."""
 
@@ -361,6 +371,11 @@ class Details(Part):
     )
     super_model: SuperModelFacts | None = Field(None, description="FedSM's super model")
     cautions: list[Text] = Field([], description="what is unusual about the plan's numbers")
+    postprocessing: PostprocessingFacts | None = Field(
+        None,
+        description="of task `nnunet`: whether only the largest component of `all_foreground` together is kept, of "
+        "which `structures` it is, and the `sites` whose validation cases decided it",
+    )
     sealing: SealingFacts | None = Field(None, description="what was sealed, and against whom")
 
     def as_json(self) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError
-from medsilo.deploy.committee import answering_together
 from medsilo.deploy.source import open_source
+from medsilo.deploy.together import answering_together
 from medsilo.federation.participant import Participant
 from medsilo.plan import load_plan
 from medsilo.runs import paths
@@ -36,7 +36,7 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
         committee = answering_together(sources)
         at = Participant(plan, site, sites, settings.of(site), paths.site_folder(runs[0], site))
         for run, source in zip(runs, sources, strict=True):
-            alone[run.name][site] = at.score(source.network)
+            alone[run.name][site] = at.score(source.network, source.facts.get("postprocessing", {}))
             same_as_before(site, alone[run.name][site], summaries[run])
         together[site] = at.score(committee.network)
     return together, alone

@@ -34,7 +34,8 @@ def cross(run_folder: Path, settings: SiteSettings | None = None) -> dict[str, d
     for site in sites:  # one site's data at a time
         at = Participant(plan, site, sites, settings.of(site), paths.site_folder(run_folder, site))
         for owner in sites:
-            scores[owner][site] = at.score(at.model_with(load_tensors(_model_of(run_folder, owner))[0]))
+            tensors, facts = load_tensors(_model_of(run_folder, owner))
+            scores[owner][site] = at.score(at.model_with(tensors), facts.get("postprocessing", {}))
         same_as_before(site, scores[site][site], summary)
     found = Cross(metric=plan.task.metric, plan_hash=plan.hash, scores=scores)
     write_json(run_folder / paths.CROSS, found.as_json())

@@ -15,7 +15,13 @@ GRACE = 5.0  # seconds that are never late
 SLOW = 2.0  # times the others' usual round
 NAMED = 5  # sites in a line
 STARTING = "still starting"
-ASKED_FOR = {"join": "joining", "sum": "adding up", "deliver": "taking over the outcome", "test": "testing"}
+ASKED_FOR = {
+    "join": "joining",
+    "sum": "adding up",
+    "deliver": "taking over the outcome",
+    "try": "trying postprocessings",
+    "test": "testing",
+}
 
 
 @dataclass

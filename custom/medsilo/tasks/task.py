@@ -2,17 +2,17 @@
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
-from medsilo.core.errors import DataError
+from medsilo.core.errors import DataError, Refused
 from medsilo.core.section import Section, added
 from medsilo.learning.loop import DrawnCases
 from medsilo.models.network import Network
@@ -20,6 +20,7 @@ from medsilo.tasks.bundled import InMonai
 from medsilo.tasks.folds import Dealt, Fold, together
 from medsilo.tasks.listing import links_out
 from medsilo.tasks.metrics import BY_PATIENT, CONFUSION, Counts, Figures, Measures, by_patient, means
+from medsilo.tasks.postprocessing import Postprocessings
 from medsilo.tasks.ready import LazyCases, Memory
 from medsilo.tasks.scans import Scan, read_scan
 from medsilo.tasks.sources import DataSource
@@ -297,6 +298,21 @@ class Task(Section):
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
         """Return what measures these cases of the test, whose outputs and targets come in order."""
         return self.measures
+
+    @property
+    def postprocessings(self) -> Postprocessings | None:
+        """Return those among which validation cases choose before the test; None where nothing is to be chosen."""
+        return None
+
+    def trying(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
+        """Return what tries them on these cases, whose outputs and targets come in order; and measures the metric."""
+        raise TypeError(f"task {self.name} has no postprocessing")
+
+    def with_postprocessing(self, choice: Mapping[str, Any]) -> Self:
+        """Return the task with what was chosen, for its test and for use; raises Refused."""
+        if choice:
+            raise Refused(f"task {self.name} has no postprocessing")
+        return self
 
     def counts(self, measures: Measures, patients: Sequence[str], least: int) -> Counts:
         """Return what a site tells of its test cases: counts that add up, none over fewer cases than `least`."""

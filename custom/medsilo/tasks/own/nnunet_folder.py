@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -27,11 +27,12 @@ from medsilo.tasks.own.nnunet_files import RawData
 from medsilo.tasks.own.nnunet_first_stage import FirstStage
 from medsilo.tasks.own.nnunet_parts import NnUNetParts, places_in, with_found
 from medsilo.tasks.own.nnunet_plans_file import Configuration, ConfigurationName, NnUNetPlans
+from medsilo.tasks.own.nnunet_postprocessing import LargestComponents, Postprocessing
 from medsilo.tasks.own.own_folder import Found, OwnFolder
 from medsilo.tasks.own.question import SegmentationQuestion
 from medsilo.tasks.ready import Facts, HeldEntry, PreparedEntry, held_case
 from medsilo.tasks.scans import Scan
-from medsilo.tasks.segmentation import Segmentation
+from medsilo.tasks.segmentation import Segmentation, dice_of
 from medsilo.tasks.sources import DataSource
 from medsilo.tasks.survey import digest, range_of, ranges_of
 
@@ -40,6 +41,8 @@ AS_STORED = ((0, 1, 2), (False, False, False))  # no axis is turned
 FLAT = 4  # axes of a batch of patches in two dimensions
 FIRST: Final = "3d_lowres"
 SECOND: Final = "3d_cascade_fullres"
+MADE = ("parts", "_all")  # of the rest of a task
+MOST_TRIALS = 1024
 FEWEST_STAGES = 3  # nnU-Net's loss has no part of the lowest resolution, and divides by the sum of the others' weights
 
 
@@ -72,8 +75,14 @@ class NnUNetFolder(OwnFolder, Segmentation):
         0.33, ge=0, le=1, description="share of each batch, its last patches, that have a structure for certain"
     )
     mirror: bool = Field(True, description="whether evaluation averages over mirrored volumes, as nnU-Net does")
+    postprocessing: bool = added(
+        False,
+        description="whether the largest component alone is kept of what is found, wherever that raises Dice on the "
+        "hospitals' validation cases together, as nnU-Net decides it",
+    )
 
     _first: FirstStage | None = PrivateAttr(None)  # where the model is used
+    _choice: Postprocessing = PrivateAttr(Postprocessing())  # of what nnU-Net could choose
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -91,12 +100,16 @@ class NnUNetFolder(OwnFolder, Segmentation):
             )
         if len(self._own.normalization_schemes) != len(self.question.channels):
             raise ValueError("plans: they are of other channels than the question; make them anew")
+        if self.postprocessings and self.postprocessings.number > MOST_TRIALS:
+            raise ValueError(
+                f"postprocessing: regions share values so often that more than {MOST_TRIALS} would be tried"
+            )
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
         """Return what another process needs, which puts nnU-Net's parts together itself."""
         state = super().__getstate__()
-        return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name != "parts"}}
+        return {**state, "__dict__": {name: value for name, value in state["__dict__"].items() if name not in MADE}}
 
     @cached_property
     def parts(self) -> NnUNetParts:
@@ -186,21 +199,62 @@ class NnUNetFolder(OwnFolder, Segmentation):
 
     def measuring(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
         """Return what measures on the images' own grids, as nnU-Net does; surfaces in millimetres."""
+
+        def measure(found: Tensor, right: Tensor, spacing: tuple[float, ...]) -> Measures:
+            found = self._counting(self._all.applied(self._choice, found), right)
+            return self.compared(found[None], right[None], spacing)
+
+        return self._on_own_grids(cases, measure)
+
+    def _on_own_grids(
+        self, cases: Dataset, measure: Callable[[Tensor, Tensor, tuple[float, ...]], Measures]
+    ) -> Callable[[Tensor, Tensor], Measures]:
+        """Return what measures cases in order, by the labels that were found, the right ones, and the spacing."""
         numbers = count()
 
-        def measure(output: Tensor, target: Tensor) -> Measures:
-            each = [self._on_own_grid(held_case(cases, next(numbers))[0].entry, one) for one in output]
+        def measured(output: Tensor, target: Tensor) -> Measures:
+            each = [measure(*self._on_own_grid(held_case(cases, next(numbers))[0].entry, one)) for one in output]
             return {name: torch.cat([own[name] for own in each]) for name in each[0]}
 
-        return measure
+        return measured
 
-    def _on_own_grid(self, entry: Entry, output: Tensor) -> Measures:
+    def _on_own_grid(self, entry: Entry, output: Tensor) -> tuple[Tensor, Tensor, tuple[float, ...]]:
         assert isinstance(entry.label, Path)
         values, notes = self.parts.read(entry.images)
         self.parts.on_its_grid(values, notes)  # which notes what it cuts off
         right = self.parts.own_labels(entry.label)
-        found = self._counting(self.parts.labels_back(output.cpu(), notes), right)
-        return self.compared(found[None], right[None], tuple(notes["spacing"]))
+        return self.parts.labels_back(output.cpu(), notes), right, tuple(notes["spacing"])
+
+    # ------------------------------------------------------------------------------------------ the postprocessing
+    @property
+    def postprocessings(self) -> LargestComponents | None:
+        return self._all if self.postprocessing else None
+
+    @cached_property
+    def _all(self) -> LargestComponents:
+        return LargestComponents(self.question)
+
+    def trying(self, cases: Dataset) -> Callable[[Tensor, Tensor], Measures]:
+        def measure(found: Tensor, right: Tensor, spacing: tuple[float, ...]) -> Measures:
+            scores = self._all.tried_on(found, right)
+            dice = dice_of(*(self.masks(one[None]) for one in (self._counting(found, right), right)))
+            return {self.metric: dice.mean(1)} | {
+                name: torch.tensor([one], dtype=torch.float64) for name, one in scores.items()
+            }
+
+        return self._on_own_grids(cases, measure)
+
+    def with_postprocessing(self, choice: Mapping[str, Any]) -> Self:
+        if not self.postprocessing:
+            return super().with_postprocessing(choice)
+        copy = self.model_copy()
+        copy._choice = self._all.read(choice)
+        return copy
+
+    @property
+    def postprocessing_in_nnunet(self) -> dict[str, Any]:
+        """Return what was chosen as nnU-Net writes it into postprocessing.json."""
+        return self._all.in_nnunet(self._choice)
 
     def drawn(self, cases: Dataset, batch: int, steps: int, seed: int) -> Dataset:
         return _Patches(self.parts, cases, batch, steps, self.foreground, seed)
@@ -244,7 +298,7 @@ class NnUNetFolder(OwnFolder, Segmentation):
         return self.parts.on_its_grid(scan.values, scan.source, found)[None]
 
     def labels_on(self, scan: Scan, output: Tensor) -> Tensor:
-        return self.parts.labels_back(output[0], scan.source)
+        return self._all.applied(self._choice, self.parts.labels_back(output[0], scan.source))
 
     # ------------------------------------------------------------------------------------------ from files
     def _found(self, source: DataSource, folder: Path) -> Found:

@@ -51,8 +51,9 @@ def answering_together(sources: Sequence[Source]) -> Source:
         return first
     if len(sources) > MOST:
         raise MedsiloError(f"{len(sources)} models are to answer together; give {MOST} at most")
-    if any(other.plan.task != first.plan.task for other in others):
+    task, *tasks = (source.plan.task.with_postprocessing({}) for source in sources)  # which was chosen for one alone
+    if any(other != task for other in tasks):
         raise MedsiloError("these models were trained for different tasks; give models of one task, with equal keys")
-    committee = Committee(first.plan.task, [source.network for source in sources]).eval()
+    committee = Committee(task, [source.network for source in sources]).eval()
     facts = {"kind": "committee", "members": [source.facts for source in sources]}
-    return Source(committee, first.plan, first.spacing, facts, first.run)
+    return Source(committee, first.plan.model_copy(update={"task": task}), first.spacing, facts, first.run)
