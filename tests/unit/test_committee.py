@@ -113,6 +113,7 @@ def test_what_does_not_fit_together_is_one_line(runs: list[Path], tmp_path: Path
     inprocess.run(make_plan("fedavg", *SMALL[:-2], "task.steps=64"), folder=tmp_path / "longer")
     for given, words in (
         (runs[:1], "one model alone is no committee"),
+        ([runs[0], runs[0]], "two of these runs have the same name"),
         ([runs[0], tmp_path / "fewer"], "run fewer has other hospitals than the first"),
         ([runs[0], tmp_path / "longer"], "trained for different tasks"),
         ([runs[0], tmp_path], "is no run's folder"),

@@ -391,7 +391,8 @@ class Participant(Trainer):
         """Return a model's score on this site's test data. choice: the postprocessing that goes with it."""
         task = self.plan.task.with_postprocessing(choice)
         with self.compute.reproducible(self.plan.seed):
-            return _number(self.evaluate(self.data.test, lambda: None, model, task.measuring)[1])
+            judged = model.to(self.compute.device)
+            return _number(self.evaluate(self.data.test, lambda: None, judged, task.measuring)[1])
 
     def _may_be_told(self) -> Metrics:
         """Return the last validation as it is told."""

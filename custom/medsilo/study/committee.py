@@ -22,6 +22,8 @@ def committee_scores(runs: Sequence[Path], settings: SiteSettings | None = None)
     """
     if len(runs) < 2:
         raise MedsiloError("one model alone is no committee; give the folders of two runs or more")
+    if len({run.name for run in runs}) < len(runs):
+        raise MedsiloError("two of these runs have the same name; give folders of different names, each once")
     summaries = {run: finished_run(run) for run in runs}
     sites = list(summaries[runs[0]].agreed.sites)
     for run, summary in summaries.items():
