@@ -5,7 +5,6 @@ from statistics import fmean
 
 from medsilo.core.text import plain
 from medsilo.report.read import RunResult, all_sites, spans
-from medsilo.study.committee import Scores
 
 MISSING, WITHHELD = "–", "withheld"
 
@@ -49,10 +48,10 @@ def cross_table(run: RunResult) -> str:
     return "\n".join(lines)
 
 
-def committee_table(together: Scores, alone: Mapping[str, Scores]) -> str:
+def committee_table(together: Mapping[str, float | None], alone: Mapping[str, Mapping[str, float | None]]) -> str:
     """Several runs' models alone (a row each) and together, on every site's test data (column)."""
     header = ["models of", *map(plain, together), "mean"]
-    rows = {plain(run): own for run, own in alone.items()} | {"all together": together}
+    rows = {**{plain(run): own for run, own in alone.items()}, "all together": together}
     first, widths = max(map(len, [header[0], *rows])), [max(len(title), 5) for title in header[1:]]
     lines = [_line(header, first, widths), "-" * (first + sum(width + 2 for width in widths))]
     for name, own in rows.items():
