@@ -7,6 +7,7 @@ A hospital takes some 330 MB, 580 MB where its trainer is to be killed.
 
 import argparse
 import random
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -38,11 +39,17 @@ def measure(sites: int, rounds: int, kills: int, folder: Path) -> None:
         write_job(folder / "job", make_plan("fedavg", *changes, "participation.timeout=600", sites=names), study="many")
         job = lead.submit(folder / "job", consortium.kit(LEAD), print)
         record = Record(consortium.kit(SERVER) / "medsilo" / "many")
+
+        def reached(number: int) -> bool:
+            done = len(record.rounds())
+            assert not done or len(consortium.family(SERVER)) > 1, f"the server's job ended after {done} rounds"
+            return done >= number
+
         for name, last in sorted(killed.items(), key=lambda item: item[1]):
-            wait_until(lambda last=last: len(record.rounds()) >= last, HOURS, f"round {last}")
+            wait_until(partial(reached, last), HOURS, f"round {last}")
             for trainer in consortium.family(name, "medsilo.federation.process.worker"):
                 trainer.kill()
-        wait_until(lambda: len(record.rounds()) >= rounds - 1, HOURS, "the last rounds")
+        wait_until(partial(reached, rounds - 1), HOURS, "the last rounds")
         peak = max(_peak(process) for process in consortium.family(SERVER))
         status, lines = ended(consortium.kit(LEAD), job, HOURS), record.rounds()
         refused = sorted({site for line in lines for site in line.refused})

@@ -122,7 +122,7 @@ def test_what_cannot_be_compared_is_one_clear_line(case: str, copied: tuple[Plan
         words = "task activity-windows reads a folder: set 'data'"
     else:
         (folder / "summary.json").unlink()
-        words = "run local is not finished"
+        words = "run local has not finished"
         if case == "no run":
             shutil.rmtree(folder)
             words = "local is no run's folder"

@@ -4,6 +4,7 @@ Krogh and Vedelsby, Neural Network Ensembles, Cross Validation, and Active Learn
 models has a larger squared error than these have on average, and it is smaller by how far they differ.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -41,7 +42,7 @@ class Committee(nn.Module):
 
 
 def _log_mean(logarithms: Tensor) -> Tensor:
-    return torch.logsumexp(logarithms, 0) - torch.tensor(float(len(logarithms))).log()
+    return torch.logsumexp(logarithms, 0) - math.log(len(logarithms))
 
 
 def answering_together(sources: Sequence[Source]) -> Source:

@@ -50,7 +50,7 @@ def finished_run(run_folder: Path) -> Summary:
     summary = Record(run_folder).summary()
     if summary is None or not summary.finished:
         raise MedsiloError(
-            f"run {name} is not finished, so there is no model to compare; finish it with medsilo resume"
+            f"run {name} has not finished, and its models are not ready to compare; run 'medsilo resume' on it first"
         )
     return summary
 
