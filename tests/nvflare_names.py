@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -621,14 +622,14 @@ def stream_constants(module: Any) -> None:
 
 @relies(
     "fuel.f3.streaming.byte_receiver",
-    "RxTask._remove_task RxTask.chunks RxTask.completed RxTask.failed RxTask.find_or_create_task",
-    "RxTask.out_seq_chunks.values RxTask.rx_task_map.get RxTask.stop",
+    "RxTask._remove_task RxTask.chunks RxTask.cleanup_timer RxTask.completed RxTask.completed_task_ttl RxTask.failed",
+    "RxTask.find_or_create_task RxTask.out_seq_chunks.values RxTask.rx_task_map.get RxTask.stop",
 )
 def received_streams(module: Any) -> None:
     """A stream that comes in has a task, in one map by origin and number, from its first message on; pieces wait in
     chunks, and in out_seq_chunks before their turn. Without the sender's two wishes it is kept, when it has
-    completed, for as long as our own configuration says; _remove_task ends that at once. There is no public way to
-    it."""
+    completed, for as long as our own configuration says, by a thread, unless it has a timer already; _remove_task
+    ends that at once. There is no public way to it."""
     constants = import_module(f"{MODULES}.fuel.f3.streaming.stream_const")
     headers = import_module(f"{MODULES}.fuel.f3.cellnet.defs").MessageHeaderKey
     keys, kind = constants.StreamHeaderKey, import_module(f"{MODULES}.fuel.f3.message").Message
@@ -642,8 +643,9 @@ def received_streams(module: Any) -> None:
     task.process_chunk(later)
     assert [*task.chunks] == [(False, b"one")] and task.out_seq_chunks == {2: (True, b"three")}
     assert not task.completed and not task.failed and task.completed_task_ttl == 65.0
+    own = task.cleanup_timer = threading.Timer(0.0, print)
     task.stop(ValueError("why"), notify=False)
-    assert task.failed and task.cleanup_timer
+    assert task.failed and task.cleanup_timer is own and not own.is_alive()
     task._remove_task()
     assert ("hospital-a.job", 7) not in module.RxTask.rx_task_map and not task.cleanup_timer
 

@@ -34,6 +34,7 @@ PAGE, RECORDED = ROOT / "docs/compatibility.md", ROOT / "docs/compatibility.json
 MARKED = re.compile(r"(<!-- upgrades -->\n).*?(<!-- end -->)", re.DOTALL)
 MOST_TOLD = 15  # failures of one step that the page names
 LONGEST = 4 * 3600  # seconds that one command may take
+PARALLEL = ("-n", "3", "--dist", "loadgroup")  # as in the Makefile
 QUICK_JOBS = ("fedavg", "harmofl", "fedsm")
 SHORT = ("--set", "training.rounds=2")
 # Pages with commands that need neither a kit nor a hospital's data; those of docs/reproduce.md are in `make test-long`.
@@ -111,7 +112,7 @@ def pytest_step(name: str, *arguments: str, quick: Sequence[str] = ()) -> Callab
         asked = list(quick if trial.quick and quick else arguments)
         report = trial.folder / f"{name}.xml"
         report.unlink(missing_ok=True)
-        done = trial.run(["pytest", *asked, f"--junitxml={report}"])
+        done = trial.run(["pytest", *asked, *PARALLEL, f"--junitxml={report}"])
         (trial.folder / f"{name}.log").write_text(done.stdout)
         result = Result(shlex.join(["pytest", *asked]))
         if not report.exists():

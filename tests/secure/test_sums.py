@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from medsilo.consortium import lead
 from medsilo.federation import inprocess
 from medsilo.flare.jobs import write_job
 from medsilo.runs.paths import DIARY
 from medsilo.runs.record import Record
 from tests.conftest import SITES, make_plan
 from tests.federation.test_simulator import assert_same_outcome
-from tests.secure.consortium import SERVER, Consortium
+from tests.secure.consortium import LEAD, SERVER, Consortium, wait_until
 from tests.secure.test_mutual_tls import gathered
+from tests.secure.test_resume import ended
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("sums")]
 
@@ -69,3 +71,30 @@ def test_a_hospital_that_lets_nobody_read_what_it_sends_does_not_join(grouped: C
     assert grouped.run(tmp_path / "job") != "FINISHED:COMPLETED"
     reason = Record(grouped.kit(SERVER) / "medsilo" / "unread").summary().reason
     assert f"{HOSPITALS[0]} refused: the plan lets {HOSPITALS[1]} read what this hospital sends" in str(reason)
+
+
+def test_a_hospital_that_adds_up_and_dies_costs_its_group_the_rounds_and_nobody_else(
+    grouped: Consortium, tmp_path: Path
+) -> None:
+    adder, (alone,) = HOSPITALS[1], GROUPS["rest"]
+    changes = [CITY, f"participation.sums_at={{city: {adder}}}", "training.rounds=30"]
+    changes += ["participation.when_missing=continue", "participation.minimum=1", "participation.timeout=30"]
+    write_job(tmp_path / "job", make_plan("fedavg", *changes, sites=HOSPITALS), study="bereft")
+    job = lead.submit(tmp_path / "job", grouped.kit(LEAD), print)
+    record = Record(grouped.kit(SERVER) / "medsilo" / "bereft")
+    wait_until(lambda: len(record.rounds()) >= 3, 120, "round 3")
+    grouped.kill(adder)
+    try:
+        assert ended(grouped.kit(LEAD), job) == "FINISHED:COMPLETED"
+    finally:
+        grouped.start_party(adder)
+    whole = [set(line.answered) == set(HOSPITALS) for line in record.rounds()]
+    died = whole.index(False)
+    assert whole == [True] * died + [False] * (30 - died) and 3 <= died < 25
+    for line in record.rounds()[died:]:
+        assert line.answered == [alone]
+        assert set(GROUPS["city"]) == {*line.lost, *line.refused}
+    summary = record.summary()
+    assert summary.sites[alone].missed == {} and summary.sites[alone].test is not None
+    for site in GROUPS["city"]:
+        assert adder in summary.sites[site].missed[died + 1] or site == adder

@@ -23,6 +23,7 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.tracking import PointStream
 from medsilo.flare.analytics import receivers, send
 from medsilo.flare.gate import Gate, is_unread
+from medsilo.flare.leftovers import LEFTOVERS
 from medsilo.flare.patience import Patience, PatientRequests
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import AFTER, PRESENT, PROGRESS, STATISTICS, let_tensors_travel
@@ -171,6 +172,7 @@ class MedsiloController(Controller):
                 self.trackers = receivers(plan, record.folder, self.running.everyone)
                 for tracker in self.trackers:
                     tracker.handle_event(EventType.START_RUN, fl_ctx)
+                LEFTOVERS.begin()
                 summary = self.running.run(resume)
                 send(self, course.of_end(summary), fl_ctx)
             return summary.study

@@ -5,6 +5,7 @@ finished for good, if its first piece is missing; and pieces that came out of th
 """
 
 import threading
+from time import monotonic
 
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
@@ -13,8 +14,12 @@ from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 
+from medsilo.flare.leftovers import LEFTOVERS
+
 MOST_STREAMS = 32  # of one sender that are not finished; an honest one sends a piece at a time, and again what was cut
-MOST_KEPT = 256  # finished ones, kept for a minute for pieces that come twice
+MOST_KEPT = 256  # finished ones, kept for a while for pieces that come twice
+LOOK = 1.0  # seconds between two looks at what was kept for long enough
+NO_THREAD = threading.Timer(0.0, lambda: None)  # never started; NVFlare starts one for a stream that has none
 
 
 class Streams:
@@ -23,6 +28,8 @@ class Streams:
     def __init__(self, cell: Cell) -> None:
         self.cell, self.lock = cell, threading.Lock()
         self.known: dict[str, dict[tuple, RxTask]] = {}  # the oldest first
+        self.ended: dict[tuple, float] = {}  # when a stream was seen to have ended
+        self.looked = monotonic()
 
     def take(self, message: Message, sender: str, most: int) -> bool:
         """Return whether a message of a stream is taken; of too many streams of one sender, the oldest end.
@@ -35,14 +42,19 @@ class Streams:
             return True
         key = message.get_header(MessageHeaderKey.ORIGIN), message.get_header(StreamHeaderKey.STREAM_ID)
         with self.lock:
+            self._forget_old()
             known = self.known.get(sender, {})
             own = {key: task for key, task in known.items() if RxTask.rx_task_map.get(key) is task}
-            if key not in own:
+            is_new = key not in own
+            if is_new:
                 own[key] = RxTask.find_or_create_task(message, self.cell.core_cell)
+                _keep_without_thread(own[key])
             self.known[sender] = own
             ended = [task for task in own.values() if _has_ended(task)]
             begun = [task for task in own.values() if not _has_ended(task)]
             waiting = sum(map(_waiting, own.values())) + len(message.payload or b"")
+        if is_new:
+            LEFTOVERS.sent()  # a stream is answered, or answers a request
         for task in ended[:-MOST_KEPT]:
             task._remove_task()
         for task in begun[:-MOST_STREAMS]:
@@ -51,9 +63,29 @@ class Streams:
             own[key].stop(StreamError(f"more than {most} bytes of this sender wait to be read"))
         return waiting <= most
 
+    def _forget_old(self) -> None:
+        """Let go of finished streams that were kept for as long as our own configuration says."""
+        now = monotonic()
+        if now - self.looked < LOOK:
+            return
+        self.looked = now
+        ended = {key: task for own in self.known.values() for key, task in own.items() if _has_ended(task)}
+        self.ended = {key: self.ended.get(key, now) for key in ended}
+        for key, task in ended.items():
+            if now - self.ended[key] > _kept_for(task):
+                task._remove_task()
+
 
 def _has_ended(task: RxTask) -> bool:
     return task.completed or task.failed
+
+
+def _keep_without_thread(task: RxTask) -> None:
+    task.cleanup_timer = NO_THREAD
+
+
+def _kept_for(task: RxTask) -> float:
+    return task.completed_task_ttl
 
 
 def _waiting(task: RxTask) -> int:

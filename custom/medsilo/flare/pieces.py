@@ -19,6 +19,7 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.spill import Spill
 from medsilo.core.tensors import Tensors
+from medsilo.flare.leftovers import LEFTOVERS
 
 LEAST = 1 << 20  # bytes of a tensor that lies in a file, where arriving tensors do
 MARK = "|"  # in a piece's name: the tensor's, the piece's number, and the tensor's shape
@@ -166,6 +167,7 @@ class _Pieces(TensorDownloadable):
         if not READERS.lets(requester):
             raise Refused("tensors are for the server and for who adds them up")  # and stay ready for these
         told = super().produce(state, requester)
+        LEFTOVERS.sent(sum(map(len, told[1] or [])))
         FETCHING.saw(told[0] == ProduceRC.EOF)
         return told
 
