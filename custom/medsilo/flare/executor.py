@@ -38,6 +38,7 @@ from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
 from medsilo.flare.forked_site import has_started
 from medsilo.flare.gate import Gate
+from medsilo.flare.leftovers import LEFTOVERS
 from medsilo.flare.patience import Patience, PatientRequests
 from medsilo.flare.pieces import READERS, let_go, site_of
 from medsilo.flare.wire import PRESENT, TASK, fetch, let_tensors_travel, refusal, to_parcel, to_shareable
@@ -79,6 +80,7 @@ class MedsiloExecutor(Executor):
             os.umask(0o077)  # logs, too, are for this account alone
             end_with(os.getppid())  # NVFlare's own process at this site, whose end is the hospital's will
             self._guard(fl_ctx)
+            LEFTOVERS.begin()
             has_started()
         elif event_type == EventType.END_RUN and self.give_back:
             self.give_back()
