@@ -523,6 +523,24 @@ def test_a_site_takes_no_more_than_belongs_to_a_task(cells: Cells) -> None:
     assert torch.equal(to_parcel(fetch().payload).groups["m"]["w"], large)
 
 
+def test_a_site_keeps_few_finished_streams_and_no_threads_for_them(cells: Cells) -> None:
+    Gate(cells.site).guard_site()
+    seen, news = timers(), {"TOPIC": "news", "RELIABLE": True, "RETRY_TIMEOUT": 3600.0, "RETRY_WAIT": 5.0}
+    got: list[Message] = []
+    cells.site.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic="news", cb=got.append)
+
+    def kept() -> set[RxTask]:
+        return {task for (origin, _), task in [*RxTask.rx_task_map.items()] if origin == JOB and task.completed}
+
+    earlier = kept()
+    for _ in range(MOST_KEPT + 100):
+        told = piece(next(NUMBERS), 0, StreamDataType.FINAL, len(WHOLE), WHOLE, **news)
+        cells.job.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, SITE, told)
+    wait_until(lambda: len(got) == MOST_KEPT + 100, 60, "all of them")
+    assert cells.takes()
+    assert MOST_KEPT - 10 < len(kept() - earlier) < MOST_KEPT + 10 and timers() <= seen
+
+
 # ---------------------------------------------------------------------------------------------------- from the plan
 def test_bounds_follow_from_the_layout() -> None:
     plan = make_plan("fedavg")

@@ -103,6 +103,11 @@ class Gate:
             if future.error and origin in self.taken:
                 self.taken[origin] -= size
 
+    def _streamed(self, message: Message, sender: str) -> Message | None:
+        """Take a message of a stream, unless too much of its sender waits to be read."""
+        taken = self.streams.take(message, sender, MOST_OPEN * self.most.size)
+        return None if taken else make_reply(CellCode.MSG_TOO_BIG)
+
     def _end_request(self, headers: dict, reason: str) -> None:
         """Let the request fail at once that a piece answers; NVFlare would repeat it."""
         waiter = self.cell.requests_dict.get(headers.get(StreamHeaderKey.STREAM_REQ_ID))
@@ -122,7 +127,13 @@ class Gate:
         """Bound what the server sends."""
         task = f"{CellChannel.SERVER_COMMAND}:{ServerCommandNames.GET_TASK}"
         self.cell.register_stream_cb(CellChannel.RETURN_ONLY, task, self._task_comes)
+        self.cell.core_cell.set_message_interceptor(self._stream_comes)
         self.watch_fetching()
+
+    def _stream_comes(self, message: Message) -> Message | None:
+        """Look at a message before it is decoded; what is returned is sent back in its place."""
+        channel, topic = message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC)
+        return self._streamed(message, "") if (channel, topic) == (STREAM_CHANNEL, STREAM_DATA_TOPIC) else None
 
     def _task_comes(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
         with self.lock:
@@ -155,8 +166,7 @@ class Gate:
                 return None
             channel = message.get_header(StreamHeaderKey.CHANNEL)
             if channel != CellChannel.SERVER_COMMAND or message.get_header(StreamHeaderKey.TOPIC) in FROM_SITES:
-                taken = self.streams.take(message, self._sender(origin), MOST_OPEN * self.most.size)
-                return None if taken else make_reply(CellCode.MSG_TOO_BIG)
+                return self._streamed(message, self._sender(origin))
         return make_reply(CellCode.INVALID_REQUEST) if channel == CellChannel.SERVER_COMMAND else None
 
     def _sender(self, origin: str) -> str:
