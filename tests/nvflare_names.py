@@ -514,6 +514,7 @@ def buffers(module: Any) -> None:
 @relies(
     "fuel.f3.cellnet.cell",
     "Cell._process_reply Cell.byte_receiver.registry.find.cb.__self__.blob_cb Cell.byte_receiver.registry.reg.values",
+    "Cell.byte_streamer.chunk_size",
     "Cell.core_cell.get_fqcn.rpartition Cell.core_cell.set_message_interceptor Cell.get_fobs_context",
     "Cell.register_stream_cb",
     "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",
@@ -539,6 +540,7 @@ def cell(module: Any) -> None:
         found.register_stream_cb("server_command", "submit_update", heard.append)
         assert found.byte_receiver.registry.find("server_command", "submit_update").cb == heard.append
         assert len(found.byte_receiver.registry.reg) >= 2
+        assert found.byte_streamer.chunk_size == found.byte_streamer.get_chunk_size() == 1 << 20
         found.core_cell.set_message_interceptor(lambda message: None)
         assert found.core_cell.get_fqcn() == "medsilo-contract"
         assert found.get_fobs_context({"a": 1})["a"] == 1 and "a" not in found.get_fobs_context()
@@ -692,13 +694,15 @@ def session_words(module: Any) -> None:
     "fuel.flare_api.flare_api",
     "Session.abort_job Session.clone_job Session.close Session.do_app_command Session.download_job_result",
     "Session.get_job_meta Session.get_job_status Session.get_system_info.client_info.name",
-    "Session.get_system_info.server_info.start_time Session.list_jobs Session.show_stats Session.submit_job",
-    "new_secure_session",
+    "Session.api.cell.stop Session.get_system_info.server_info.start_time Session.list_jobs",
+    "Session.show_stats Session.submit_job Session.try_connect",
 )
 def session(module: Any) -> None:
     """The lead's commands over mutual TLS. tests/secure/test_lead.py runs each against a real server."""
     own = module.Session
-    takes(module.new_secure_session, "lead", "kit", timeout=10.0)
+    takes(own.__init__, "self", username="lead", startup_path="kit")
+    takes(own.try_connect, "self", 10.0)
+    source_holds(import_module(f"{MODULES}.fuel.hci.client.api").AdminAPI, "self.cell = ")
     for asks in (own.abort_job, own.clone_job, own.get_job_meta, own.get_job_status, own.submit_job):
         takes(asks, "self", "job")
     takes(own.download_job_result, "self", "job", "folder")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psutil
 import yaml
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.fuel.flare_api.flare_api import Session
 
 from medsilo import cli
+from medsilo.consortium.lead import open_session
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "site_configs"
 SERVER = "localhost"  # and so it listens on the loopback address only
@@ -174,7 +175,7 @@ class Consortium:
         deadline = time.monotonic() + 120
         while True:
             try:
-                return new_secure_session(LEAD, str(self.kit(LEAD)), timeout=5.0)
+                return open_session(LEAD, self.kit(LEAD), 5.0)
             except Exception:
                 if time.monotonic() > deadline:
                     raise

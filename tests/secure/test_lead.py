@@ -17,7 +17,7 @@ from medsilo.flare.jobs import write_job
 from medsilo.runs.reading import read_summary
 from tests.conftest import SITES, make_plan
 from tests.secure.consortium import LEAD, MEMBER, SERVER, Consortium, wait_until
-from tests.secure.relay import Relay
+from tests.secure.relay import Line, Relay
 from tests.unit.test_published import holds
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("consortium")]
@@ -169,3 +169,17 @@ def test_the_server_is_named_when_it_does_not_answer(
     assert code == 1 and err == [
         f"medsilo: the server at {SERVER}:{relay.port} does not answer; is it started, and the way to it open?"
     ]
+
+
+def test_a_connection_that_comes_too_late_is_given_up(
+    consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare waits for ever for one whose handshake ends after it has given up."""
+    monkeypatch.setattr(lead, "CONNECT", 2.0)
+    with Relay(consortium.port, Line(delay=1.5)) as far:
+        kit = far.kit(consortium.kit(LEAD), tmp_path / "kit")
+        ended: list[tuple] = []
+        asking = threading.Thread(target=lambda: ended.append(medsilo(capsys, "status", "--kit", kit)), daemon=True)
+        asking.start()
+        asking.join(60)
+        assert len(ended) == 1 and ended[0][0] == 1 and "does not answer" in ended[0][2][0]

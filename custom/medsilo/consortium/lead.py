@@ -6,6 +6,7 @@ import logging
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -16,7 +17,7 @@ from typing import Any
 
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.api_spec import SystemInfo
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.fuel.flare_api.flare_api import Session
 
 from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
@@ -54,7 +55,7 @@ def connected(kit: Path) -> Iterator[Session]:
     user, address = admin["username"], f"{admin['host']}:{admin['port']}"
     try:
         with redirect_stdout(io.StringIO()):  # it says that it connects
-            session = new_secure_session(user, str(kit), timeout=CONNECT)
+            session = open_session(user, kit, CONNECT)
         try:
             yield session
         finally:
@@ -75,6 +76,26 @@ def connected(kit: Path) -> Iterator[Session]:
         raise MedsiloError(f"{_line(error)}; 'medsilo status --kit {kit}' lists jobs") from error
     except Exception as error:
         raise MedsiloError(f"NVFlare: {_line(error) or type(error).__name__}") from error
+
+
+def open_session(user: str, kit: Path, timeout: float) -> Session:
+    """Return a session with the server, or raise NVFlare's error when that takes longer than so many seconds.
+
+    NVFlare 2.9 reads for ever from a connection that comes while it gives up, and waits for the end of that. Stopping
+    its cell once more closes such a connection.
+    """
+    session = Session(username=user, startup_path=str(kit))
+    try:
+        session.try_connect(timeout)
+    except Exception:
+        closing = threading.Thread(target=session.close, daemon=True)
+        closing.start()
+        while closing.is_alive():
+            closing.join(1.0)
+            if session.api.cell:
+                session.api.cell.stop()
+        raise
+    return session
 
 
 def _line(error: Exception) -> str:

@@ -32,6 +32,7 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import plain, size_text
 from medsilo.federation.bounds import Bounds
+from medsilo.flare.leftovers import hold_less
 from medsilo.flare.open_streams import Streams
 from medsilo.flare.outline import check_outline
 from medsilo.flare.pieces import site_of
@@ -62,6 +63,7 @@ class Gate:
         self.reading: set[str] = set()  # whose answers are being read
         self.left: frozenset[str] = frozenset()  # sites whose tensors are not fetched: another site adds them up
         self.lock = threading.Lock()
+        hold_less(cell)
 
     def allow(self, most: Bounds) -> None:
         """Bound every message from now on."""
