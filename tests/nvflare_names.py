@@ -694,7 +694,7 @@ def session_words(module: Any) -> None:
     "fuel.flare_api.flare_api",
     "Session.abort_job Session.clone_job Session.close Session.do_app_command Session.download_job_result",
     "Session.get_job_meta Session.get_job_status Session.get_system_info.client_info.name",
-    "Session.api.cell.stop Session.get_system_info.server_info.start_time Session.list_jobs",
+    "Session.api.cell.core_cell.communicator.stop Session.get_system_info.server_info.start_time Session.list_jobs",
     "Session.show_stats Session.submit_job Session.try_connect",
 )
 def session(module: Any) -> None:
@@ -703,6 +703,7 @@ def session(module: Any) -> None:
     takes(own.__init__, "self", username="lead", startup_path="kit")
     takes(own.try_connect, "self", 10.0)
     source_holds(import_module(f"{MODULES}.fuel.hci.client.api").AdminAPI, "self.cell = ")
+    source_holds(import_module(f"{MODULES}.fuel.f3.cellnet.core_cell").CoreCell, "self.communicator = ")
     for asks in (own.abort_job, own.clone_job, own.get_job_meta, own.get_job_status, own.submit_job):
         takes(asks, "self", "job")
     takes(own.download_job_result, "self", "job", "folder")

@@ -77,20 +77,20 @@ def test_a_hospital_that_adds_up_and_dies_costs_its_group_the_rounds_and_nobody_
     grouped: Consortium, tmp_path: Path
 ) -> None:
     adder, (alone,) = HOSPITALS[1], GROUPS["rest"]
-    changes = [CITY, f"participation.sums_at={{city: {adder}}}", "training.rounds=30"]
-    changes += ["participation.when_missing=continue", "participation.minimum=1", "participation.timeout=30"]
+    changes = [CITY, f"participation.sums_at={{city: {adder}}}", "training.rounds=12"]
+    changes += ["participation.when_missing=continue", "participation.minimum=1", "participation.timeout=15"]
     write_job(tmp_path / "job", make_plan("fedavg", *changes, sites=HOSPITALS), study="bereft")
     job = lead.submit(tmp_path / "job", grouped.kit(LEAD), print)
     record = Record(grouped.kit(SERVER) / "medsilo" / "bereft")
-    wait_until(lambda: len(record.rounds()) >= 3, 120, "round 3")
+    wait_until(lambda: len(record.rounds()) >= 2, 120, "round 2")
     grouped.kill(adder)
     try:
-        assert ended(grouped.kit(LEAD), job) == "FINISHED:COMPLETED"
+        assert ended(grouped.kit(LEAD), job, 600) == "FINISHED:COMPLETED"
     finally:
         grouped.start_party(adder)
     whole = [set(line.answered) == set(HOSPITALS) for line in record.rounds()]
     died = whole.index(False)
-    assert whole == [True] * died + [False] * (30 - died) and 3 <= died < 25
+    assert whole == [True] * died + [False] * (12 - died) and 2 <= died < 12
     for line in record.rounds()[died:]:
         assert line.answered == [alone]
         assert set(GROUPS["city"]) == {*line.lost, *line.refused}

@@ -81,8 +81,8 @@ def connected(kit: Path) -> Iterator[Session]:
 def open_session(user: str, kit: Path, timeout: float) -> Session:
     """Return a session with the server, or raise NVFlare's error when that takes longer than so many seconds.
 
-    NVFlare 2.9 reads for ever from a connection that comes while it gives up, and waits for the end of that. Stopping
-    its cell once more closes such a connection.
+    NVFlare 2.9 reads for ever from a connection that comes while it gives up, and waits for the end of that. Whoever
+    stops the communication once more closes such a connection, and waits with it.
     """
     session = Session(username=user, startup_path=str(kit))
     try:
@@ -90,10 +90,10 @@ def open_session(user: str, kit: Path, timeout: float) -> Session:
     except Exception:
         closing = threading.Thread(target=session.close, daemon=True)
         closing.start()
+        closing.join(1.0)
         while closing.is_alive():
+            threading.Thread(target=session.api.cell.core_cell.communicator.stop, daemon=True).start()
             closing.join(1.0)
-            if session.api.cell:
-                session.api.cell.stop()
         raise
     return session
 
