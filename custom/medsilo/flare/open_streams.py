@@ -43,8 +43,7 @@ class Streams:
         key = message.get_header(MessageHeaderKey.ORIGIN), message.get_header(StreamHeaderKey.STREAM_ID)
         with self.lock:
             self._forget_old()
-            known = self.known.get(sender, {})
-            own = {key: task for key, task in known.items() if RxTask.rx_task_map.get(key) is task}
+            own = _still_kept(self.known.get(sender, {}))
             is_new = key not in own
             if is_new:
                 own[key] = RxTask.find_or_create_task(message, self.cell.core_cell)
@@ -69,11 +68,16 @@ class Streams:
         if now - self.looked < LOOK:
             return
         self.looked = now
+        self.known = {sender: _still_kept(own) for sender, own in self.known.items()}
         ended = {key: task for own in self.known.values() for key, task in own.items() if _has_ended(task)}
         self.ended = {key: self.ended.get(key, now) for key in ended}
         for key, task in ended.items():
             if now - self.ended[key] > _kept_for(task):
                 task._remove_task()
+
+
+def _still_kept(streams: dict[tuple, RxTask]) -> dict[tuple, RxTask]:
+    return {key: task for key, task in streams.items() if RxTask.rx_task_map.get(key) is task}
 
 
 def _has_ended(task: RxTask) -> bool:
