@@ -1,5 +1,6 @@
 """Groups of hospitals: means are taken within each first, in whole studies."""
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -83,8 +84,9 @@ Change = Callable[[Parcel], Parcel]
 class Holding(inprocess.Loop):
     """Keeps what sites send in a round until the one that adds up fetches it; both may be changed on the way."""
 
-    def __init__(self, participants, held: Change, added: Change, gone: Collection[str]):
+    def __init__(self, participants, held: Change, added: Change, gone: Collection[str], silent: Collection[str]):
         super().__init__(participants)
+        self.silent, self.asked = silent, Counter()  # who answers nothing, and how often each was asked
         self.left, self.kept, self.held, self.added, self.gone = set(), {}, held, added, gone
         self.came: list[tuple[str, str]] = []  # the task and the site of what reached the server with tensors
 
@@ -101,6 +103,10 @@ class Holding(inprocess.Loop):
         missing = {}
         for site in sites:
             request = outgoing(site)
+            self.asked[site] += 1
+            if site in self.silent:
+                missing[site] = Missing("lost", "no answer within 9 s")
+                continue
             try:
                 receive(site, self.answer(site, request))
             except MedsiloError as error:
@@ -131,10 +137,11 @@ def study(
     held: Change = lambda own: own,
     added: Change = lambda own: own,
     gone: Collection[str] = (),
+    silent: Collection[str] = (),
 ):
     plan = make_plan(method, *SUMS, *changes)
     sites = {site: Participant(plan, site, SITES, CPU, folder / "sites" / site) for site in SITES}
-    loop = Holding(sites, held, added, gone)
+    loop = Holding(sites, held, added, gone, silent)
     coordinator = Coordinator(plan, SITES, loop, Record(folder), "scripted", settings=CPU, leave=loop.leave)
     coordinator.run()
     return coordinator, loop
@@ -170,6 +177,14 @@ def test_a_member_whose_tensors_are_wrong_or_gone_is_missing_and_the_others_coun
     coordinator, _ = study(tmp_path / "gone", *GO_ON, gone={A})
     line = coordinator.rounds[0]
     assert line.answered == [B, C] and "it is gone" in line.lost[A]
+
+
+def test_a_site_that_adds_up_and_is_silent_is_waited_for_once_a_round(tmp_path):
+    coordinator, loop = study(tmp_path, *GO_ON, silent={C})
+    for line in coordinator.rounds:
+        assert line.answered == [B] and line.lost[C] == "no answer within 9 s"
+        assert line.lost[A] == f"{C}, which adds up its group, gave no mean: no answer within 9 s"
+    assert loop.asked[C] == loop.asked[B] > len(coordinator.rounds)
 
 
 LIES = [

@@ -122,9 +122,16 @@ class GroupSums:
     def collect(self, exchange: Exchange, number: int, phase: Phase) -> None:
         """Ask for the sums of a round; whoever is in none of them becomes missing in the round's exchange."""
         self.leave([])
-        sums = Exchange(sorted(self.adding))
-        if not sums.asked:
-            return
+        lost = {site: gone for site, gone in exchange.missing.items() if site in self.adding and gone.kind == "lost"}
+        sums = Exchange(sorted(self.adding.keys() - lost))  # who is silent is not waited for a second time
+        if sums.asked:
+            self._ask(sums, exchange, number, phase)
+        for adder, gone in {**lost, **sums.missing}.items():
+            for site in self.adding[adder]:
+                reason = plain(f"{adder}, which adds up its group, gave no mean: {gone.reason}")
+                _without(exchange, site, Missing(gone.kind, reason))
+
+    def _ask(self, sums: Exchange, exchange: Exchange, number: int, phase: Phase) -> None:
         like = self.state.expected(phase)
         expected = {group: PartMean.layout_of(tensors) for group, tensors in like.items()}
         came: set[str] = set()
@@ -144,10 +151,6 @@ class GroupSums:
 
         self.asking.turns.begin("sum", number, sums.asked)
         self.asking.ask(sums, outgoing, receive, lambda adder, gone: None)
-        for adder, gone in sums.missing.items():
-            for site in self.adding[adder]:
-                reason = plain(f"{adder}, which adds up its group, gave no mean: {gone.reason}")
-                _without(exchange, site, Missing(gone.kind, reason))
 
     def _read(self, adder: str, reply: Parcel, number: int, came: Collection[str]) -> Added:
         if adder in came:
