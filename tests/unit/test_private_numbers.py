@@ -50,7 +50,7 @@ def test_the_noise_on_a_score_has_the_scale_of_its_account(tmp_path: Path) -> No
     inside = np.abs(found - 0.5) < 0.49  # what is cut off at the ends of the range
     assert scale < 0.1 and inside.mean() > 0.99
     assert np.abs(found[inside] - 0.5).mean() == pytest.approx(scale, rel=0.08)
-    assert found[inside].mean() == pytest.approx(0.5, abs=4 * scale / math.sqrt(len(found)))
+    assert found[inside].mean() == pytest.approx(0.5, abs=4 * math.sqrt(2 / len(found)) * scale)  # Laplace's deviation
 
 
 def test_the_noise_on_counts_has_the_scale_of_its_account_and_is_drawn_once(tmp_path: Path) -> None:
