@@ -47,7 +47,7 @@ WITH_COMMANDS = (
     "docs/guides/lead.md",
 )
 HERE = re.compile(r"(?<![\w/])/\w[^\s'\"`)]*")  # a path of the machine that tried, perhaps cut off
-NEEDS_MORE = re.compile(r"\bX\b|--kit|--data|runs/|kits/|unet")  # a reader's own, or what an earlier command left
+NEEDS_MORE = re.compile(r"\bX\b|--kit|--data|runs/|kits\b|unet")  # a reader's own, or what an earlier command left
 
 
 @dataclass
@@ -61,6 +61,8 @@ class Result:
 
     def in_short(self) -> str:
         """Return the result for the page's table."""
+        if not self.ran:
+            return "no quick tests"
         return f"{len(self.failed)} of {self.ran} fail" if self.failed else f"all {self.ran} pass"
 
 
