@@ -7,6 +7,7 @@ what changed.
 """
 
 import inspect
+import logging
 import re
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,8 +155,9 @@ def dxo(module: Any) -> None:
 def context(module: Any) -> None:
     """A context has properties, and knows the party's name, the job and the engine. The server's engine tells its
     clients, registers commands of an app and has the job's cell at server.command_agent.cell, in a simulation, too; the
-    hospital's engine has get_cell. The collector of statistics takes set_info(group, values). The parent's engine has
-    the job runner, which ends in its books the jobs that it is not told of as running."""
+    hospital's engine and that of the server's own process have get_cell. The collector of statistics takes
+    set_info(group, values). The parent's engine has the job runner, which ends in its books the jobs that it is not
+    told of as running."""
     found = module.FLContext()
     found.set_prop("own", 1, private=True, sticky=False)
     assert found.get_prop("own") == 1 and found.get_prop("other") is None
@@ -168,6 +171,7 @@ def context(module: Any) -> None:
     takes(engine.register_app_command, "self", "topic", print)
     takes(engine.get_clients, "self")
     takes(engine.get_workspace, "self")
+    takes(engine.get_cell, "self")
     takes(import_module(f"{MODULES}.private.fed.client.client_run_manager").ClientRunManager.get_cell, "self")
     source_holds(import_module(f"{server}.server_command_agent").ServerCommandAgent.__init__, "self.cell = cell")
     source_holds(import_module(f"{server}.fed_server").FederatedServer, "self.command_agent = ServerCommandAgent(")
@@ -179,19 +183,32 @@ def context(module: Any) -> None:
 
 @relies(
     "apis.fl_constant",
-    "EventScope.FEDERATION FLContextKey.CURRENT_RUN FLContextKey.EVENT_DATA FLContextKey.EVENT_SCOPE",
-    "FLContextKey.RUNNER FilterKey.OUT",
+    "CellMessageAuthHeaderKey.CLIENT_NAME EventScope.FEDERATION FLContextKey.CURRENT_RUN FLContextKey.EVENT_DATA",
+    "FLContextKey.EVENT_SCOPE FLContextKey.RUNNER FilterKey.OUT",
     "FLContextKey.TASK_NAME FLContextKey.WORKSPACE_OBJECT ReservedKey.IDENTITY_NAME ReturnCode.EXECUTION_EXCEPTION",
     "ReturnCode.OK ReturnCode.TASK_ABORTED ReturnCode.TASK_RESULT_FILTER_ERROR ServerCommandNames.GET_TASK",
     "ServerCommandNames.SUBMIT_UPDATE",
 )
 def constants(module: Any) -> None:
-    """The four return codes of an answer do not end a job at NVFlare's server; other codes may, and do not pass."""
+    """The four return codes of an answer do not end a job at NVFlare's server; other codes may, and do not pass. The
+    server refuses a message whose CLIENT_NAME is not that of its token, before an interceptor sees it."""
     runner = import_module(f"{MODULES}.private.fed.server.server_runner").ServerRunner
     code = module.ReturnCode
     passing = {code.OK, code.EXECUTION_EXCEPTION, code.TASK_ABORTED, code.TASK_RESULT_FILTER_ERROR}
     assert len(passing) == 4 and not passing & set(runner.ABORT_RETURN_CODES)
     assert module.ServerCommandNames.GET_TASK != module.ServerCommandNames.SUBMIT_UPDATE
+    header = module.CellMessageAuthHeaderKey
+    signed = {header.CLIENT_NAME: "hospital-a", header.TOKEN: "t", header.TOKEN_SIGNATURE: "of hospital-a"}
+    message = import_module(f"{MODULES}.fuel.f3.message").Message
+    authenticator = import_module(f"{MODULES}.private.fed.authenticator")
+    verifier = SimpleNamespace(verify=lambda name, token, signature: signature == f"of {name}")
+    for name, passes in [("hospital-a", True), ("hospital-b", False)]:
+        sent = message({**signed, header.CLIENT_NAME: name})
+        assert (authenticator.validate_auth_headers(sent, verifier, logging.getLogger()) is None) == passes
+    server = import_module(f"{MODULES}.private.fed.server.fed_server").FederatedServer
+    source_holds(server, "core_cell.add_incoming_filter(", "cb=self._validate_auth_headers")
+    core = inspect.getsource(import_module(f"{MODULES}.fuel.f3.cellnet.core_cell").CoreCell)
+    assert core.index("self.in_filter_reg.find(") < core.index("self.message_interceptor, *")
 
 
 @relies("apis.job_def", "ALL_SITES")
@@ -552,9 +569,10 @@ def cell(module: Any) -> None:
 
 @relies(
     "fuel.f3.cellnet.defs",
-    "CellChannel.RETURN_ONLY CellChannel.SERVER_COMMAND Encoding.FOBS MessageHeaderKey.CHANNEL MessageHeaderKey.ORIGIN",
-    "MessageHeaderKey.RETURN_CODE MessageHeaderKey.TOPIC ReturnCode.COMM_ERROR ReturnCode.INVALID_REQUEST",
-    "ReturnCode.MSG_TOO_BIG ReturnCode.SERVICE_UNAVAILABLE ReturnCode.TARGET_UNREACHABLE ReturnCode.TIMEOUT",
+    "CellChannel.RETURN_ONLY CellChannel.SERVER_COMMAND Encoding.FOBS MessageHeaderKey.CHANNEL",
+    "MessageHeaderKey.DESTINATION MessageHeaderKey.ORIGIN MessageHeaderKey.RETURN_CODE MessageHeaderKey.TOPIC",
+    "ReturnCode.COMM_ERROR ReturnCode.INVALID_REQUEST ReturnCode.MSG_TOO_BIG ReturnCode.SERVICE_UNAVAILABLE",
+    "ReturnCode.TARGET_UNREACHABLE ReturnCode.TIMEOUT",
 )
 def cell_constants(module: Any) -> None:
     """Tasks and answers go over one channel, replies over another. A reply's code tells a line that is down from a

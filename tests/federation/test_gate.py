@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 import pytest
 import torch
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey, FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.decomposers import flare_decomposers
@@ -46,6 +46,8 @@ from medsilo.core.spill import Spill
 from medsilo.federation.bounds import SLACK, Bounds, answer_bounds, request_bounds
 from medsilo.flare import open_streams
 from medsilo.flare.gate import MOST_OPEN, Gate, is_unread
+from medsilo.flare.janitor import MOST as SERVERS_MOST
+from medsilo.flare.janitor import BoundedStreams
 from medsilo.flare.leftovers import BUFFER, LEFTOVERS, MOST
 from medsilo.flare.open_streams import MOST_KEPT, MOST_STREAMS
 from medsilo.flare.outline import DEEPEST, check_body, check_outline
@@ -106,9 +108,9 @@ class Cells:
         )
         return reply.get_header(MessageHeaderKey.RETURN_CODE)
 
-    def throw(self, message: Message) -> None:
+    def throw(self, message: Message, to: str = JOB) -> None:
         """Send one message of a stream, whatever it is."""
-        self.site.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, JOB, message)
+        self.site.core_cell.fire_and_forget(STREAM_CHANNEL, STREAM_DATA_TOPIC, to, message)
 
     def refused(self, payload: Any, **how: Any) -> str:
         """Send an answer that the job takes as a refusal, and return its reason."""
@@ -413,10 +415,12 @@ def test_what_nvflare_leaves_behind_of_messages_does_not_pile_up(
     assert BUFFER in left  # the server's
 
 
-def test_streams_that_never_begin_are_few(cells: Cells, no_exit: list[int]) -> None:
-    def unfinished() -> set[int]:
-        return {task.sid for task in RxTask.rx_task_map.values() if not task.completed and not task.failed}
+def unfinished() -> set[int]:
+    """Return the numbers of the streams that have not ended."""
+    return {task.sid for task in [*RxTask.rx_task_map.values()] if not task.completed and not task.failed}
 
+
+def test_streams_that_never_begin_are_few(cells: Cells, no_exit: list[int]) -> None:
     assert not unfinished()
     streams = [next(NUMBERS) for _ in range(3 * MOST_STREAMS)]
     for stream in streams:
@@ -442,6 +446,39 @@ def test_what_waits_for_its_turn_is_bounded_over_all_streams(cells: Cells, monke
         cells.throw(piece(stream, sequence, StreamDataType.CHUNK, 8, b"x" * 50_000, **wide))
     time.sleep(0.2)
     assert 0.9 * most < waiting() <= most
+
+
+def test_the_servers_own_process_takes_little_of_each_sender(cells: Cells) -> None:
+    """It has no plan, and NVFlare's own limits: any size, any number, for an hour."""
+    got: list[Message] = []
+    cells.server.register_request_cb(channel="notes", topic="leave", cb=got.append)
+    BoundedStreams().bound(cells.server)
+
+    def send(sender: str, **more: Any) -> int:
+        number = next(NUMBERS)
+        headers = {"CHANNEL": "notes", "TOPIC": "leave", "RELIABLE": True, "RETRY_TIMEOUT": 3600.0}
+        note = piece(number, *more.pop("what"), **{**headers, **more})
+        note.set_header(CellMessageAuthHeaderKey.CLIENT_NAME, sender)
+        cells.throw(note, SERVER)
+        return number
+
+    def kept() -> list[RxTask]:
+        return [task for task in [*RxTask.rx_task_map.values()] if task.channel == "notes" and task.completed]
+
+    seen, note = timers(), (0, StreamDataType.FINAL, len(WHOLE), WHOLE)
+    for _ in range(MOST_KEPT + 100):
+        send("hospital-a", what=note)
+    wait_until(lambda: len(got) == MOST_KEPT + 100, 60, "all of them")
+    assert MOST_KEPT - 10 < len(kept()) < MOST_KEPT + 10 and timers() <= seen + 9
+    hanging = [send("hospital-a", what=(0, StreamDataType.CHUNK, 8, b"half")) for _ in range(2 * MOST_STREAMS)]
+    other = send("hospital-b", what=(0, StreamDataType.CHUNK, 8, b"half"))
+    wait_until(lambda: unfinished() == {*hanging[-MOST_STREAMS:], other}, 5, "the oldest of hospital-a to go")
+    huge = send("hospital-b", what=(0, StreamDataType.CHUNK, SERVERS_MOST + 1, b"x"))
+    wait_until(lambda: RxTask.rx_task_map[SITE, huge].failed, 5, "the end of a message that is too large")
+    for number in [*hanging, other]:
+        cells.throw(piece(number, 1, StreamDataType.ERROR, 8, b"", ERROR_MSG="ended"), SERVER)
+    wait_until(lambda: not unfinished(), 5, "the end of all of them")
+    assert cells.takes()  # what goes on to the job is none of this
 
 
 def test_all_cells_of_a_hospital_are_one_sender(cells: Cells) -> None:

@@ -175,8 +175,8 @@ def _seal(folders: list[Path], state: Path) -> None:
 
 
 def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
-    """Each hospital's own policies; a server with a disk of its own for jobs, that forgets none and tells leads of
-    theirs; our classes."""
+    """Each hospital's own policies; a server with a disk of its own for jobs, that forgets none, takes little of each
+    sender and tells leads of their own; our classes."""
     for hospital in consortium.hospitals:
         shutil.copytree(policies / hospital.policies, fresh / hospital.name / "local", dirs_exist_ok=True)
         read_settings(fresh / hospital.name / "local")
@@ -187,8 +187,8 @@ def _complete(consortium: Consortium, policies: Path, fresh: Path) -> None:
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
     components = {component["id"]: component for component in resources["components"]}
     components["job_manager"]["args"]["uri_root"] = str(storage / "jobs")
-    forgotten = {"id": "forgotten_jobs", "path": "medsilo.flare.janitor.ForgottenJobs", "args": {}}
-    resources["components"].append(forgotten)
+    for own, kind in {"forgotten_jobs": "ForgottenJobs", "bounded_streams": "BoundedStreams"}.items():
+        resources["components"].append({"id": own, "path": f"medsilo.flare.janitor.{kind}", "args": {}})
     write_json(local / "resources.json", resources)
     rights = json.loads((local / "authorization.json.default").read_text())
     rights["permissions"]["lead"]["app_command"] = "n:submitter"  # follow their own studies

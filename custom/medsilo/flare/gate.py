@@ -25,7 +25,7 @@ from nvflare.fuel.f3.cellnet.utils import decode_payload, make_reply
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC
-from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, Stream, StreamError, StreamFuture
 from nvflare.fuel.utils.fobs import FOBSContextKey
 
@@ -33,7 +33,7 @@ from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import plain, size_text
 from medsilo.federation.bounds import Bounds
 from medsilo.flare.leftovers import hold_less
-from medsilo.flare.open_streams import Streams
+from medsilo.flare.open_streams import Streams, is_piece, limit_blobs
 from medsilo.flare.outline import check_outline
 from medsilo.flare.pieces import site_of
 from medsilo.flare.wire import REFUSAL, TASK, refusal
@@ -68,10 +68,7 @@ class Gate:
     def allow(self, most: Bounds) -> None:
         """Bound every message from now on."""
         self.most = most
-        registered = (callback.cb for callback in [*self.cell.byte_receiver.registry.reg.values()])
-        for handler in (self.replies, self.answers, *(getattr(own, "__self__", None) for own in registered)):
-            if isinstance(handler, BlobHandler):
-                handler.max_blob_size = most.size
+        limit_blobs(self.cell, most.size, self.replies, self.answers)
 
     # ------------------------------------------------------------------ at both
     def watch_fetching(self) -> None:
@@ -134,8 +131,7 @@ class Gate:
 
     def _stream_comes(self, message: Message) -> Message | None:
         """Look at a message before it is decoded; what is returned is sent back in its place."""
-        channel, topic = message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC)
-        return self._streamed(message, "") if (channel, topic) == (STREAM_CHANNEL, STREAM_DATA_TOPIC) else None
+        return self._streamed(message, "") if is_piece(message) else None
 
     def _task_comes(self, future: StreamFuture, stream: Stream, resume: bool) -> int:
         with self.lock:
@@ -160,11 +156,11 @@ class Gate:
         origin = str(message.get_header(MessageHeaderKey.ORIGIN))
         if FqcnInfo(origin).is_on_server:
             return None
-        channel, topic = message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC)
+        channel = message.get_header(MessageHeaderKey.CHANNEL)
         if channel == STREAM_CHANNEL:
             if message.get_header(StreamHeaderKey.ERROR_TYPE) == BlobSizeError.__name__:
                 message.set_header(StreamHeaderKey.ERROR_TYPE, StreamError.__name__)
-            if topic != STREAM_DATA_TOPIC:
+            if not is_piece(message):
                 return None
             channel = message.get_header(StreamHeaderKey.CHANNEL)
             if channel != CellChannel.SERVER_COMMAND or message.get_header(StreamHeaderKey.TOPIC) in FROM_SITES:

@@ -1,10 +1,22 @@
-"""Clean up behind NVFlare: components of the server's and of hospitals' `local/resources.json`."""
+"""Keep NVFlare's own processes in order: components of the server's and of hospitals' `local/resources.json`."""
 
 import gc
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import CellMessageAuthHeaderKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+
+from medsilo.flare.leftovers import hold_less
+from medsilo.flare.open_streams import Streams, is_piece, limit_blobs
+
+MOST = 8 << 20  # bytes of a message to the server's own process; a job's files come as a stream that it writes to disk
+WAITING = 8 * MOST  # bytes of one sender that may wait to be read
 
 
 class ForgottenJobs(FLComponent):
@@ -16,6 +28,34 @@ class ForgottenJobs(FLComponent):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:  # nothing can run yet
             fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
+
+
+class BoundedStreams(FLComponent):
+    """Bounds what the server's own process, which starts jobs, takes and keeps of one hospital or person.
+
+    A job's process has `medsilo.flare.gate` for it, and this one has no plan to know sizes from.
+    """
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.SYSTEM_START:
+            self.bound(fl_ctx.get_engine().get_cell())
+
+    def bound(self, cell: Cell) -> None:
+        """Bound what comes in through a cell from now on."""
+        hold_less(cell)
+        limit_blobs(cell, MOST)
+        self.own, self.streams = cell.core_cell.get_fqcn(), Streams(cell)
+        cell.core_cell.set_message_interceptor(self._comes)
+
+    def _comes(self, message: Message) -> Message | None:
+        """Look at a message before it is decoded; what is returned is sent back in its place.
+
+        Most pass through on their way to a job. Whose a piece is, NVFlare has made sure of by its sender's token.
+        """
+        if message.get_header(MessageHeaderKey.DESTINATION) != self.own or not is_piece(message):
+            return None
+        sender = str(message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME))
+        return None if self.streams.take(message, sender, WAITING) else make_reply(CellCode.MSG_TOO_BIG)
 
 
 class LostConnections(FLComponent):

@@ -1,4 +1,4 @@
-"""Bound what NVFlare keeps of one sender's streams.
+"""Bound what NVFlare takes and keeps of one sender's streams.
 
 NVFlare 2.9 keeps a finished stream for as long as its sender wishes, up to an hour, with a thread; one that is never
 finished for good, if its first piece is missing; and pieces that came out of their order in memory, however large.
@@ -10,8 +10,9 @@ from time import monotonic
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
-from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
 
 from medsilo.flare.leftovers import LEFTOVERS
@@ -20,6 +21,20 @@ MOST_STREAMS = 32  # of one sender that are not finished; an honest one sends a 
 MOST_KEPT = 256  # finished ones, kept for a while for pieces that come twice
 LOOK = 1.0  # seconds between two looks at what was kept for long enough
 NO_THREAD = threading.Timer(0.0, lambda: None)  # never started; NVFlare starts one for a stream that has none
+
+
+def limit_blobs(cell: Cell, most: int, *others: BlobHandler) -> None:
+    """Let a cell refuse every message of more bytes when it is announced. others: handlers that it does not know"""
+    registered = (callback.cb for callback in [*cell.byte_receiver.registry.reg.values()])
+    for handler in (*others, *(getattr(own, "__self__", None) for own in registered)):
+        if isinstance(handler, BlobHandler):
+            handler.max_blob_size = most
+
+
+def is_piece(message: Message) -> bool:
+    """Return whether a message is a piece of a stream."""
+    where = message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC)
+    return where == (STREAM_CHANNEL, STREAM_DATA_TOPIC)
 
 
 class Streams:
