@@ -1,13 +1,17 @@
 """Sites in one process that hold no networks between their answers."""
 
+import gc
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 
 from medsilo.federation import inprocess
 from medsilo.federation.participant import Participant
+from medsilo.federation.site_state import SiteState
+from medsilo.learning.loop import Compute
 from medsilo.runs.messages import Parcel
 from tests.conftest import make_plan
 
@@ -38,3 +42,23 @@ def test_only_the_site_that_works_has_networks_and_every_bit_is_the_same(
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     with pytest.raises(KeyError):
         rested.models["nobody"]
+
+
+@pytest.mark.parametrize("circle", [False, True])
+def test_what_a_resting_site_let_go_of_is_free_at_once(
+    circle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python looks for circles, which takes a while, only where a network of the hospital's own makes one."""
+    state = SiteState(make_plan(), "hospital-a", tmp_path, Compute())
+    if circle:
+        state.modules["model"].register_forward_hook(state.modules["model"].forward)
+    looked = []
+    collect = gc.collect
+    monkeypatch.setattr(gc, "collect", lambda: looked.append(collect()))
+    weight = ref(next(state.modules["model"].parameters()))
+    gc.disable()
+    try:
+        state.rest()
+    finally:
+        gc.enable()
+    assert weight() is None and len(looked) == circle

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +53,10 @@ class SiteState:
 
     def rest(self) -> None:
         """Let go of all networks: the next answer takes over from the folder."""
+        held = [ref(parameter) for module in self.modules.values() for parameter in module.parameters()]
         self.modules, self.optimizers, self.done = {}, {}, -1
-        gc.collect()  # networks and optimizers refer to each other in circles
+        if any(parameter() is not None for parameter in held):  # of a network that refers to itself, in a circle
+            gc.collect()
 
     def wake(self) -> None:
         """Have networks again, if this state rests."""
