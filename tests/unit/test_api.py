@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 import torch
-from nbclient import NotebookClient
 from safetensors.torch import load_file
 
 import medsilo
@@ -237,6 +235,9 @@ def test_the_pages_code_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> No
 
 @pytest.mark.slow
 def test_the_notebook_runs(root: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    import nbformat  # takes four seconds, which no other test needs
+    from nbclient import NotebookClient
+
     notebook = nbformat.read(root / "docs/notebook.ipynb", as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
