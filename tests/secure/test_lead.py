@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellCode
+from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from medsilo import cli
 from medsilo.consortium import lead
@@ -13,6 +16,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.deploy import SuperModel
 from medsilo.federation import inprocess
+from medsilo.flare.janitor import MOST
 from medsilo.flare.jobs import write_job
 from medsilo.runs.reading import read_summary
 from tests.conftest import SITES, make_plan
@@ -183,3 +187,17 @@ def test_a_connection_that_comes_too_late_is_given_up(
         asking.start()
         asking.join(60)
         assert len(ended) == 1 and ended[0][0] == 1 and "does not answer" in ended[0][2][0]
+
+
+def test_the_servers_own_process_takes_no_large_message(consortium: Consortium) -> None:
+    where = {"channel": CellChannel.HCI, "target": "server", "topic": "command"}  # one of those registered last
+    session = consortium.session()
+    try:
+        for size in (MOST // 2, MOST, 1000):
+            asked = new_cell_message({}, "x" * size)
+            reply = session.api.cell.send_request(**where, request=asked, timeout=20.0)
+            refused = reply.get_header(MessageHeaderKey.RETURN_CODE) == CellCode.COMM_ERROR
+            assert refused == (size == MOST) and (refused or "protocol violation" in reply.payload)
+            assert not refused or "exceeds configured limit" in reply.get_header(MessageHeaderKey.ERROR)
+    finally:
+        session.close()

@@ -43,8 +43,7 @@ class BoundedStreams(FLComponent):
     def bound(self, cell: Cell) -> None:
         """Bound what comes in through a cell from now on."""
         hold_less(cell)
-        limit_blobs(cell, MOST)
-        self.own, self.streams = cell.core_cell.get_fqcn(), Streams(cell)
+        self.cell, self.streams = cell, Streams(cell)
         cell.core_cell.set_message_interceptor(self._comes)
 
     def _comes(self, message: Message) -> Message | None:
@@ -52,8 +51,9 @@ class BoundedStreams(FLComponent):
 
         Most pass through on their way to a job. Whose a piece is, NVFlare has made sure of by its sender's token.
         """
-        if message.get_header(MessageHeaderKey.DESTINATION) != self.own or not is_piece(message):
+        if message.get_header(MessageHeaderKey.DESTINATION) != self.cell.core_cell.get_fqcn() or not is_piece(message):
             return None
+        limit_blobs(self.cell, MOST)  # now, as NVFlare goes on to register handlers after its start
         sender = str(message.get_header(CellMessageAuthHeaderKey.CLIENT_NAME))
         return None if self.streams.take(message, sender, WAITING) else make_reply(CellCode.MSG_TOO_BIG)
 
