@@ -772,17 +772,29 @@ def recipe(module: Any) -> None:
 
 @relies(
     "private.fed.app.simulator.simulator_runner",
-    "?SimulatorRunner.args.set ?SimulatorRunner.client_names SimulatorRunner.client_run SimulatorRunner.run",
+    "?SimulatorRunner.args.set ?SimulatorRunner.client_names ?SimulatorRunner.client_config SimulatorRunner.client_run",
+    "?SimulatorRunner.deploy_args ?SimulatorRunner.build_ctx SimulatorRunner.run SimulatorClientRunner.__init__",
+    "SimulatorClientRunner.do_one_task SimulatorClientRunner.run",
 )
 def simulator(module: Any) -> None:
     """The simulator, in this process: its command is deprecated, and SimEnv starts another process with a command line
     that is split at spaces, so that no folder may have one. It starts each site's process by sys.executable, and takes
-    its patience with them from settings that it reads in client_run's own process."""
+    its patience with them from settings that its SimulatorClientRunner reads, which client_run makes and runs. That
+    finds a port for a process, connects to whoever listens there, and returns no next client when it has lost it."""
     takes(module.SimulatorRunner, "job", "workspace", clients="a,b", threads=2, max_clients=2)
     found = module.SimulatorRunner("job", "workspace", clients="a,b", threads=2)
     assert isinstance(found.client_names, list)
     takes(found.client_run, "folder", ["a"], None)
+    source_holds(
+        module.SimulatorRunner.client_run,
+        "SimulatorClientRunner(",
+        "server_custom_folder, self.args, clients, self.client_config, self.deploy_args, self.build_ctx",
+        ".run(gpu)",
+    )
     source_holds(module, "args.set", "sys.executable")
+    task = module.SimulatorClientRunner.do_one_task
+    source_holds(task, "get_open_ports(1)[0]", "return True, None, client.client_name")
+    takes(module.SimulatorClientRunner, "folder", "args", ["a"], "config", "args", {})
 
 
 # ---------------------------------------------------------------------------------------------------- provisioning

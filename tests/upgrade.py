@@ -47,7 +47,8 @@ WITH_COMMANDS = (
     "docs/guides/lead.md",
 )
 HERE = re.compile(r"(?<![\w/])/\w[^\s'\"`)]*")  # a path of the machine that tried, perhaps cut off
-NEEDS_MORE = re.compile(r"\bX\b|--kit|--data|runs/|kits\b|unet")  # a reader's own, or what an earlier command left
+# A reader's own, or what an earlier command left.
+NEEDS_MORE = re.compile(r"\bX\b|--kit|--data|runs/|kits\b|unet|plans/prostate")
 
 
 @dataclass

@@ -63,6 +63,34 @@ class Faulty(MedsiloExecutor):
         participant.Participant._train = broken
 """
 
+# Another program that comes between NVFlare's look for a free port and the site's process, which would listen there.
+TAKEN = """
+import os, socket, struct, sys, threading, time
+
+if "medsilo.flare.simulator" in sys.orig_argv:
+    from nvflare.private.fed.app.simulator import simulator_runner
+
+    free, left = simulator_runner.get_open_ports, [None] * int(os.environ["TAKEN_TIMES"])
+
+    def hang_up(listener):
+        caller = listener.accept()[0]
+        time.sleep(float(os.environ["TAKEN_AFTER"]))
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        caller.close()
+        listener.close()
+
+    def taken(number):
+        asks = sys._getframe(1)
+        if asks.f_code.co_name != "do_one_task" or asks.f_locals["client"].client_name != "hospital-b" or not left:
+            return free(number)
+        left.pop()
+        listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=hang_up, args=[listener], daemon=True).start()
+        return [listener.getsockname()[1]]
+
+    simulator_runner.get_open_ports = taken
+"""
+
 
 def run_with_fault(folder: Path, fault: str, *changes: str, round_number: int = 2) -> Record:
     """Run a job whose hospital-b breaks; returns the record, whatever came out."""
@@ -218,3 +246,36 @@ def test_what_could_not_start_leaves_its_name_free(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in log and "0 of 3 sites answered" in log
     with pytest.raises(MedsiloError, match="exists; choose another --name"):
         simulator.run(plan, run, CPU)
+
+
+def take_ports(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int, after: float) -> None:
+    """Let another program answer at so many ports of hospital-b's, and hang up after so many seconds."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(TAKEN)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("TAKEN_TIMES", str(times))
+    monkeypatch.setenv("TAKEN_AFTER", str(after))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.0, 1.0])
+def test_a_port_that_another_program_took_costs_nothing(
+    after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVFlare 2.9 would give that site up, before or after its process has asked to be forked."""
+    plan = make_plan("fedbn")
+    take_ports(tmp_path / "taken", monkeypatch, 1, after)
+    simulator.run(plan, tmp_path / "run", CPU)
+    assert "Connection reset by peer" in (tmp_path / "run/nvflare.log").read_text()
+    monkeypatch.setenv("TAKEN_TIMES", "0")
+    inprocess.run(plan, folder=tmp_path / "loop")
+    assert_same_outcome(tmp_path / "loop", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_site_that_never_begins_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_ports(tmp_path / "taken", monkeypatch, 100, 0.0)
+    started = time.monotonic()
+    with pytest.raises(MedsiloError, match="2 of 3 sites answered.*hospital-b lost: its process died"):
+        simulator.run(make_plan("fedavg"), tmp_path / "run", CPU)
+    assert time.monotonic() - started < 60  # each would have 120 s to answer

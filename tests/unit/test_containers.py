@@ -43,7 +43,7 @@ def run(*command: object, **environment: object) -> subprocess.CompletedProcess:
 
 
 def test_what_cannot_be_run_here_is_linted(containers: Path, root: Path) -> None:
-    linted = run(BIN / "hadolint", containers / "Dockerfile")
+    linted = run("hadolint", containers / "Dockerfile")
     assert linted.returncode == 0, linted.stdout
     rules = "{extends: default, rules: {line-length: {max: 120}, document-start: disable, comments: disable}}"
     files = [
@@ -51,7 +51,7 @@ def test_what_cannot_be_run_here_is_linted(containers: Path, root: Path) -> None
         *root.glob("site_configs/*/medsilo.yaml"),
         root / "provisioning/consortium.yaml",
     ]
-    linted = run(BIN / "yamllint", "--strict", "-d", rules, *files)
+    linted = run("yamllint", "--strict", "-d", rules, *files)
     assert linted.returncode == 0, linted.stdout
 
 

@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 LENGTH, ENDED = struct.Struct("!Q"), struct.Struct("!i")
-STARTING = "MEDSILO_STARTING"  # names the file that a fork closes when it has started
+STARTING, BEGUN = "MEDSILO_STARTING", "MEDSILO_BEGUN"  # what a fork closes and what it makes when it has started
 
 
 def has_started() -> None:
     """Let the fork server start the next one, if this process is a fork of its."""
     if file := os.environ.pop(STARTING, None):
+        Path(os.environ.pop(BEGUN)).touch()
         os.close(int(file))
 
 

@@ -16,6 +16,7 @@ import select
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from pathlib import Path
 from medsilo.core.errors import MedsiloError
 from medsilo.core.lifeline import end_family
 from medsilo.flare import forked_site
-from medsilo.flare.forked_site import ENDED, LENGTH, STARTING
+from medsilo.flare.forked_site import BEGUN, ENDED, LENGTH, STARTING
 from medsilo.plan import load_plan
 
 AT_ONCE = 2 * (os.cpu_count() or 1)  # forks that start at the same time
@@ -35,26 +36,37 @@ POLL = 0.2  # seconds between looks at what no message tells: forks that ended, 
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 NEEDED = (WORKER, "medsilo.flare.executor")
 USEFUL = ("aiohttp.web", "google.protobuf.message")  # which NVFlare's lines import, where they are installed
-DIED = "died"  # folder with an empty file for each site whose process has
-_place: Path | None = None  # of that folder's parent, while sites are forked that keep their processes
+_book: "Book | None" = None  # while sites are forked that keep their processes
+
+
+class Book:
+    """What became of sites' processes, for the simulator and for the process that forks them.
+
+    Two folders, with an empty file for each site whose process has begun its work, or has died.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.begun, self.died = folder / "begun", folder / "died"
 
 
 def died() -> set[str]:
     """Return the simulated sites whose process has died; in a federation of machines NVFlare tells."""
-    return {path.name for path in (_place / DIED).iterdir()} if _place else set()
+    return {path.name for path in _book.died.iterdir()} if _book else set()
 
 
 @contextmanager
-def forked_sites(plan: Path, lasting: bool) -> Iterator[None]:
+def forked_sites(plan: Path, lasting: bool) -> Iterator[Book]:
     """Let the simulator that runs in this process have its sites forked from one process that has read the plan.
 
     lasting: whether a site keeps its process, whose end is its death then.
     """
-    global _place
+    global _book
     true = sys.executable
     with tempfile.TemporaryDirectory(prefix="medsilo-") as folder, socket.socket(socket.AF_UNIX) as listener:
-        Path(folder, DIED).mkdir()
-        _place = Path(folder) if lasting else None
+        book = Book(Path(folder))
+        book.begun.mkdir()
+        book.died.mkdir()
+        _book = book if lasting else None
         address = f"{folder}/forks"
         listener.bind(address)
         listener.listen(4096)  # sites may ask while everything is still being imported
@@ -62,9 +74,9 @@ def forked_sites(plan: Path, lasting: bool) -> Iterator[None]:
         server = subprocess.Popen(command, pass_fds=[listener.fileno()])
         sys.executable = shlex.join([true, "-I", "-S", forked_site.__file__, address])
         try:
-            yield
+            yield book
         finally:
-            sys.executable, _place = true, None
+            sys.executable, _book = true, None
             end_family(server.pid)
             server.wait()
 
@@ -79,24 +91,32 @@ class WantedProcess:
     files: list[int]
 
     @classmethod
-    def read(cls, connection: socket.socket) -> "WantedProcess":
-        """Read what one of our own small processes has sent."""
+    def read(cls, connection: socket.socket) -> "WantedProcess | None":
+        """Read what one of our own small processes has sent; None if it was ended while it asked or waited."""
         length, files, _, _ = socket.recv_fds(connection, LENGTH.size, 2)
-        with connection.makefile("rb") as stream:
-            return cls(**json.loads(stream.read(*LENGTH.unpack(length))), files=files)
+        try:
+            with connection.makefile("rb") as stream:
+                asked = cls(**json.loads(stream.read(*LENGTH.unpack(length))), files=files)
+            if not select.select([connection], [], [], 0)[0]:
+                return asked
+        except (struct.error, ValueError):  # only a part has come
+            pass
+        for file in files:
+            os.close(file)
+        return None
 
     @property
     def site(self) -> str:
         """The name of the site whose process it is."""
         return self.arguments[self.arguments.index("--client") + 1]
 
-    def run(self, starting: int) -> None:
-        """Be that process; `starting` is the file to be closed when it has started."""
+    def run(self, starting: int, begun: Path) -> None:
+        """Be that process; when it has started, the file `starting` is to be closed and `begun` to be made."""
         os.setsid()
         for own, file in enumerate(self.files, start=1):
             os.dup2(file, own)
         os.environ.clear()
-        os.environ.update(self.environment, **{STARTING: str(starting)})
+        os.environ.update(self.environment, **{STARTING: str(starting), BEGUN: str(begun)})
         os.chdir(self.folder)
         _, module, *sys.argv[1:] = self.arguments
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -111,8 +131,8 @@ class ForkServer:
     def __init__(self, listener: socket.socket, parent: int) -> None:
         self._listener, self._parent = listener, parent
         self._forks: dict[int, socket.socket] = {}  # who asked, by process
-        self._deaths: dict[int, Path] = {}  # where to note that it died, by process
-        self._died = Path(listener.getsockname()).parent / DIED
+        self._sites: dict[int, str] = {}  # by process, if its death is to be noted
+        self._book = Book(Path(listener.getsockname()).parent)
         self._starting: list[int] = []  # files that end when a fork has started
 
     def serve(self) -> None:
@@ -127,24 +147,37 @@ class ForkServer:
                 os.close(file)
             for pid, connection in self._forks.items():
                 if connection in ready:  # it says nothing more: its process is gone
-                    os.kill(pid, signal.SIGKILL)
+                    self._give_up(pid)
             if self._listener in ready:
                 connection, _ = self._listener.accept()
                 asked = WantedProcess.read(connection)
-                has_started, starting = os.pipe()
-                death = self._died / asked.site
-                death.unlink(missing_ok=True)
-                pid = os.fork()
-                if not pid:
-                    self._forget(connection, has_started)
-                    asked.run(starting)
+                if not asked:
+                    connection.close()
+                elif starting := self._fork(asked, connection):
+                    asked.run(starting, self._book.begun / asked.site)
                     return
-                self._forks[pid], self._deaths[pid] = connection, death
-                self._starting.append(has_started)
-                for file in (*asked.files, starting):
-                    os.close(file)
             self._tell_ended()
         end_family(os.getpid())
+
+    def _fork(self, asked: WantedProcess, connection: socket.socket) -> int:
+        """Fork; return in the fork the file to be closed when it has started, and 0 in this process."""
+        has_started, starting = os.pipe()
+        (self._book.died / asked.site).unlink(missing_ok=True)
+        pid = os.fork()
+        if not pid:
+            self._forget(connection, has_started)
+            return starting
+        self._forks[pid], self._sites[pid] = connection, asked.site
+        self._starting.append(has_started)
+        for file in (*asked.files, starting):
+            os.close(file)
+        return 0
+
+    def _give_up(self, pid: int) -> None:
+        """End a fork whose asker is gone; one that has not started may be asked for again, and has not died."""
+        if pid in self._sites and not (self._book.begun / self._sites[pid]).exists():
+            del self._sites[pid]
+        os.kill(pid, signal.SIGKILL)
 
     def _forget(self, connection: socket.socket, has_started: int) -> None:
         for one in (self._listener, connection, *self._forks.values()):
@@ -157,9 +190,9 @@ class ForkServer:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            death = self._deaths.pop(pid)
-            if status:
-                death.touch()
+            site = self._sites.pop(pid, None)
+            if status and site:
+                (self._book.died / site).touch()
             with self._forks.pop(pid) as connection, suppress(OSError):
                 connection.sendall(ENDED.pack(os.waitstatus_to_exitcode(status)))
 

@@ -32,6 +32,7 @@ START_LIMIT = 120.0, 5.0  # seconds NVFlare has until our controller has begun, 
 END_LIMIT = 2.0  # seconds it has to end after the study has; left alone its farewell takes five
 MOST_SILENCE = 6.0  # seconds without a word while NVFlare and its sites start
 MOST_NAMES = 12  # in a line
+STARTS = 3  # times that a site's process is started which never began
 # Memory of a simulation, as `benchmarks/many_sites.py` measured it: what is there once, and with each site at work.
 ONCE, EACH = 800 << 20, 128 << 20
 COPIES = 6  # of a site's parameters, while it works: as they came, as they go, gradient, two of an optimizer's
@@ -283,16 +284,45 @@ def _last_error(log: Path) -> str:
     return (errors or lines or ["it said nothing"])[-1]
 
 
+def _end_process_of(site: str) -> None:
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if f" --client {site} " in " ".join(child.cmdline()):
+                child.kill()
+                child.wait()
+
+
 def main() -> int:
     """Run NVFlare's simulator; a process of its own, since it changes folders and starts processes."""
-    from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
+    from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner, SimulatorRunner
+
+    class Sites(SimulatorClientRunner):
+        """NVFlare's, which does not give a site up whose process never began."""
+
+        def do_one_task(self, client: Any, *arguments: Any, **more: Any) -> tuple[bool, Any, str | None]:
+            """Run a site's process; again where another program was at the port that NVFlare had found free for it."""
+            if not book:
+                return super().do_one_task(client, *arguments, **more)
+            site = client.client_name
+            for _ in range(STARTS):
+                (book.begun / site).unlink(missing_ok=True)
+                try:
+                    ended = super().do_one_task(client, *arguments, **more)
+                except OSError:  # it hung up before it was told anything; then NVFlare forgets the process
+                    _end_process_of(site)
+                    ended = True, None, site
+                if ended[1] or (book.begun / site).exists():
+                    return ended
+            (book.died / site).touch()
+            return ended
 
     class Runner(SimulatorRunner):
         """NVFlare's, with the patience that many sites need; it takes this setting of its own from nowhere else."""
 
-        def client_run(self, *arguments: Any) -> None:
+        def client_run(self, server_custom_folder: str, clients: list, gpu: str | None) -> None:
             self.args.set = [f"simulator_worker_timeout={start_limit(len(self.client_names))}"]
-            super().client_run(*arguments)
+            given = self.args, clients, self.client_config, self.deploy_args, self.build_ctx
+            Sites(server_custom_folder, *given).run(gpu)
 
     job, workspace, sites, threads, parent = sys.argv[1:]
     end_with(int(parent))
@@ -301,7 +331,7 @@ def main() -> int:
     runner = Runner(job, workspace, clients=sites, threads=int(threads), max_clients=count)
     own_code = (Path(job) / CUSTOM).is_dir()  # which sites must import and not this package
     forks = nullcontext() if own_code or sys.platform != "linux" else forked_sites(Path(job) / PLAN, lasting)
-    with forks:
+    with forks as book:
         return runner.run()
 
 
