@@ -773,8 +773,7 @@ def recipe(module: Any) -> None:
 @relies(
     "private.fed.app.simulator.simulator_runner",
     "?SimulatorRunner.args.set ?SimulatorRunner.client_names ?SimulatorRunner.client_config SimulatorRunner.client_run",
-    "?SimulatorRunner.deploy_args ?SimulatorRunner.build_ctx SimulatorRunner.run SimulatorClientRunner.__init__",
-    "SimulatorClientRunner.do_one_task SimulatorClientRunner.run",
+    "?SimulatorRunner.deploy_args ?SimulatorRunner.build_ctx SimulatorRunner.run SimulatorClientRunner.do_one_task",
 )
 def simulator(module: Any) -> None:
     """The simulator, in this process: its command is deprecated, and SimEnv starts another process with a command line

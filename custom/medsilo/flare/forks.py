@@ -36,11 +36,11 @@ POLL = 0.2  # seconds between looks at what no message tells: forks that ended, 
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 NEEDED = (WORKER, "medsilo.flare.executor")
 USEFUL = ("aiohttp.web", "google.protobuf.message")  # which NVFlare's lines import, where they are installed
-_book: "Book | None" = None  # while sites are forked that keep their processes
+_fates: "Fates | None" = None  # while sites are forked that keep their processes
 
 
-class Book:
-    """What became of sites' processes, for the simulator and for the process that forks them.
+class Fates:
+    """The fate of sites' processes, for the simulator and for the process that forks them.
 
     Two folders, with an empty file for each site whose process has begun its work, or has died.
     """
@@ -51,22 +51,22 @@ class Book:
 
 def died() -> set[str]:
     """Return the simulated sites whose process has died; in a federation of machines NVFlare tells."""
-    return {path.name for path in _book.died.iterdir()} if _book else set()
+    return {path.name for path in _fates.died.iterdir()} if _fates else set()
 
 
 @contextmanager
-def forked_sites(plan: Path, lasting: bool) -> Iterator[Book]:
+def forked_sites(plan: Path, lasting: bool) -> Iterator[Fates]:
     """Let the simulator that runs in this process have its sites forked from one process that has read the plan.
 
     lasting: whether a site keeps its process, whose end is its death then.
     """
-    global _book
+    global _fates
     true = sys.executable
     with tempfile.TemporaryDirectory(prefix="medsilo-") as folder, socket.socket(socket.AF_UNIX) as listener:
-        book = Book(Path(folder))
-        book.begun.mkdir()
-        book.died.mkdir()
-        _book = book if lasting else None
+        fates = Fates(Path(folder))
+        fates.begun.mkdir()
+        fates.died.mkdir()
+        _fates = fates if lasting else None
         address = f"{folder}/forks"
         listener.bind(address)
         listener.listen(4096)  # sites may ask while everything is still being imported
@@ -74,9 +74,9 @@ def forked_sites(plan: Path, lasting: bool) -> Iterator[Book]:
         server = subprocess.Popen(command, pass_fds=[listener.fileno()])
         sys.executable = shlex.join([true, "-I", "-S", forked_site.__file__, address])
         try:
-            yield book
+            yield fates
         finally:
-            sys.executable, _book = true, None
+            sys.executable, _fates = true, None
             end_family(server.pid)
             server.wait()
 
@@ -132,7 +132,7 @@ class ForkServer:
         self._listener, self._parent = listener, parent
         self._forks: dict[int, socket.socket] = {}  # who asked, by process
         self._sites: dict[int, str] = {}  # by process, if its death is to be noted
-        self._book = Book(Path(listener.getsockname()).parent)
+        self._fates = Fates(Path(listener.getsockname()).parent)
         self._starting: list[int] = []  # files that end when a fork has started
 
     def serve(self) -> None:
@@ -154,7 +154,7 @@ class ForkServer:
                 if not asked:
                     connection.close()
                 elif starting := self._fork(asked, connection):
-                    asked.run(starting, self._book.begun / asked.site)
+                    asked.run(starting, self._fates.begun / asked.site)
                     return
             self._tell_ended()
         end_family(os.getpid())
@@ -162,7 +162,7 @@ class ForkServer:
     def _fork(self, asked: WantedProcess, connection: socket.socket) -> int:
         """Fork; return in the fork the file to be closed when it has started, and 0 in this process."""
         has_started, starting = os.pipe()
-        (self._book.died / asked.site).unlink(missing_ok=True)
+        (self._fates.died / asked.site).unlink(missing_ok=True)
         pid = os.fork()
         if not pid:
             self._forget(connection, has_started)
@@ -175,7 +175,7 @@ class ForkServer:
 
     def _give_up(self, pid: int) -> None:
         """End a fork whose asker is gone; one that has not started may be asked for again, and has not died."""
-        if pid in self._sites and not (self._book.begun / self._sites[pid]).exists():
+        if pid in self._sites and not (self._fates.begun / self._sites[pid]).exists():
             del self._sites[pid]
         os.kill(pid, signal.SIGKILL)
 
@@ -192,7 +192,7 @@ class ForkServer:
                 return
             site = self._sites.pop(pid, None)
             if status and site:
-                (self._book.died / site).touch()
+                (self._fates.died / site).touch()
             with self._forks.pop(pid) as connection, suppress(OSError):
                 connection.sendall(ENDED.pack(os.waitstatus_to_exitcode(status)))
 

@@ -301,19 +301,19 @@ def main() -> int:
 
         def do_one_task(self, client: Any, *arguments: Any, **more: Any) -> tuple[bool, Any, str | None]:
             """Run a site's process; again where another program was at the port that NVFlare had found free for it."""
-            if not book:
+            if not fates:
                 return super().do_one_task(client, *arguments, **more)
             site = client.client_name
             for _ in range(STARTS):
-                (book.begun / site).unlink(missing_ok=True)
+                (fates.begun / site).unlink(missing_ok=True)
                 try:
                     ended = super().do_one_task(client, *arguments, **more)
                 except OSError:  # it hung up before it was told anything; then NVFlare forgets the process
                     _end_process_of(site)
                     ended = True, None, site
-                if ended[1] or (book.begun / site).exists():
+                if ended[1] or (fates.begun / site).exists():
                     return ended
-            (book.died / site).touch()
+            (fates.died / site).touch()
             return ended
 
     class Runner(SimulatorRunner):
@@ -331,7 +331,7 @@ def main() -> int:
     runner = Runner(job, workspace, clients=sites, threads=int(threads), max_clients=count)
     own_code = (Path(job) / CUSTOM).is_dir()  # which sites must import and not this package
     forks = nullcontext() if own_code or sys.platform != "linux" else forked_sites(Path(job) / PLAN, lasting)
-    with forks as book:
+    with forks as fates:
         return runner.run()
 
 
