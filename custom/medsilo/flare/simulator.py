@@ -1,6 +1,7 @@
 """Runs a job in NVFlare's simulator, in processes of its own, and watches it."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -313,6 +314,7 @@ def main() -> int:
                     ended = True, None, site
                 if ended[1] or (fates.begun / site).exists():
                     return ended
+                logging.getLogger(__name__).warning("another program answered in the place of %s", site)
             (fates.died / site).touch()
             return ended
 
