@@ -3,6 +3,8 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from medsilo.federation.permission import Permission, approvals_of
 from medsilo.federation.sealed.identity import KitFiles
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
+from medsilo.site.accepted import REMEMBERED
 from medsilo.site.approvals import MOST_ASKED, ApprovalLimits, Approvals, AskingPlan
 from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings
@@ -297,6 +300,77 @@ def test_the_difference_to_an_approved_plan_hides_nothing(home: Home) -> None:
     found = {key: (before, now) for key, before, now in difference(other, one)}
     assert found.keys() == {"participation.sites", "training.rounds"} and found["training.rounds"] == ("4", "5")
     assert difference(one, one) == []
+
+
+# ---------------------------------------------------------------------------------------------------- settings
+SETTINGS = "device: cpu\napproval: required\n"
+
+
+def checked(home: Home, *more: str) -> str:
+    """What 'medsilo check' says of the settings of a kit."""
+    given = ["check", "--kit", str(home.folder), "--private", str(home.folder / "private.txt"), "--json", *more]
+    with redirect_stdout(StringIO()) as out:
+        main(given)
+    findings = json.loads(out.getvalue())["findings"]
+    return " | ".join(f"{one['severity']} {one['what']}" for one in findings if one["where"] == "settings")
+
+
+def test_settings_that_promise_something_stay_as_their_engineer_accepted_them(home: Home) -> None:
+    """Also while a study runs, and whichever of the hospital's own files was changed."""
+    file = home.folder / "local/medsilo.yaml"
+    home.approve()
+    assert "ok local/ is as it was accepted on" in checked(home)
+    permission = home.permission()
+    permission.check()
+    for name, text in (
+        ("medsilo.yaml", "device: cpu\n"),
+        ("medsilo.yaml", f"{SETTINGS}#\n"),
+        ("resources.json", '{"class_allow_list": ["*"]}'),
+        ("authorization.json", "{}"),
+    ):
+        other = home.folder / "local" / name
+        other.write_text(text)
+        for own in (permission, home.permission(), home.permission(approval="none")):
+            with pytest.raises(Refused, match=rf"this hospital's {name} changed since .*; its engineer .* --accept"):
+                own.check()
+        assert "stops" in checked(home) and f"{name} changed since" in checked(home)
+        other.unlink()
+        file.write_text(SETTINGS)
+        permission.check()
+    file.unlink()
+    with pytest.raises(Refused, match=r"medsilo.yaml \(missing\) changed since"):
+        permission.check()
+    assert "stops this hospital's medsilo.yaml is missing" in checked(home, "--accept")
+
+
+def test_an_engineer_says_that_a_change_is_meant(home: Home) -> None:
+    checked(home)
+    (home.folder / "local/medsilo.yaml").write_text(f"{SETTINGS}threads: 2\n")
+    refused(home, "changed since")
+    assert "ok local/ is as it was accepted on" in checked(home, "--accept")
+    refused(home, "has not approved")
+    (home.folder / "local/medsilo.yaml").write_text("device: cpu\n")
+    refused(home, "changed since")
+    checked(home, "--accept")  # nothing is promised any more, so nothing is remembered
+    home.permission(approval="none").check()
+    (home.folder / "local/medsilo.yaml").write_text("device: cpu\nthreads: 2\n")
+    home.permission(approval="none").check()
+    assert main(["check", "--accept"]) == 2
+
+
+def test_what_is_remembered_of_settings_is_signed_by_the_kit(home: Home, tmp_path: Path) -> None:
+    checked(home)
+    file = home.folder / REMEMBERED
+    true = file.read_text()
+    other = Home(tmp_path / "other", B)
+    checked(other)
+    forged = json.loads(true)
+    forged["accepted"]["files"] = {}
+    for text in ("", "[]", "{" * 9000, json.dumps(forged), (other.folder / REMEMBERED).read_text(), true * 9000):
+        file.write_text(text)
+        refused(home, "damaged or not signed by its key, so nothing runs")
+    file.write_text(true)
+    refused(home, "has not approved")
 
 
 # ---------------------------------------------------------------------------------------------------- commands

@@ -92,7 +92,7 @@ def test_it_follows_the_sites_policy() -> None:
 @pytest.mark.parametrize(
     ("resources", "starts"),
     [
-        ({"class_allow_list": ["nvflare.app_common.np."]}, False),
+        ({"class_allow_list": ["nvflare.app_common.np.np_trainer.NPTrainer"]}, False),
         ({"class_allow_list": ["medsilo.flare."]}, True),
         ({"class_allow_list": [EXECUTOR]}, True),
         ({"class_allow_list": ["medsilo.flare.executor"]}, True),

@@ -12,9 +12,10 @@ from medsilo.check.kit import Kit, read_kit
 from medsilo.check.result import Finding
 from medsilo.core.errors import MedsiloError
 from medsilo.core.text import plain
-from medsilo.federation.permission import approvals_of
+from medsilo.federation.permission import accepted_of, approvals_of
 from medsilo.federation.sealed.identity import KitFiles
 from medsilo.plan import Plan, parse_plan
+from medsilo.site.accepted import check_there
 from medsilo.site.approvals import Approvals, AskingPlan, Decision
 from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings, read_settings
@@ -37,7 +38,7 @@ class KitAtHome:
     def read(cls, folder: Path) -> "KitAtHome":
         """Read a kit; raises MedsiloError where it is none of a hospital's."""
         kit, local = read_kit(folder), folder / "local"
-        files = KitFiles(*(str(kit.folder / name) for name in (kit.certificate, kit.key, kit.root)))
+        files = files_of(kit)
         settings = read_settings(local)
         book = book_of_kit(settings, local, kit.name)
         assert book
@@ -63,6 +64,22 @@ class KitAtHome:
                 with suppress(MedsiloError):
                     return decision, self.plan_of(kept[decision.plan])
         return None
+
+
+def files_of(kit: Kit) -> KitFiles:
+    """Return what a kit signs with."""
+    return KitFiles(*(str(kit.folder / name) for name in (kit.certificate, kit.key, kit.root)))
+
+
+def accepted_findings(kit: Kit, settings: SiteSettings, accept: bool) -> Iterator[Finding]:
+    """Yield whether the settings are those that the engineer accepted; they are from now on where that is said."""
+    if not (kit.folder / "fed_client.json").is_file():  # of a person or a relay, which train nothing
+        return
+    check_there(kit.folder.parent / "local")
+    accepted = accepted_of(kit.name, files_of(kit))
+    since = accepted.accept(settings) if accept else accepted.begin(settings)
+    if since:
+        yield Finding("settings", "ok", f"local/ is as it was accepted on {since}")
 
 
 def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:

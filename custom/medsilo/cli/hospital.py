@@ -258,12 +258,17 @@ def check(
             help="where names of files go that only this hospital may see",
         ),
     ] = Path("medsilo-check-private.txt"),
+    accept: Annotated[
+        bool,
+        typer.Option("--accept", help="the kit's local/ was changed by this hospital: studies run with it from now on"),
+    ] = False,
 ) -> int:
     """At a hospital, before joining: look at machine, kit and data for a job.
 
     Sends nothing; what it prints may be mailed (docs/check.md). 0: go, 1: no-go, 2: the command makes no sense.
     """
     screen.note("loading PyTorch")
+    import dataclasses
     import sys
 
     from medsilo.check.rehearsal import rehearse
@@ -273,7 +278,9 @@ def check(
     try:
         if kit and site_config:
             raise MedsiloError("--kit and --site-config both name settings; give one of them")
-        visit = _visit(job, plan, changes, kit, site_config, data, site)
+        if accept and not kit:
+            raise MedsiloError("--accept is about a kit; give --kit")
+        visit = dataclasses.replace(_visit(job, plan, changes, kit, site_config, data, site), accept=accept)
     except MedsiloError as error:
         return screen.fail(error, 2)
     found = check(visit, rehearse, lambda line: print(f"{line} ...", file=sys.stderr, flush=True))

@@ -9,6 +9,7 @@ from medsilo.federation.protection import book_of
 from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.plan import Plan
 from medsilo.sealing.signing import Certified
+from medsilo.site.accepted import AcceptedSettings
 from medsilo.site.approvals import Approvals, AskingPlan
 from medsilo.site.book import Book
 from medsilo.site.settings import FILE_NAME, SiteSettings
@@ -34,6 +35,7 @@ class Permission:
         self.plan, self.site, self.sites, self.settings = plan, site, sites, settings
         self.study, self.lead = folder.parents[1].name, lead
         self.approvals: Approvals | None = None
+        self.accepted = accepted_of(site, kit) if kit else None
         self._looked = time.monotonic()
         if settings.approval == "none":
             return
@@ -45,10 +47,13 @@ class Permission:
         self.approvals = approvals_of(book_of(settings, site, folder), site, kit)
 
     def check(self, sites: Sequence[str] | None = None, number: int = 0) -> None:
-        """Raise Refused unless the plan is approved with these sites up to this round; keep a plan that is new."""
+        """Raise Refused unless the plan is approved with these sites up to this round, and the settings are as they
+        were accepted; keep a plan that is new."""
+        self._looked = time.monotonic()
+        if self.accepted:
+            self.accepted.check()
         if self.approvals is None:
             return
-        self._looked = time.monotonic()
         try:
             decision = self.approvals.last(self.plan.hash)
         except MedsiloError as error:
@@ -97,6 +102,13 @@ class Permission:
             at=int(time.time()),
         )
         self.approvals.keep(asked)
+
+
+def accepted_of(site: str, kit: KitFiles) -> AcceptedSettings:
+    """Return what a hospital remembers of its own settings, which it signs with the key of its kit."""
+    signer = signer_of(kit)
+    assert isinstance(signer, Certified)
+    return AcceptedSettings(Path(kit.certificate).parents[1], site, signer)
 
 
 def approvals_of(book: Book, site: str, kit: KitFiles) -> Approvals:

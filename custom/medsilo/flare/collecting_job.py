@@ -22,6 +22,7 @@ from medsilo.nnunet.collecting import MeasuringSite, collect, fingerprint_bounds
 from medsilo.nnunet.sealed_collecting import SealedCollecting, SealedMeasuringSite, sealed_bounds
 from medsilo.runs import paths
 from medsilo.runs.messages import Message, Parcel
+from medsilo.site.policy import CONTROLLERS, EXECUTORS
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.own.question import SegmentationQuestion, read_question
 
@@ -29,8 +30,8 @@ NAME = "nnunet-collect"
 QUESTION = "question.yaml"
 TOGETHER = "together.json"
 PATIENCE = Patience(silence=600.0)
-CONTROLLER, EXECUTOR = f"{__name__}.CollectingController", f"{__name__}.CollectingExecutor"
-SEALED_CONTROLLER, SEALED_EXECUTOR = f"{__name__}.SealedCollectingController", f"{__name__}.SealedCollectingExecutor"
+_, CONTROLLER, SEALED_CONTROLLER = CONTROLLERS
+_, EXECUTOR, SEALED_EXECUTOR = EXECUTORS
 
 
 class CollectingController(MedsiloController):
