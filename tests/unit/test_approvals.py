@@ -16,16 +16,19 @@ from medsilo.check.approving import KitAtHome, difference
 from medsilo.cli import main
 from medsilo.cli.given_settings import settings_of
 from medsilo.core.errors import Aborted, MedsiloError, Refused
+from medsilo.core.package import package_facts
 from medsilo.federation import permission
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission, approvals_of
 from medsilo.federation.sealed.identity import KitFiles
-from medsilo.plan import Plan
+from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
+from medsilo.site import approvals
 from medsilo.site.accepted import REMEMBERED
 from medsilo.site.approvals import MOST_ASKED, ApprovalLimits, Approvals, AskingPlan
 from medsilo.site.book import Book
 from medsilo.site.settings import SiteSettings
+from medsilo.tasks.sources import DataSource
 from tests.conftest import SITES, make_plan
 from tests.unit.test_participant import SMALL, Server
 from tests.unit.test_sealed_identity import certificate, fresh, pem, root
@@ -57,7 +60,7 @@ class Home:
         self.folder, self.kit = folder, make_kit(folder, site)
         self.plan = make_plan("fedavg", *SMALL, "training.rounds=4")
         self.place = folder / "medsilo/study/sites" / site
-        self.approvals = approvals_of(Book(folder / "medsilo/_hospital" / site), site, self.kit)
+        self.approvals = approvals_of(Book(folder / "medsilo/_hospital" / site), site, self.kit, WANTED)
 
     def approve(self, **limits: Any) -> None:
         self.approvals.decide(self.plan.hash, "approved", "engineer", ApprovalLimits.of(**limits))
@@ -157,6 +160,64 @@ def test_each_limit_holds(home: Home) -> None:
     home.permission().check()
     with pytest.raises(MedsiloError, match="rounds: 0 is too small; give 1 or more"):
         home.approve(rounds=0)
+
+
+def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> None:
+    """A server that tells an approved list of sites for a plan that has others, or names nobody."""
+    home.approve(sites=tuple(SITES[:2]))
+    with pytest.raises(Refused, match=f"approved without {SITES[2]} plan"):
+        home.permission().check(SITES[:2], 1)
+    values = home.plan.resolved()
+    values["participation"] |= {"sites": [], "minimum": 2}
+    nobody = parse_plan(values)
+    home.approvals.decide(nobody.hash, "approved", "engineer", ApprovalLimits.of(sites=tuple(SITES[:2])))
+    with pytest.raises(Refused, match="approved with named sites only, which are not in plan"):
+        home.permission(nobody).check(SITES[:2], 1)
+
+
+def test_rounds_are_counted_and_not_believed(home: Home) -> None:
+    """A server that asks round 1 again and again with other models, in this study and under another name."""
+    home.approve(rounds=2)
+    site, server = home.participant(), Server(home.plan)
+    site.answer(server.ask("join", 0))
+    first = server.ask("round", 1)
+    site.answer(first)
+    again = site.answer(first)  # as after a line that was cut: it tells nothing new and costs nothing
+    assert again.facts["task"] == "round"
+
+    def other(study: str = "") -> Parcel:
+        asked = server.ask("round", 1)
+        asked.facts |= {"study": study} if study else {}
+        asked.groups = {
+            group: {name: tensor * 1.001 if tensor.is_floating_point() else tensor for name, tensor in named.items()}
+            for group, named in asked.groups.items()
+        }
+        return asked
+
+    site.answer(other())
+    for asked in (other("another"), server.ask("round", 2)):
+        with pytest.raises(Refused, match="answered all 2 rounds that it approved of plan"):
+            site.answer(asked)
+    [counted] = (home.approvals.folder / "answered").iterdir()
+    before = counted.read_text()
+    for text in ("", "{}", "[" * 9000):
+        counted.write_text(text)
+        with pytest.raises(Refused, match="count of answered rounds is damaged"):
+            site.answer(first)
+    counted.write_text(before)
+    site.answer(first)
+
+
+def test_an_upgrade_or_other_data_ask_again(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.approve()
+    home.permission().check()
+    refused(home, "approved for other data than it has now plan", data=DataSource(folder=tmp_path))
+    own = package_facts()
+    monkeypatch.setattr(approvals, "package_facts", lambda: {**own, "hash": "f" * 64})
+    told = rf"approved with medsilo .* \({own['hash'][:12]}\), and not with .* \({'f' * 12}\) that it runs now, plan"
+    refused(home, f"{told}.*; its engineer decides there")
+    home.approve()
+    home.permission().check()
 
 
 def test_a_site_waits_for_the_decision_as_long_as_its_hospital_says(
@@ -307,7 +368,7 @@ SETTINGS = "device: cpu\napproval: required\n"
 
 
 def checked(home: Home, *more: str) -> str:
-    """What 'medsilo check' says of the settings of a kit."""
+    """Return what 'medsilo check' says of the settings of a kit."""
     given = ["check", "--kit", str(home.folder), "--private", str(home.folder / "private.txt"), "--json", *more]
     with redirect_stdout(StringIO()) as out:
         main(given)

@@ -90,7 +90,7 @@ def test_our_classes_are_where_the_lists_say() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_no_example_lists_more_than_single_classes(example: str, root: Path) -> None:
-    """What an example leaves open is that the teaching hospital takes code."""
+    """The teaching hospital leaves open that jobs bring code, and nothing else."""
     open_ = [told for told, _ in ways_around(root / "site_configs" / example)]
     assert open_ == (
         []

@@ -1,7 +1,7 @@
 """Reading a plan before it is approved: in words, and as a difference to the last one that was."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ class KitAtHome:
         settings = read_settings(local)
         book = book_of_kit(settings, local, kit.name)
         assert book
-        return cls(kit, local, settings, book, approvals_of(book, kit.name, files))
+        return cls(kit, local, settings, book, approvals_of(book, kit.name, files, settings))
 
     @property
     def output(self) -> Path:
@@ -90,10 +90,16 @@ def approval_findings(home: KitAtHome, plan: Plan) -> Iterator[Finding]:
     remedy = f"medsilo approve {plan.hash} --kit KIT"
     if decision is None:
         yield Finding("approval", "note", "nobody here has decided about this plan yet", remedy)
-    elif objection := decision.objection(plan.algorithm.name, plan.participation.everyone, 0, time.time()):
+    elif objection := objection_now(home, decision, plan):
         yield Finding("approval", "note", f"this hospital {objection} this plan", remedy)
     else:
         yield Finding("approval", "ok", ", ".join(["this plan is approved", *decision.limits.words()]))
+
+
+def objection_now(home: KitAtHome, decision: Decision, plan: Plan, sites: Collection[str] = ()) -> str:
+    """Return why a plan may not run here now, as the rest of "this hospital ..."; nothing where it may."""
+    own = plan.participation.everyone
+    return decision.objection(plan.algorithm.name, own, sites, 0, home.approvals.data, time.time())
 
 
 def in_words(plan: Plan) -> list[tuple[str, str]]:

@@ -72,7 +72,12 @@ def approve(
         int | None, typer.Option(metavar="TIME", parser=lasting, help="for so long: 12h, 30d or 8w (default: no end)")
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(metavar="N", parser=options.positive, help="no answer after so many rounds")
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=options.positive,
+            help="answer so many rounds of this plan at most, over all its studies",
+        ),
     ] = None,
     sites: Annotated[str, typer.Option(metavar="SITE,SITE", help="only while nobody else takes part")] = "",
     method: Annotated[str, typer.Option(metavar="METHOD", help="only if the plan has this method")] = "",

@@ -129,7 +129,7 @@ class Participant(Trainer):
             self.doing.step()
 
         with self.doing.answering(asked.task, asked.round):
-            self.permission.check(asked.sites, asked.round)
+            self.permission.begin(asked, parcel.groups)
             reply = self._answer(parcel, asked, step)
             self.permission.check(asked.sites, asked.round)  # the last thing before it leaves
             return reply

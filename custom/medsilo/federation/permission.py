@@ -5,13 +5,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from medsilo.core.errors import MedsiloError, Refused, Undecided
+from medsilo.core.tensors import Groups
+from medsilo.federation.kept_answer import digest_of
 from medsilo.federation.protection import book_of
 from medsilo.federation.sealed.identity import KitFiles, signer_of
 from medsilo.plan import Plan
+from medsilo.runs.messages import Parcel, Request
 from medsilo.sealing.signing import Certified
 from medsilo.site.accepted import AcceptedSettings
-from medsilo.site.approvals import Approvals, AskingPlan
-from medsilo.site.book import Book
+from medsilo.site.approvals import Approvals, AskingPlan, Decision
+from medsilo.site.book import Book, data_set
 from medsilo.site.settings import FILE_NAME, SiteSettings
 
 LOOK = 1.0  # seconds between two looks at whether a decision has changed
@@ -44,16 +47,16 @@ class Permission:
                 f"this hospital wants plans to be approved (approval in its {FILE_NAME}) with the key of its kit, and "
                 "here is none"
             )
-        self.approvals = approvals_of(book_of(settings, site, folder), site, kit)
+        self.approvals = approvals_of(book_of(settings, site, folder), site, kit, settings)
 
-    def check(self, sites: Sequence[str] | None = None, number: int = 0) -> None:
+    def check(self, sites: Sequence[str] | None = None, number: int = 0) -> Decision | None:
         """Raise Refused unless the plan is approved with these sites up to this round, and the settings are as they
         were accepted; keep a plan that is new."""
         self._looked = time.monotonic()
         if self.accepted:
             self.accepted.check()
         if self.approvals is None:
-            return
+            return None
         try:
             decision = self.approvals.last(self.plan.hash)
         except MedsiloError as error:
@@ -61,9 +64,18 @@ class Permission:
         if decision is None:
             self._keep()
             raise Undecided(self._refusal("has not approved"))
-        method, named = self.plan.algorithm.name, self.sites if sites is None else sites
-        if objection := decision.objection(method, named, number, time.time()):
+        method, told = self.plan.algorithm.name, self.sites if sites is None else sites
+        own = self.plan.participation.everyone
+        if objection := decision.objection(method, own, told, number, self.approvals.data, time.time()):
             raise Refused(self._refusal(objection))
+        return decision
+
+    def begin(self, asked: Request, groups: Groups) -> None:
+        """The same before an answer is made; a round is counted, and asking the same again is no other round."""
+        decision = self.check(asked.sites, asked.round)
+        if self.approvals and decision and decision.limits.rounds and asked.task == "round":
+            given = Parcel(groups, {"study": asked.study, "round": asked.round})
+            self.approvals.count(decision, digest_of(given)[:32])
 
     def look(self, number: int) -> None:
         """The same now and then, between batches."""
@@ -78,7 +90,8 @@ class Permission:
         until = time.monotonic() + 60 * self.settings.approval_wait
         while True:
             try:
-                return self.check()
+                self.check()
+                return
             except Undecided:
                 if time.monotonic() >= until:
                     raise
@@ -111,8 +124,9 @@ def accepted_of(site: str, kit: KitFiles) -> AcceptedSettings:
     return AcceptedSettings(Path(kit.certificate).parents[1], site, signer)
 
 
-def approvals_of(book: Book, site: str, kit: KitFiles) -> Approvals:
+def approvals_of(book: Book, site: str, kit: KitFiles, settings: SiteSettings) -> Approvals:
     """Return a site's approvals, which it signs with the key of its kit."""
     signer = signer_of(kit)
     assert isinstance(signer, Certified)
-    return Approvals(book.folder, site, signer)
+    folder = settings.data.folder if settings.data else None
+    return Approvals(book.folder, site, signer, data_set(folder, "") if folder else "")
