@@ -193,6 +193,15 @@ ROUND = {
     "a metric too many": (metrics(**{STEERS: 1.0}), "has or lacks metric"),
     "a metric too few": (lambda reply: reply.metrics.pop("validation"), "has or lacks metric validation"),
     "withheld ten thousand times": (facts(withheld=["test"] * 5_000), "withheld is too long: at most 2"),
+    "finite weights beyond all": (
+        lambda reply: reply.groups.update(
+            {
+                g: {n: torch.full_like(t, 1e37) if n.endswith("weight") else t for n, t in own.items()}
+                for g, own in reply.groups.items()
+            }
+        ),
+        "long, beyond any honest one",
+    ),
     "a sparse tensor": (
         lambda reply: reply.groups.update(
             {g: {n: t.to_sparse() if t.ndim else t for n, t in own.items()} for g, own in reply.groups.items()}

@@ -46,6 +46,7 @@ class ServerState:
         self.store = SealedStore()  # empty in a study that does not seal
         self.best: dict[str, Any] | None = None  # the best model's round, and its validation score at each site
         self.done = 0
+        self.directions = RoundDirections({}, (), 0)
         self.writer = ThreadPoolExecutor(1)  # writes a round's checkpoint while the sites are at the next
         self.writing: Future[None] | None = None
 
@@ -74,7 +75,8 @@ class ServerState:
         hidden = self.plan.sealed_forms(phase)
         read = [group for group in phase.sent if group.goes_down and group.name not in hidden]
         kept = views(read, self.layout)
-        self.directions = RoundDirections(self._packed(kept), self.trained, seed_for(self.plan.seed, "sketch", number))
+        seed, before = seed_for(self.plan.seed, "sketch", number), self.directions
+        self.directions = RoundDirections(self._packed(kept), self.trained, seed, before)
         self.ranges = {group.name: group.ranges(self.layout, self.plan.task) for group in phase.sent}
 
     def enter(self, phase: Phase, fresh: bool = True) -> None:
@@ -134,6 +136,7 @@ class ServerState:
         directions = self.directions.measure(groups, given)
         finite = {group: self.directions.names[group] for group, own in directions.items() if isfinite(own.norm)}
         check_numbers(groups, phase.sent, self.ranges, finite)
+        self.directions.check(directions)
         for group in phase.sent:  # in the order in which they are declared
             if group.name in groups:
                 self.mixers[group.name].add(site, groups[group.name], samples)
