@@ -88,7 +88,9 @@ class Participant(Trainer):
         self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection, self.numbers)
         self.cases = self.evaluation.cases
         self.trains = site not in plan.participation.unseen
-        check_limits(plan, settings, plan.parameters, self.cases["train"] if self.trains else None, free_disk(folder))
+        trained = self.cases["train"] if self.trains else None
+        patients = None if plan.task.mixes_patients else len(set(self.evaluation.patients["train"]))
+        check_limits(plan, settings, plan.parameters, trained, free_disk(folder), patients)
         self.train = self.data.train
         self._check_averages()
         self.private = PrivateSite.of(plan, site, settings.privacy, self.train, self.numbers) if self.trains else None
@@ -495,7 +497,7 @@ class Participant(Trainer):
             return
         for average in (group.average for phase in self.plan.course.phases for group in phase.sent):
             images = average.covers(self._samples(), self.plan.training) if average else least
-            patients = len(set(patients_of(self.train))) if average else least
+            patients = len(set(patients_of(self.train))) if average and self.protection.on else images
             if min(images, patients) < least:
                 raise Refused(
                     f"this plan averages {images} images of this site's {patients} patients, and no average of fewer "
