@@ -630,8 +630,8 @@ class Plan(Section):
 
     def _keeps_its_promise(self, networks: Mapping[str, nn.Module]) -> None:
         """All that leaves a hospital follows from noisy gradients of single cases."""
-        if self.task.unbounded:
-            raise PlanError(f"privacy: {self.task.unbounded}, or leave privacy out")
+        if why := self.task.not_private:
+            raise PlanError(f"privacy: {why}, or leave privacy out")
         if self.training.truncate:
             raise PlanError(
                 "training.truncate: which cases a hospital trains on would depend on the others' numbers of cases; set "
@@ -650,6 +650,11 @@ class Plan(Section):
                 "own; set privacy.statistics.epsilon"
                 if releases
                 else "privacy.statistics: nothing leaves before training under this plan; remove it"
+            )
+        if self.private.at_home and self.privacy.scores:
+            raise PlanError(
+                f"privacy.scores: the model that {self.algorithm.name} scores learns by exact steps, so scores "
+                "tell of training cases, which this noise does not cover; leave scores out"
             )
         for name in self.private.networks:
             if layer := mixes_cases(networks[name]):

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Subset
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import load_tensors
 from medsilo.federation.pool import POOL
+from medsilo.federation.protection import read_for
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Compute, batches, evaluate
 from medsilo.learning.seeds import generator_for
@@ -67,7 +68,8 @@ class FinishedRun:
 
     def data(self, site: str, settings: SiteSettings) -> SiteData:
         """The site's data, as it trained and was tested on them; of images of any size, pieces."""
-        data = self.plan.task.site_data(site, self.sites, self.plan.seed, settings.of(site).data)
+        source = read_for(self.plan, settings.of(site).data)
+        data = self.plan.task.site_data(site, self.sites, self.plan.seed, source)
         return SiteData(
             *(self.plan.task.pieces(part, self.plan.seed) for part in (data.train, data.validation, data.test))
         )

@@ -193,6 +193,7 @@ def leak_report(
     import dataclasses
 
     from medsilo.check.leaks import averages_images, describe, leaks
+    from medsilo.federation.protection import read_for
     from medsilo.flare.jobs import find_job, plan_of, stated
     from medsilo.site.policy import Policy, read_policy
     from medsilo.site.settings import SiteSettings, read_settings
@@ -202,7 +203,7 @@ def leak_report(
     settings = read_settings(folder) if folder else SiteSettings()
     study = plan_of(found, changes, plan, settings.packages) if folder else plan_of(found, changes, plan)
     policy = read_policy(folder, stated(found)[1]) if folder else Policy()
-    source = DataSource(folder=data) if data else settings.data
+    source = read_for(study, DataSource(folder=data) if data else settings.data)
     images: dict[str, int | str] = {}
     for site in study.participation.sites if averages_images(study) else ():
         try:

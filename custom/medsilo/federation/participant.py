@@ -48,7 +48,7 @@ from medsilo.runs import paths
 from medsilo.runs.messages import ANSWERS, LETTERED, Parcel, Request
 from medsilo.site.settings import SiteSettings
 from medsilo.tasks.metrics import CHANCES, Measures
-from medsilo.tasks.task import SiteData
+from medsilo.tasks.task import SiteData, patients_of
 
 Metrics = dict[str, float | None]
 Told = dict[str, Any]  # fields of an answer
@@ -88,10 +88,14 @@ class Participant(Trainer):
         self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection, self.numbers)
         self.cases = self.evaluation.cases
         self.trains = site not in plan.participation.unseen
-        check_limits(plan, settings, plan.parameters, self.cases["train"] if self.trains else None, free_disk(folder))
+        trained = self.cases["train"] if self.trains else None
+        patients = None if plan.task.mixes_patients else len(set(self.evaluation.patients["train"]))
+        check_limits(plan, settings, plan.parameters, trained, free_disk(folder), patients)
         self.train = self.data.train
         self._check_averages()
         self.private = PrivateSite.of(plan, site, settings.privacy, self.train, self.numbers) if self.trains else None
+        if self.private and not plan.task.synthetic:
+            self.secret = self.protection.book.number("draws")
         self.state = SiteState(plan, site, folder, self.compute)
         if self.account:
             self.account.admit(self._planned())
@@ -144,7 +148,7 @@ class Participant(Trainer):
         work = {"join": self._join, "round": self._round, "deliver": self._deliver}
         work |= {"try": self._try, "test": self._test}
         work |= dict.fromkeys(LETTERED, self._answer_letters)
-        with self.compute.reproducible(seed_for(self.plan.seed, self.site, "work", asked.round)):
+        with self.compute.reproducible(seed_for(self.drawn_from, self.site, "work", asked.round)):
             told, groups = work[asked.task](asked, parcel.groups, stop)
         common: Told = {
             "task": asked.task,
@@ -487,16 +491,17 @@ class Participant(Trainer):
         self._check_averages()
 
     def _check_averages(self) -> None:
-        """Raise Refused unless an average that leaves the site covers as many images as the hospital demands."""
+        """Raise Refused unless an average that leaves the site covers as many images, and patients, as demanded."""
         least = self.settings.smallest_average
         if not self.trains:
             return
         for average in (group.average for phase in self.plan.course.phases for group in phase.sent):
             images = average.covers(self._samples(), self.plan.training) if average else least
-            if images < least:
+            patients = len(set(patients_of(self.train))) if average and self.protection.on else images
+            if min(images, patients) < least:
                 raise Refused(
-                    f"this plan averages {images} images of this site, which lets no average of fewer than {least} "
-                    "leave (smallest_average in its medsilo.yaml); bring more images, or take a plan without it: a "
+                    f"this plan averages {images} images of this site's {patients} patients, and no average of fewer "
+                    f"than {least} leaves (smallest_average in its medsilo.yaml); bring more, or take another plan: a "
                     "larger training.batch_size for HarmoFL, algorithm.selector_sync=server-adam for FedSM"
                 )
 

@@ -41,7 +41,12 @@ class Limits(Section):
         ge=0,
         description="learning rate × optimizer steps that a plan must do here for each answer with scores, on average",
     )
-    least_cases: int = Field(1, ge=1, description="training cases that this hospital trains with, or not at all")
+    least_cases: int | None = Field(
+        None,
+        ge=1,
+        description="training cases, and patients, that this hospital trains with, or not at all; null: as many as "
+        "`smallest_metric`, of synthetic and public data 1",
+    )
     train_answers: int = Field(2000, ge=0, description="losses over training cases that leave, per lead and data set")
     validation_answers: int = Field(2000, ge=0, description="scores over validation cases, likewise")
     test_answers: int = Field(100, ge=0, description="scores over test cases, likewise")
@@ -111,7 +116,7 @@ class SiteSettings(Section):
         description="hospitals that may read what this one sends, as they add it up for the server "
         "(participation.sums_at of a plan); '*' is any; null: none, where the data are synthetic any",
     )
-    smallest_average: int = Field(8, ge=1)  # images that an average must cover before it leaves this site
+    smallest_average: int = Field(8, ge=1)  # images, and patients, that an average must cover to leave
     public_data: bool = Field(
         False,
         description="true: nobody needs protection from what is told of these data (a published set). Then plans "
@@ -212,6 +217,11 @@ class SiteSettings(Section):
     def least(self, synthetic: bool) -> int:
         """The patients that a metric, or the cases that the count of a class, must cover before it leaves this site."""
         return self.smallest_metric or (1 if synthetic else SMALLEST_METRIC)
+
+    def least_trained(self, synthetic: bool) -> int:
+        """The cases, and patients, with which this site trains at least."""
+        default = self.least(synthetic) if self.protects(synthetic) else 1
+        return default if self.limits.least_cases is None else self.limits.least_cases
 
     def shares(self, synthetic: bool) -> bool:
         """Return whether other hospitals that agree get this one's personal model, and this one theirs."""
