@@ -61,7 +61,7 @@ class KeysTold(Message):
 
 def terms_of(study: str, question: SegmentationQuestion, sites: Sequence[str]) -> Terms:
     """Return the terms of a collecting."""
-    return Terms(study, question.hash, tuple(sites), "pairwise", threshold=len(sites))
+    return Terms(study, question.hash, tuple(sites), threshold=len(sites))
 
 
 class SealedMeasuringSite(MeasuringSite):

@@ -5,9 +5,8 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, ValidationError
 
 from medsilo.core.errors import MedsiloError, Refused
-from medsilo.sealing.letters import Assembly, Box, Bytes16, Bytes32, Letter, Offered, OneShare, RoundNumber, SiteName
+from medsilo.sealing.letters import Assembly, Box, Bytes32, Letter, Offered, OneShare, RoundNumber, SiteName
 
-KEPT_STAMPS = 3  # rounds, and uploads of each: a server that dies inside a round may ask for the round before, too
 Shares = tuple[OneShare, OneShare]  # of a site's seed, and of its key for pairs
 
 
@@ -23,7 +22,7 @@ class _Hidden(Letter):
 
 
 class Turn(_Hidden):
-    """A site's secrets in one pairwise round: used once."""
+    """A site's secrets in one round: used once."""
 
     own: Offered
     mask: Bytes32
@@ -65,10 +64,8 @@ class Secrets(_Hidden):
     channel: Bytes32
     signing: Bytes32
     assembly: Assembly | None = None
-    group_key: Bytes32 | None = None
     turn: Turn | None = None
     unmasking: Unmasking = Unmasking()
-    stamps: dict[RoundNumber, Annotated[tuple[Bytes16, ...], Field(strict=False)]] = {}
 
     def to_bytes(self) -> bytes:
         """Return the secrets as a file holds them."""

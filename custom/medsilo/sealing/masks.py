@@ -1,4 +1,4 @@
-"""The masks of a pairwise round, as sites put them on and the server takes off what is left of them.
+"""The masks of a round, as sites put them on and the server takes off what is left of them.
 
 Site j sends y_j = w_j x_j + Σ_{k > j} p_jk - Σ_{k < j} p_jk + b_j (Bonawitz et al. 2017, section 4), over the sites k
 of the round. The streams p_jk = p_kj come from X25519 keys that both drew for this round, b_j from a seed that j drew

@@ -1,7 +1,7 @@
 """A site's side of a sealed study: it agrees on keys, seals what it sends, and opens what it is given."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,9 @@ from medsilo.federation.sealed.what import (
     OwnWeights,
     Published,
     SealedGroup,
-    needs_common_key,
-    own_row,
     terms_of,
 )
-from medsilo.mixing.forms import Exchanged, Form, Pulled, Rows, Summed
+from medsilo.mixing.forms import Exchanged, Pulled, Summed
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request
@@ -39,15 +37,14 @@ from medsilo.sealing.fixed_point import Flat
 from medsilo.sealing.letters import (
     Assembly,
     Deal,
-    GroupKey,
-    MixtureClaim,
     SumClaim,
     Survivors,
     UnmaskingRequest,
 )
 from medsilo.sealing.member import Member
 from medsilo.sealing.signing import Signer
-from medsilo.sealing.terms import HOSPITALS, SealedBlock
+from medsilo.sealing.terms import SERVER as READER
+from medsilo.sealing.terms import SealedBlock
 
 SERVER = "the server"
 KEPT_ROWS = 4  # rounds whose published rows a site keeps
@@ -109,12 +106,7 @@ class SealedSite:
             if seat.agreement != agreement:
                 raise Refused("the server: it agrees on other sites than a moment before")
             seat.member.meet(Assembly.read(SERVER, letters["assembly"]))
-            first = needs_common_key(seat.member.terms, self.plan) and self.site == agreement.sites[0]
-            answer: Letters = {"keys": seat.member.group_keys().facts()} if first else {}
-        elif "key" in letters:
-            seat = self._seat(agreement.number)
-            seat.member.take_group_key(GroupKey.read(SERVER, letters["key"]))
-            answer = {}
+            answer: Letters = {}
         else:
             seat = self._waiting(agreement) or self._begin(agreement, asked.study)
             answer = {"introduction": seat.member.introduction().facts(), "unmasked": seat.member.unmasked().facts()}
@@ -209,13 +201,13 @@ class SealedSite:
                 for tensor in groups[name].keys() & set(block.flat.names):
                     block.fixed.check(f"{name}/{tensor}", groups[name][tensor])
 
-    def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> tuple[Letters, Groups]:
-        """Return a round's letters and what is sent; `groups` in clear where they are not sealed."""
+    def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
+        """Return what is sent; `groups` in clear where they are not sealed."""
         seat = self._newest(asked)
         self._publish(seat, asked)
         sealed = self._sealed(seat, phase, asked.round)
         if not sealed:
-            return {}, groups
+            return groups
         tensors, weights, blocks, boxes = {}, {}, [], {}
         for name, own in sealed.items():
             if isinstance(own.form, Exchanged):
@@ -225,12 +217,8 @@ class SealedSite:
             for block in own.blocks.values():
                 tensors[block.name], weights[block.name] = entered, own.weight(samples)
                 blocks.append(block)
-        letters: Letters = {}
         words: Tensors = {}
-        if seat.member.terms.mode == "group" and blocks:
-            stamp, words = seat.member.seal_upload(asked.round, blocks, tensors, weights)
-            letters["stamp"] = stamp.facts()
-        elif blocks:
+        if blocks:
             words = self._sealed_once(seat, Deal.read(SERVER, asked.sealing.get("deal")), blocks, tensors, weights)
         self._keep(seat)
         sent = {**groups, **boxes}
@@ -238,7 +226,7 @@ class SealedSite:
             own = sealed[name]
             beside = {key: groups[name][key] for key in own.beside}
             sent[name] = beside | {key: words[block.name] for key, block in own.blocks.items()}
-        return letters, sent
+        return sent
 
     def _sealed_once(
         self, seat: _Seat, deal: Deal, blocks: list[SealedBlock], tensors: dict[str, Tensors], weights: dict[str, int]
@@ -285,10 +273,11 @@ class SealedSite:
         return {key: given[key] if given[key].is_floating_point() else mine.get(key, given[key]) for key in given}
 
     def _note_opened(self, asked: Request, held: Mapping[str, Held]) -> None:
-        """Remember the rounds whose results come; raises Refused where the server replays an earlier one."""
-        seat = self._newest(asked)
+        """Remember the rounds whose results come; raises Refused where the server replays one before the last that this
+        site has had, but for a server that does rounds again."""
+        seat, before = self._newest(asked), asked.round - (asked.task == "round")
         for name, told in held.items():
-            if told.round < (least := self._least(seat, asked, name)):
+            if told.round < (least := min(seat.opened.get(name, 0), before)):
                 raise Refused(
                     f"the server: it replays {name} of round {told.round} in round {asked.round}, and that of round "
                     f"{least} must be there"
@@ -296,56 +285,22 @@ class SealedSite:
         seat.opened = {**seat.opened, **{name: told.round for name, told in held.items()}}
         self._keep(seat)
 
-    def _least(self, seat: _Seat, asked: Request, name: str) -> int:
-        """Return the earliest round whose result a site may be given of a group: the last one of what all are given
-        alike, and of its own one that it has not had yet, but for a server that does rounds again."""
-        before = asked.round - (asked.task == "round")
-        rounds = (number for number in range(before, 0, -1) if self._form(name, number))
-        last = next(rounds, 0)
-        return last if isinstance(self._form(name, last), Summed) else min(seat.opened.get(name, 0), before)
-
-    def _form(self, name: str, number: int) -> Form | None:
-        """Return how a group is sealed in a round, if it is."""
-        return self.plan.sealed_forms(self.plan.course.phase_of(number)).get(name) if number else None
-
     def _opened(self, name: str, held: Held, given: Tensors, modules: Modules) -> Tensors:
         seat = self._seat(held.agreement)
         own = self._sealed(seat, self.plan.course.phase_of(held.round), held.round).get(name)
         if own is None or not own.blocks:
             raise Refused("the server: it sends a sealed group that is none of the plan's")
-        key = next((key for key, block in own.blocks.items() if block.reader in (self.site, HOSPITALS)), WORDS)
+        key = next((key for key, block in own.blocks.items() if block.reader in (self.site, READER)), WORDS)
         block = own.blocks[key]
         beside = {other: tensor for other, tensor in given.items() if other != WORDS}
         same_layout({name: beside}, {name: own.beside})
         mine = views([own.group], modules)[name]
         words = {block.name: given[WORDS]} if WORDS in given else {}
-        if seat.member.terms.mode == "group":
-            values, count = self._open_mixture(seat, held, own, block, words)
-        else:
-            values, count = self._open_sum(seat, held, block, words)
+        values, count = self._open_sum(seat, held, block, words)
         values = own.divided(values)
         if isinstance(own.form, Pulled):
             values = self._pulled(own.form, mine, values, count)
         return {other: values.get(other, beside.get(other, mine[other])) for other in own.like}
-
-    def _open_mixture(
-        self, seat: _Seat, held: Held, own: SealedGroup, block: SealedBlock, words: Tensors
-    ) -> tuple[Tensors, int]:
-        claim = MixtureClaim.read(SERVER, held.claim)
-        sites = seat.member.terms.sites
-        places = [place for place, site in enumerate(sites) if site in claim.nonces]
-        divisor: dict[str, int] = {block.name: held.divisor}
-        row = tuple(int(place in places) for place in range(len(sites)))
-        if isinstance(own.form, Rows):
-            row, divisor = self._own_row(seat, held.round, own, places), {}
-        opened = seat.member.open_mixtures(claim, held.round, [block], words, {block.name: row}, divisor)
-        return opened[block.name], len(places)
-
-    def _own_row(self, seat: _Seat, number: int, own: SealedGroup, places: Sequence[int]) -> tuple[int, ...]:
-        published = seat.rows.get(number, {}).get(own.name)
-        if published is None:
-            raise Refused(f"the server: it sends a mixture of round {number}, whose weights it did not publish")
-        return own_row(published[self.site], own.blocks[WORDS].fixed.weights, places)
 
     def _open_sum(self, seat: _Seat, held: Held, block: SealedBlock, words: Tensors) -> tuple[Tensors, int]:
         claim = SumClaim.read(SERVER, held.claim)
