@@ -27,6 +27,7 @@ from torch import Tensor
 
 from medsilo.mixing.mixers import WeightedMean
 from medsilo.sealing.fixed_point import FixedPoint, Flat
+from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.member import Member
 from medsilo.sealing.relay import Gathering, MaskedSums
 from medsilo.sealing.signing import Unsigned
@@ -99,7 +100,7 @@ def clear(given: list[Model]) -> Cost:
 
 def meeting(terms: Terms) -> tuple[dict[str, Member], Gathering]:
     """Return hospitals that know each other's keys."""
-    members = {site: Member.begin(terms, site, Unsigned()) for site in terms.sites}
+    members = {site: Member.begin(terms, site, Unsigned(), SumMemory()) for site in terms.sites}
     gathering = Gathering(terms)
     for site, member in members.items():
         gathering.add(site, member.introduction())

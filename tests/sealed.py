@@ -10,6 +10,7 @@ from torch import Tensor
 
 from medsilo.core.tensors import Groups, Tensors
 from medsilo.sealing.fixed_point import FixedPoint, Flat
+from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.letters import Assembly, Letter, SumClaim
 from medsilo.sealing.member import Member
 from medsilo.sealing.relay import Gathering, MaskedSums
@@ -74,7 +75,9 @@ class Hospitals:
     signers: Mapping[str, Signer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.members = {site: Member.begin(self.terms, site, self.signer(site)) for site in self.terms.sites}
+        self.members = {
+            site: Member.begin(self.terms, site, self.signer(site), SumMemory()) for site in self.terms.sites
+        }
         self.gathering = Gathering(self.terms)
         for site, member in self.members.items():
             self.gathering.add(site, sent(member.introduction()))
@@ -87,7 +90,8 @@ class Hospitals:
 
     def restart(self, site: str) -> None:
         """Go on from what the site has on its disk."""
-        self.members[site] = Member.load(self.terms, self.signer(site), self.members[site].saved())
+        memory = SumMemory.read(json.loads(json.dumps(self.members[site].memory.facts())))
+        self.members[site] = Member.load(self.terms, self.signer(site), self.members[site].saved(), memory)
 
     # ------------------------------------------------------------------ a round
     def begin(self, number: int, blocks: Sequence[SealedBlock], without: Collection[str] = ()) -> MaskedSums:

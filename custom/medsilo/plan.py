@@ -324,7 +324,11 @@ class TransportSettings(Section):
     def check_sealing(self, participation: Participation) -> None:
         """Raise a PlanError where these hospitals can't seal so."""
         named = len(participation.sites)
-        if (named and named < LEAST_SEALED) or participation.required < LEAST_SEALED:
+        if not named:
+            raise PlanError(
+                "transport.sealing: name the hospitals in participation.sites: else whoever is connected counts as one"
+            )
+        if min(named, participation.required) < LEAST_SEALED:
             raise PlanError(
                 f"transport.sealing: {participation.required} hospitals are enough for this plan, and sealing needs "
                 f"{LEAST_SEALED} in every round: of two, each can tell the other's model from the sum; name more "
@@ -345,8 +349,8 @@ class TransportSettings(Section):
                 f"transport.sealing_counts: {self.sealing_clear[0]} leaves in clear and tells numbers of cases; take "
                 "it out of transport.sealing_clear, or leave sealing_counts out"
             )
-        threshold = self.threshold(named or participation.required)
-        if named and not named < 2 * threshold <= 2 * named:
+        threshold = self.threshold(named)
+        if not named < 2 * threshold <= 2 * named:
             raise PlanError(
                 f"transport.sealing_threshold: {threshold}; for {named} hospitals it must be from {named // 2 + 1} to "
                 f"{named}: with half of them or fewer a server could have both of a hospital's masks taken off"

@@ -7,6 +7,7 @@ import torch
 
 from medsilo.core.errors import MedsiloError, ParticipationError, PlanError, Refused
 from medsilo.sealing.fixed_point import FixedPoint, Flat, integer_weights
+from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.letters import Reveal
 from medsilo.sealing.member import Member
 from medsilo.sealing.signing import Unsigned
@@ -263,7 +264,7 @@ def test_a_site_that_keeps_nothing_secret_in_its_texts() -> None:
     assert kept.turn
     secrets = [kept.channel, kept.signing, kept.turn.mask, kept.turn.seed]
     assert all(secret.hex().encode() in member.saved() for secret in secrets)
-    told = " ".join(f"{thing!r} {thing}" for thing in (member, kept, kept.turn, kept.unmasking, channels))
+    told = " ".join(f"{thing!r} {thing}" for thing in (member, kept, kept.turn, channels))
     assert not any(secret.hex() in told or repr(secret) in told for secret in secrets)
     assert told.startswith("<Member site-1 of s>")
 
@@ -271,7 +272,7 @@ def test_a_site_that_keeps_nothing_secret_in_its_texts() -> None:
 def test_state_of_another_study_or_a_damaged_one() -> None:
     saved = Hospitals(terms(3)).members["site-1"].saved()
     with pytest.raises(MedsiloError, match="of another study"):
-        Member.load(terms(3, study="other"), Unsigned(), saved)
+        Member.load(terms(3, study="other"), Unsigned(), saved, SumMemory())
     with pytest.raises(MedsiloError, match="secrets are damaged") as error:
-        Member.load(terms(3), Unsigned(), saved[:-9])
+        Member.load(terms(3), Unsigned(), saved[:-9], SumMemory())
     assert not error.value.private and error.value.__suppress_context__

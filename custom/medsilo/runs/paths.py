@@ -36,7 +36,7 @@ BEST, LAST = "best.safetensors", "last.safetensors"
 AMPLITUDE = "amplitude.png"
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
 SEALING_FILES = "sealing-*.json"
-SEALED = "sealed.safetensors"
+SEALED, SUMS = "sealed.safetensors", "sealed-sums.json"
 ANSWER_FILES = "answer-*.safetensors"
 SPENT = "privacy.json"
 NOISY_COUNTS = "counts.json"
@@ -92,6 +92,8 @@ RUN_TREE: Mapping[str, str] = {
     "agreed on keys. It never leaves the site",
     f"{SITES}/<site>/{SEALED}": "of a sealed study: what the site sealed in the last round, to be sent again if it "
     "was lost on its way; noise without its keys",
+    f"{SITES}/<site>/{SUMS}": "of a sealed study: whose numbers were in the sums that the site helped to open. It "
+    "never leaves the site",
     f"{SITES}/<site>/{ANSWER_FILES}": "in a study that is charged to the site's privacy ledger: its last answers, so "
     "that one that has to be sent again is the same and costs nothing",
     f"{SITES}/<site>/{NOISY_COUNTS}": "where a study tells numbers of cases with noise: those numbers, drawn once",

@@ -32,6 +32,15 @@ def context_of(assembly: bytes, number: int, offers: Sequence[Offered], blocks: 
     return digest("round", assembly, number, len(offers), *keys, *(block.digest for block in blocks))
 
 
+def weights_of(terms: Terms, sites: Sequence[str], blocks: Sequence[SealedBlock]) -> bytes:
+    """Return bytes that stand for the weights with which these sites' numbers are added."""
+    places = [terms.place(site) for site in sites]
+    parts: list[str | int] = []
+    for block in blocks:
+        parts += [block.name, *(("private",) if block.weights is None else (block.weights[place] for place in places))]
+    return digest("weights", *parts)
+
+
 def introduced(terms: Terms, site: str, channel: bytes, signing: bytes) -> bytes:
     """Return what a site's certificate signs when a study begins."""
     return statement("medsilo sealing introduction", terms.digest, site, terms.place(site), channel, signing)

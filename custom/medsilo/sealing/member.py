@@ -3,8 +3,9 @@
 A study: `Member.begin`, `introduction`, `meet`.
 A round: `offer`, `seal`, `confirm` (if the terms say so), `unmask`, and `open_sums`.
 
-Whatever a call returns may leave the site only after `saved()` was written to its disk: a key that is used a second
-time after a crash would tell what it hides. All that comes is checked, and refused in one line that names who sent it.
+Whatever a call returns may leave the site only after `saved()` and its memory were written to its disk: a key that is
+used a second time after a crash would tell what it hides. All that comes is checked, and refused in one line that names
+who sent it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from medsilo.core.tensors import Groups, Tensors
 from medsilo.sealing import letters, masks
 from medsilo.sealing.channels import BOXED, Assembled, Channels, box_of, content_of
 from medsilo.sealing.fixed_point import Flat, as_tensor, as_words
-from medsilo.sealing.keeping import Secrets, Turn, Unmasking
+from medsilo.sealing.keeping import Secrets, SumMemory, SumNote, Turn
 from medsilo.sealing.shamir import SHARE, split
 from medsilo.sealing.signing import Signer
 from medsilo.sealing.streams import KEY, Words, add_streams
@@ -35,11 +36,11 @@ KEY_BOX = KEY + BOXED
 class Member:
     """One hospital of a sealed study."""
 
-    def __init__(self, terms: Terms, signer: Signer, secrets: Secrets) -> None:
+    def __init__(self, terms: Terms, signer: Signer, secrets: Secrets, memory: SumMemory) -> None:
         if secrets.terms != terms.digest:
             raise MedsiloError("sealing: what this site kept is of another study, plan or set of sites; begin anew")
         self.terms, self.site = terms, secrets.site
-        self._signer, self._kept = signer, secrets
+        self._signer, self._kept, self.memory = signer, secrets, memory
         self._channels: Channels | None = None
         if secrets.assembly:
             self._connect(Assembled(terms, secrets.assembly.introductions))
@@ -48,21 +49,16 @@ class Member:
         return f"<Member {self.site} of {self.terms.study}>"
 
     @classmethod
-    def begin(cls, terms: Terms, site: str, signer: Signer, earlier: "Member | None" = None) -> Self:
-        """Return a site with fresh keys.
-
-        earlier: the same site before the study began anew, whose memory of unmaskings stays.
-        """
+    def begin(cls, terms: Terms, site: str, signer: Signer, memory: SumMemory) -> Self:
+        """Return a site with fresh keys. memory: the site's one of the study, whatever keys it had before."""
         terms.place(site)
-        memory = earlier._kept.unmasking if earlier else Unmasking()
-        channel, signing = token_bytes(KEY), token_bytes(KEY)
-        kept = Secrets(terms=terms.digest, site=site, channel=channel, signing=signing, unmasking=memory)
-        return cls(terms, signer, kept)
+        kept = Secrets(terms=terms.digest, site=site, channel=token_bytes(KEY), signing=token_bytes(KEY))
+        return cls(terms, signer, kept, memory)
 
     @classmethod
-    def load(cls, terms: Terms, signer: Signer, saved: bytes) -> Self:
+    def load(cls, terms: Terms, signer: Signer, saved: bytes, memory: SumMemory) -> Self:
         """Return the site that `saved` tells."""
-        return cls(terms, signer, Secrets.from_bytes(saved))
+        return cls(terms, signer, Secrets.from_bytes(saved), memory)
 
     def saved(self) -> bytes:
         """Return what the site must keep, all of it secret."""
@@ -87,8 +83,8 @@ class Member:
 
     def unmasked(self) -> letters.Unmasked:
         """Return the last sums that this site has helped to open: a round that is repeated must add the same sites."""
-        last = sorted(self._kept.unmasking.added.items())[-letters.TOLD_SUMS :]
-        return letters.Unmasked(sums=tuple(last))
+        last = sorted(self.memory.notes.items())[-letters.TOLD_SUMS :]
+        return letters.Unmasked(sums=tuple((number, note.sites) for number, note in last))
 
     def _public_keys(self) -> tuple[bytes, bytes]:
         signing = Ed25519PrivateKey.from_private_bytes(self._kept.signing)
@@ -245,19 +241,19 @@ class Member:
         """Sign whose uploads are added. From now on this site helps to open no other sum of this round."""
         if not self.terms.confirm:
             raise Refused("the server: it asks for a confirmation that this study does not have")
-        _, context = self._agreed(survivors.round, survivors.sites, blocks)
-        self._keep(unmasking=self._kept.unmasking.allow(survivors.round, survivors.sites, context))
-        return letters.Confirmation(signature=self._linked.sign(masks.confirmed(context, survivors.sites)))
+        _, note = self._agreed(survivors.round, survivors.sites, blocks)
+        self.memory.note(survivors.round, note)
+        return letters.Confirmation(signature=self._linked.sign(masks.confirmed(note.context, survivors.sites)))
 
     def unmask(self, request: letters.UnmaskingRequest, blocks: Sequence[SealedBlock]) -> letters.Reveal:
         """Return one share of one secret of each site of the round: never of both.
 
         Asked again for the same, it answers the same.
         """
-        turn, context = self._agreed(request.round, request.sites, blocks)
+        turn, note = self._agreed(request.round, request.sites, blocks)
         if self.terms.confirm:
-            self._check_confirmations(context, request)
-        self._keep(unmasking=self._kept.unmasking.allow(request.round, request.sites, context))
+            self._check_confirmations(note.context, request)
+        self.memory.note(request.round, note)
         added = set(request.sites)
         return letters.Reveal(
             round=request.round,
@@ -265,8 +261,8 @@ class Member:
             dropped={site: key for site, (_, key) in turn.shares.items() if site not in added},
         )
 
-    def _agreed(self, number: int, sites: tuple[str, ...], blocks: Sequence[SealedBlock]) -> tuple[Turn, bytes]:
-        """Return this site's turn and its context, if these sites may be added; raises Refused."""
+    def _agreed(self, number: int, sites: tuple[str, ...], blocks: Sequence[SealedBlock]) -> tuple[Turn, SumNote]:
+        """Return this site's turn and what it remembers of the sum, if these sites may be added; raises Refused."""
         turn = self._kept.turn
         if turn is None or turn.context is None or turn.own.round != number:
             raise Refused(f"the server: it asks to unmask round {number}, in which this site sealed nothing")
@@ -285,8 +281,9 @@ class Member:
         places = {self.terms.place(site) for site in sites}
         for block in blocks:
             check_hidden(block, block.weights or (1,) * len(self.terms.sites), places, readers_of(self.terms, block))
-        self._kept.unmasking.allow(number, sites, turn.context)
-        return turn, turn.context
+        note = SumNote(sites=sites, weights=masks.weights_of(self.terms, sites, blocks), context=turn.context)
+        self.memory.check(number, note)
+        return turn, note
 
     def _check_confirmations(self, context: bytes, request: letters.UnmaskingRequest) -> None:
         if not set(request.confirmations) <= set(request.sites):
@@ -310,10 +307,10 @@ class Member:
 
         divisors: what to divide by instead.
         """
-        known = self._kept.unmasking
-        if known.contexts.get(claim.round, claim.context) != claim.context:
+        known = self.memory.notes.get(claim.round)
+        if known and known.context != claim.context:
             raise Refused(f"the server: its sum of round {claim.round} is not of the round that this site sealed in")
-        if known.added.get(claim.round, claim.sites) != claim.sites:
+        if known and known.sites != claim.sites:
             raise Refused(f"the server: the sites in its sum of round {claim.round} are not those that were unmasked")
         places = [self.terms.place(site) for site in claim.sites]
         opened = {}

@@ -140,9 +140,8 @@ class SealedServer:
             for name, form in self.plan.sealed_forms(phase).items()
             if isinstance(form, Rows) and isinstance(mixer := self.mixers[name], SimilarityMix)
         }
-        among = self._among(rows)
-        self._begin(self.blocks.of(phase, self.layout, among))
-        self._rows, self._deals, self._round = among, {}, None
+        self._begin(self.blocks.of(phase, self.layout, rows))
+        self._rows, self._deals, self._round = rows, {}, None
         blocks = [block for own in self.groups.values() for block in own.blocks.values()]
         if not blocks:
             return {}
@@ -172,14 +171,6 @@ class SealedServer:
                 f"the round can only be repeated with the same hospitals: wait for {', '.join(gone)}, or begin anew"
             )
         return before
-
-    def _among(self, rows: Mapping[str, Matrix]) -> dict[str, Matrix]:
-        """Return the rows of those who have agreed on keys, with the weights of those alone."""
-        found: dict[str, Matrix] = {}
-        for group, matrix in rows.items():
-            places = [place for place, site in enumerate(sorted(matrix)) if site in self.sites]
-            found[group] = {site: [matrix[site][place] for place in places] for site in self.sites}
-        return found
 
     def _told(self) -> Letters:
         rows = {"rows": {group: dict(matrix) for group, matrix in self._rows.items()}} if self._rows else {}

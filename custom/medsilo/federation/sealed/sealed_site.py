@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request
 from medsilo.sealing.fixed_point import Flat
+from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.letters import (
     Assembly,
     Deal,
@@ -54,27 +55,51 @@ Rowed = Mapping[str, Matrix]  # group → the rows of its mixture
 
 @dataclass
 class _Seat:
-    """This site in one agreement: its keys, the rows that were published, and those that it computed itself."""
+    """This site in one agreement: its keys."""
 
     agreement: KeyAgreement
     member: Member
     blocks: Blocks
-    rows: dict[int, Rowed] = field(default_factory=dict)  # by round
-    compared: dict[str, OwnWeights] = field(default_factory=dict)  # by the group whose rows they are, the last ones
-    opened: dict[str, int] = field(default_factory=dict)  # group → the last round whose result this site has opened
 
     def content(self) -> bytes:
         """Return what the site must keep of it, all of it secret."""
-        rows = {str(number): own for number, own in self.rows.items()}
         kept = {
             "agreement": self.agreement.facts(),
             "study": self.member.terms.study,
-            "rows": rows,
-            "compared": {group: own.facts() for group, own in self.compared.items()},
-            "opened": self.opened,
             "member": json.loads(self.member.saved()),
         }
         return json.dumps(kept).encode()
+
+
+class _Memory:
+    """What a site remembers of a study whatever keys it has: a server that begins anew, or counts its agreements in
+    another way, finds the same hospital."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        kept: dict[str, Any] = {"sums": {}, "rows": {}, "compared": {}, "opened": {}}
+        if path.exists():
+            with reading("this site's memory of sealed sums"):
+                kept = json.loads(path.read_bytes())
+        with reading("this site's memory of sealed sums"):
+            self.sums = SumMemory.read(kept["sums"])
+            self.rows: dict[int, Rowed] = {  # by round: those that were published
+                int(number): Published.read("this site", {"rows": own}).rows for number, own in kept["rows"].items()
+            }
+            # by the group whose rows they are: the last that this site computed
+            self.compared = {group: OwnWeights.read("this site", own) for group, own in kept["compared"].items()}
+            # group → the last round whose result this site has opened
+            self.opened = {str(group): int(number) for group, number in kept["opened"].items()}
+
+    def write(self) -> None:
+        """Keep it; before anything that rests on it leaves."""
+        kept = {
+            "sums": self.sums.facts(),
+            "rows": {str(number): own for number, own in self.rows.items()},
+            "compared": {group: own.facts() for group, own in self.compared.items()},
+            "opened": self.opened,
+        }
+        write_bytes(self.path, json.dumps(kept).encode())
 
 
 class SealedSite:
@@ -83,6 +108,7 @@ class SealedSite:
     def __init__(self, plan: Plan, site: str, folder: Path, signer: Signer) -> None:
         self.plan, self.site, self.folder, self.signer = plan, site, folder, signer
         self._seats: dict[int, _Seat] = {}
+        self.memory = _Memory(folder / paths.SUMS)
         self._arrived: Groups = {}  # of groups that are sent as the way from them
         with torch.device("meta"):
             self._layout = plan.build_networks()
@@ -121,23 +147,16 @@ class SealedSite:
         return seat if seat.agreement == agreement and not seat.member.has_met else None
 
     def _begin(self, agreement: KeyAgreement, study: str) -> _Seat:
-        named = self.plan.participation.sites
-        if self.site not in agreement.sites or (named and not set(agreement.sites) <= set(named)):
+        if self.site not in agreement.sites or not set(agreement.sites) <= set(self.plan.participation.sites):
             raise Refused("the server: it names other sites than the plan does")
-        if (number := agreement.number) > 1 and self._path(number - 1).exists():
-            earlier: _Seat | None = self._seat(number - 1)
-        else:
-            earlier = self._seat(number) if self._path(number).exists() else None
         terms = terms_of(self.plan, study, agreement.sites)
-        member = Member.begin(terms, self.site, self.signer, earlier.member if earlier else None)
-        seat = self._seats[number] = _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
-        if earlier:
-            seat.compared, seat.opened = dict(earlier.compared), dict(earlier.opened)
+        member = Member.begin(terms, self.site, self.signer, self.memory.sums)
+        seat = self._seats[agreement.number] = _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
         return seat
 
     def _offer(self, asked: Request) -> Letters:
         seat = self._newest(asked)
-        self._publish(seat, asked)
+        self._publish(asked)
         offer = seat.member.offer(asked.round)
         self._keep(seat)
         return {"offer": offer.facts()}
@@ -162,7 +181,7 @@ class SealedSite:
         sealed = self._sealed(seat, self.plan.course.phase_of(asked.round), asked.round)
         among = Among.read(SERVER, {"among": asked.sealing.get("among")}).among
         named = self.plan.participation.sites
-        if not set(seat.agreement.sites) <= set(among) or (named and sorted(named) != list(among)):
+        if sorted(named) != list(among):
             raise Refused("the server: it names other sites than the plan does")
         name = next(iter(groups), "")
         own = sealed.get(name)
@@ -170,7 +189,7 @@ class SealedSite:
             raise Refused("the server: it hands out what hospitals do not tell each other")
         rows = own.form.compare(among, self._told(seat, asked.round, own, groups[name]))
         comparison = OwnWeights(round=asked.round, sites=among, weights=tuple(map(tuple, rows.tolist())))
-        seat.compared = {**seat.compared, own.form.rows: comparison}
+        self.memory.compared[own.form.rows] = comparison
         self._keep(seat)
         return {"comparison": comparison.facts()}
 
@@ -204,7 +223,7 @@ class SealedSite:
     def seal(self, asked: Request, phase: Phase, groups: Groups, samples: int) -> Groups:
         """Return what is sent; `groups` in clear where they are not sealed."""
         seat = self._newest(asked)
-        self._publish(seat, asked)
+        self._publish(asked)
         sealed = self._sealed(seat, phase, asked.round)
         if not sealed:
             return groups
@@ -275,15 +294,15 @@ class SealedSite:
     def _note_opened(self, asked: Request, held: Mapping[str, Held]) -> None:
         """Remember the rounds whose results come; raises Refused where the server replays one before the last that this
         site has had, but for a server that does rounds again."""
-        seat, before = self._newest(asked), asked.round - (asked.task == "round")
+        before = asked.round - (asked.task == "round")
         for name, told in held.items():
-            if told.round < (least := min(seat.opened.get(name, 0), before)):
+            if told.round < (least := min(self.memory.opened.get(name, 0), before)):
                 raise Refused(
                     f"the server: it replays {name} of round {told.round} in round {asked.round}, and that of round "
                     f"{least} must be there"
                 )
-        seat.opened = {**seat.opened, **{name: told.round for name, told in held.items()}}
-        self._keep(seat)
+        self.memory.opened |= {name: told.round for name, told in held.items()}
+        self.memory.write()
 
     def _opened(self, name: str, held: Held, given: Tensors, modules: Modules) -> Tensors:
         seat = self._seat(held.agreement)
@@ -321,36 +340,35 @@ class SealedSite:
 
     # ------------------------------------------------------------------ what is known
     def _sealed(self, seat: _Seat, phase: Phase, number: int | None) -> dict[str, SealedGroup]:
-        return seat.blocks.of(phase, self._layout, seat.rows.get(number or 0, {}))
+        return seat.blocks.of(phase, self._layout, self.memory.rows.get(number or 0, {}))
 
     def _blocks(self, seat: _Seat, number: int) -> list[SealedBlock]:
         sealed = self._sealed(seat, self.plan.course.phase_of(number), number)
         return [block for own in sealed.values() for block in own.blocks.values()]
 
-    def _publish(self, seat: _Seat, asked: Request) -> None:
+    def _publish(self, asked: Request) -> None:
         """Remember the rows that the server publishes for a round, before anything of it is sealed."""
         if "rows" not in asked.sealing:
             return
         rows = Published.read(SERVER, {"rows": asked.sealing["rows"]}).rows
-        sites = seat.agreement.sites
+        sites = self.plan.participation.sites
         for own in rows.values():
             if set(own) != set(sites) or any(len(row) != len(sites) or sum(row) <= 0 for row in own.values()):
                 raise Refused("the server: the rows of weights that it tells are not one for each site")
-        if seat.rows.get(asked.round, rows) != rows:
+        kept = self.memory.rows
+        if kept.get(asked.round, rows) != rows:
             raise Refused(f"the server: it changes the weights of round {asked.round}")
         for group, matrix in rows.items():
-            self._check_compared(seat, asked.round, group, matrix)
-        seat.rows = dict(sorted({**seat.rows, asked.round: rows}.items())[-KEPT_ROWS:])
+            self._check_compared(asked.round, group, matrix)
+        self.memory.rows = dict(sorted({**kept, asked.round: rows}.items())[-KEPT_ROWS:])
 
-    def _check_compared(self, seat: _Seat, number: int, group: str, matrix: Matrix) -> None:
+    def _check_compared(self, number: int, group: str, matrix: Matrix) -> None:
         """Raise Refused where the server tells other weights than this site made of what all told each other last."""
-        own = seat.compared.get(group)
+        own = self.memory.compared.get(group)
         if own is None or any(self._compares(between) for between in range(own.round + 1, number)):
             return
-        places = [place for place, site in enumerate(own.sites) if site in matrix]
         for site, row in zip(own.sites, own.weights, strict=True):
-            mine = [row[place] for place in places]
-            if site in matrix and max(abs(a - b) for a, b in zip(mine, matrix[site], strict=True)) > ALIKE:
+            if max(abs(a - b) for a, b in zip(row, matrix[site], strict=True)) > ALIKE:
                 raise Refused(
                     f"the server: the weights of {group} that it tells for round {number} are not those that this site "
                     f"made of what the hospitals told each other in round {own.round}"
@@ -381,14 +399,10 @@ class SealedSite:
             kept = json.loads(path.read_bytes())
             agreement = KeyAgreement.read("this site", kept["agreement"])
             terms = terms_of(self.plan, kept["study"], agreement.sites)
-            member = Member.load(terms, self.signer, json.dumps(kept["member"]).encode())
-            rows: dict[int, Rowed] = {
-                int(number): Published.read("this site", {"rows": own}).rows for number, own in kept["rows"].items()
-            }
-            compared = {group: OwnWeights.read("this site", own) for group, own in kept["compared"].items()}
-            opened = {str(group): int(number) for group, number in kept["opened"].items()}
-        return _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest), rows, compared, opened)
+            member = Member.load(terms, self.signer, json.dumps(kept["member"]).encode(), self.memory.sums)
+        return _Seat(agreement, member, Blocks(self.plan, terms, agreement.heaviest))
 
     def _keep(self, seat: _Seat) -> None:
         """Write what the site must keep; before anything that rests on it leaves."""
+        self.memory.write()
         write_bytes(self._path(seat.agreement.number), seat.content())

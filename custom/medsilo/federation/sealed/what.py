@@ -150,17 +150,22 @@ class SealedGroup:
 
 
 class Blocks:
-    """Makes the blocks of a study's rounds."""
+    """Makes the blocks of a study's rounds.
+
+    Rows have a weight for every site of the plan, those that have not agreed on keys included: so a round that is
+    repeated after another agreement has the same ones.
+    """
 
     def __init__(self, plan: Plan, terms: Terms, heaviest: int) -> None:
         self.plan, self.terms, self.heaviest = plan, terms, heaviest
+        self.named = sorted(plan.participation.sites)
 
     def of(self, phase: Phase, layout: Modules, rows: Mapping[str, Matrix]) -> dict[str, SealedGroup]:
         """Return what sites seal in a round of a phase, by group.
 
         layout: the networks, with or without values. rows: those of the round, by group; alike where they are not told.
         """
-        alike: Matrix = {site: [1.0] * len(self.terms.sites) for site in self.terms.sites}
+        alike: Matrix = {site: [1.0] * len(self.named) for site in self.named}
         forms, tensors = self.plan.sealed_forms(phase), views(phase.sent, layout)
         return {
             group.name: self._group(group, forms[group.name], layout, tensors[group.name], rows.get(group.name, alike))
@@ -183,11 +188,16 @@ class Blocks:
         if isinstance(form, Rows):
             blocks = {
                 words_for(site): SealedBlock(
-                    f"{group.name} for {site}", flat, fixed, site, integer_weights(rows[site], fixed.weights)
+                    f"{group.name} for {site}", flat, fixed, site, self._row(rows[site], fixed.weights)
                 )
                 for site in self.terms.sites
             }
         return SealedGroup(group, form, dict(tensors), blocks, hides)
+
+    def _row(self, row: Sequence[float], total: int) -> tuple[int, ...]:
+        """Return the whole weights of those that have agreed on keys."""
+        whole = dict(zip(self.named, integer_weights(row, total), strict=True))
+        return tuple(whole[site] for site in self.terms.sites)
 
     def _weights(self, form: Form) -> int:
         if isinstance(form, Rows):
@@ -214,10 +224,8 @@ def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
 
 
 def sealed_layout(plan: Plan, phase: Phase, layout: Modules) -> dict[str, dict[str, Tensor]]:
-    """Return what travels in place of the groups that sites seal in a phase; where no sites are named, as with as many
-    as the plan needs."""
+    """Return what travels in place of the groups that sites seal in a phase."""
     if not plan.transport.sealed:
         return {}
-    sites = plan.participation.sites or [f"{place:03}" for place in range(plan.participation.required)]
-    blocks = Blocks(plan, terms_of(plan, "", sites), plan.transport.sealing_counts or 1)
+    blocks = Blocks(plan, terms_of(plan, "", sorted(plan.participation.sites)), plan.transport.sealing_counts or 1)
     return {name: own.expected() for name, own in blocks.of(phase, layout, {}).items()}
