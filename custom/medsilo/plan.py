@@ -249,7 +249,7 @@ class TransportSettings(Section):
     sealing: Sealing = added(
         "none",
         description="whether hospitals send what the server cannot read ([privacy.md](privacy.md)). `pairwise`: it "
-        "learns sums only. `group`: it learns nothing, as long as no hospital helps it",
+        "learns sums only",
     )
     sealing_threshold: int | None = added(
         None,
@@ -287,6 +287,13 @@ class TransportSettings(Section):
         "AdaFed's `statistics`, which hospitals tell each other otherwise",
     )
 
+    @field_validator("sealing", mode="before")
+    @classmethod
+    def _no_group(cls, given: Any) -> Any:
+        if given == "group":
+            raise ValueError("'group' is no more: one hospital that helped the server opened everything; set pairwise")
+        return given
+
     @property
     def sealed(self) -> bool:
         """Return whether hospitals seal what they send."""
@@ -303,21 +310,25 @@ class TransportSettings(Section):
         return self.sealing_bound or (65536.0 if self.sealing_bits == 64 else 64.0)
 
     def threshold(self, hospitals: int) -> int:
-        """Return how many of so many hospitals open a pairwise sum; 0 in the mode group."""
-        return (self.sealing_threshold or hospitals // 2 + 1) if self.sealing == "pairwise" else 0
+        """Return how many of so many hospitals open a sum."""
+        return self.sealing_threshold or hospitals // 2 + 1
 
     def times_as_large(self, hospitals: int) -> int:
         """Return how many times its bytes a tensor may take when it is sealed, at most: once for each reader."""
-        return {"none": 1, "group": 2, "pairwise": 2 * hospitals}[self.sealing]
+        return 2 * hospitals if self.sealed else 1
 
     def packed(self, tensor: Tensor) -> Tensor:
         """A tensor as it travels: float32 is rounded when the plan says so, all else stays as it is."""
         return tensor.bfloat16() if self.precision == "bfloat16" and tensor.dtype == torch.float32 else tensor
 
-    def check_sealing(self, participation: Participation, unseen: bool) -> None:
+    def check_sealing(self, participation: Participation) -> None:
         """Raise a PlanError where these hospitals can't seal so."""
         named = len(participation.sites)
-        if (named and named < LEAST_SEALED) or participation.required < LEAST_SEALED:
+        if not named:
+            raise PlanError(
+                "transport.sealing: name the hospitals in participation.sites: else whoever is connected counts as one"
+            )
+        if min(named, participation.required) < LEAST_SEALED:
             raise PlanError(
                 f"transport.sealing: {participation.required} hospitals are enough for this plan, and sealing needs "
                 f"{LEAST_SEALED} in every round: of two, each can tell the other's model from the sum; name more "
@@ -338,16 +349,8 @@ class TransportSettings(Section):
                 f"transport.sealing_counts: {self.sealing_clear[0]} leaves in clear and tells numbers of cases; take "
                 "it out of transport.sealing_clear, or leave sealing_counts out"
             )
-        if self.sealing == "group":
-            if self.sealing_threshold:
-                raise PlanError("transport.sealing_threshold: belongs to pairwise; leave it out")
-            if unseen:
-                raise PlanError(
-                    "participation.unseen: hospitals that do not train have no key to what 'group' seals; use pairwise"
-                )
-            return
-        threshold = self.threshold(named or participation.required)
-        if named and not named < 2 * threshold <= 2 * named:
+        threshold = self.threshold(named)
+        if not named < 2 * threshold <= 2 * named:
             raise PlanError(
                 f"transport.sealing_threshold: {threshold}; for {named} hospitals it must be from {named // 2 + 1} to "
                 f"{named}: with half of them or fewer a server could have both of a hospital's masks taken off"
@@ -368,11 +371,6 @@ class TransportSettings(Section):
             raise PlanError(
                 f"transport.sealing: {method}'s {group} can't be sealed: {form.why}; let it leave in clear "
                 f"(transport.sealing_clear=[{group}]), choose another method, or set transport.sealing=none"
-            )
-        if self.sealing == "group" and isinstance(form, Summed) and form.steps:
-            raise PlanError(
-                f"transport.sealing: the server makes a step of its own with {method}'s {group}, so it has to read the "
-                "mean, which 'group' hides from it; use pairwise"
             )
 
 
@@ -609,7 +607,7 @@ class Plan(Section):
                 "training.truncate: needs the smallest hospital's number of cases, which transport.sealing_counts "
                 "seals; leave one of them out"
             )
-        transport.check_sealing(self.participation, bool(self.participation.unseen))
+        transport.check_sealing(self.participation)
         if self.mixing != Mixing():
             raise PlanError(
                 "mixing: robust rules and shares compare what single hospitals sent, which sealing hides from the "

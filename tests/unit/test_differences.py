@@ -288,7 +288,7 @@ def test_differences_are_refused_where_the_plan_has_none(tmp_path: Path) -> None
     with pytest.raises(Refused, match="in a form that is not known"):
         ReceivedTensors(tmp_path).open(Parcel(order, {"task": "round", "marks": marks, "bases": marks}))
     with pytest.raises(PlanError, match=r"transport\.delta: .* transport\.sealing=none$"):
-        make_plan("fedavg", "transport.sealing=group", DELTA)
+        make_plan("fedavg", "transport.sealing=pairwise", DELTA)
 
 
 def test_a_site_learns_nothing_of_what_others_were_given(tmp_path: Path) -> None:

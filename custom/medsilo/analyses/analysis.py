@@ -81,10 +81,7 @@ class FinishedRun:
         files = [folder / paths.BEST for folder in folders]
         path = next((file for file in files if file.exists()), None)
         if path is None:
-            why = "where hospitals seal, they alone have it" if self.plan.transport.sealed else "it was not kept"
-            raise MedsiloError(
-                f"run '{self.folder.name}': no model of {site} is here: {why}; analyse a run that has it"
-            )
+            raise MedsiloError(f"run '{self.folder.name}': no model of {site} is here; analyse a run that has it")
         model = self.plan.algorithm.whole(self.plan.build_networks())
         model.load_state_dict(load_tensors(path)[0])
         return model.to(device).eval()

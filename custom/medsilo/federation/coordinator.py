@@ -226,18 +226,18 @@ class Coordinator:
         self.state.written()
         self._consider_best(delivered, number)
         chosen = self.state.best["round"] if self.state.best else number
-        if self.outcome.common and not self._hidden:
+        if self.outcome.common:
             self.state.save_common(paths.LAST, number)
-        if chosen != number and not self._hidden:
+        if chosen != number:
             with reading(f"the best checkpoint of run {self.record.folder.name}"):
                 self.state.go_back_to(chosen)
-        if not self.outcome.personal and not self._hidden:
+        if not self.outcome.personal:
             self.state.save_common(paths.BEST, chosen)
         conclusion = self.outcome.conclude(end, self._told(delivered))
         if conclusion:
             self.state.details |= conclusion.details
             self.outcome_told = conclusion.told
-        empty = chosen == number or self._hidden
+        empty = chosen == number
         if self.plan.trials:
             self._choose_postprocessing(self._end("try", number, selected=chosen, empty=empty), chosen)
         tested = self._end("test", number, selected=chosen, empty=empty)
@@ -253,13 +253,7 @@ class Coordinator:
         if not tried:
             nobody = "no hospital may tell enough of its validation cases, so no postprocessing was chosen"
             self.state.details["cautions"] = [*self.state.details.get("cautions", []), nobody]
-        if not self._hidden:
-            self.state.save_common(paths.BEST, chosen, self.postprocessing)
-
-    @property
-    def _hidden(self) -> bool:
-        """Return whether the server can't read the common model, which sites then keep themselves."""
-        return self.plan.transport.sealing == "group"
+        self.state.save_common(paths.BEST, chosen, self.postprocessing)
 
     def _told(self, exchange: Exchange) -> dict[str, Any]:
         """Return what sites tell of the outcome."""
@@ -384,17 +378,13 @@ class Coordinator:
         if self.sealed is None:
             self.state.take(site, groups, answer.samples, phase)
             return
-        stamp = self.sealed.stamp(site, answer.sealing)
         clear = {name: tensors for name, tensors in groups.items() if name not in self.sealed.groups}
         self.state.take(site, clear, answer.samples, phase)
-        self.sealed.take(site, groups, stamp, answer.samples)
+        self.sealed.take(site, groups, answer.samples)
 
     def _letters(self, task: str, site: str, groups: Groups) -> Letters:
-        """Return what a site is told beside what it is sent; where it keeps the common model, which was best so far."""
-        if self.sealed is None or task == "join":
-            return {}
-        best = {"best": self.state.best["round"]} if self._hidden and self.state.best else {}
-        return {**self.sealed.letters(site, groups), **best}
+        """Return what a site is told beside what it is sent."""
+        return {} if self.sealed is None or task == "join" else self.sealed.letters(site, groups)
 
     def _ask_letters(
         self,

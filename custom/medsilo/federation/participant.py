@@ -229,7 +229,6 @@ class Participant(Trainer):
         self.state.done = -1  # until the round is whole, what lies in memory is the state after no round
         self._receive(self._opened(asked, groups), phase)
         metrics = self._validate(number - 1, stop)
-        self._keep_common(asked, number - 1)
         learns = phase.trains_at(self.site, number, self._trainers, self.plan.seed)
         train_loss = self._train(number, phase, stop) if learns else math.nan
         metrics["train_loss"] = _number(train_loss)
@@ -247,7 +246,7 @@ class Participant(Trainer):
         samples = self.evaluation.samples(self._samples())
         given = self._give(phase) if learns else {}
         if self.sealed:
-            told["sealing"], given = self.sealed.seal(asked, phase, given, samples)
+            given = self.sealed.seal(asked, phase, given, samples)
         return {"samples": 1 if self.evaluation.sealed_parts else samples, **told}, given
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
@@ -270,7 +269,6 @@ class Participant(Trainer):
             part = self.data.train if self.cases["train"] else self.data.test
             self.plan.algorithm.measure_unseen(self.state.modules, (inputs for inputs, _ in self._in_order(part, stop)))
         metrics = self._validate(number, stop)
-        self._keep_common(asked, number)
         self.state.refuse_divergence(number)
         self.state.write_row(number + 1, "deliver", self._samples(), metrics, 0.0)
         layer = self.plan.algorithm.input_layer(self.state.modules)
@@ -294,8 +292,6 @@ class Participant(Trainer):
             if groups and asked.selected is not None:
                 selected = asked.selected
                 self._receive(groups, self.plan.course.last)
-            elif self._opens_common and asked.selected is not None:
-                selected = self.state.load_model(_opened_file(asked.selected))["round"]
         return selected
 
     def _try(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
@@ -445,22 +441,6 @@ class Participant(Trainer):
             self.state.done = -1  # a personal model moves from where it stood: once
         return opened
 
-    @property
-    def _opens_common(self) -> bool:
-        """Return whether this site keeps the common model after each round, since the server can't read it."""
-        return self.plan.transport.sealing == "group" and not self.outcome.personal
-
-    def _keep_common(self, asked: Request, rounds: int) -> None:
-        """Keep the common model as this site opened it, and those after the best round and the one before."""
-        if not self._opens_common:
-            return
-        self.state.save_model(_opened_file(rounds), rounds)
-        best = asked.sealing.get("best", rounds)
-        worth = {_opened_file(number) for number in (rounds, rounds - 1, best)}
-        for old in self.folder.glob(paths.OPENED_FILES):
-            if old.name not in worth:
-                old.unlink(missing_ok=True)
-
     def _give(self, phase: Phase) -> Groups:
         """Return copies of what travels: training may go on in the originals while these are still on their way."""
         sent = views(phase.sent, self.state.modules)
@@ -584,10 +564,6 @@ class Participant(Trainer):
     ) -> tuple[float, float, Measures]:
         """Return mean loss, mean score, and what is measured of each case."""
         return self.evaluation.evaluate(part, stop, model, measuring)
-
-
-def _opened_file(rounds: int) -> str:
-    return paths.OPENED_FILES.replace("*", str(rounds))
 
 
 def _number(value: float) -> float | None:

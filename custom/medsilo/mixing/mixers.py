@@ -274,7 +274,7 @@ class WeightedMean(Mixer):
         """Return how it is mixed where the server cannot read what sites send."""
         if self.weigh is not None:
             return Unsealable("its weights follow from the tensors themselves")
-        return Summed(weighted=True, steps=callable(self.rate) or self.rate != 1.0)
+        return Summed(weighted=True)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
         """Take the mean of these sites' tensors as if each of them had sent it."""
@@ -523,7 +523,7 @@ class UniformMean(WeightedMean):
 
     @property
     def sealed(self) -> Form:
-        return Summed(weighted=False, steps=callable(self.rate) or self.rate != 1.0)
+        return Summed(weighted=False)
 
     def _take(self, site: str, tensors: dict[str, Tensor], weight: float, layout: Layout) -> None:
         super()._take(site, tensors, 1.0, layout)

@@ -67,7 +67,7 @@ class FedNova(WeightedMean):
 
     @property
     def sealed(self) -> Form:
-        return Summed(weighted=not self.uniform, steps=True, enter=steps_of)
+        return Summed(weighted=not self.uniform, enter=steps_of)
 
     def take_mean(self, tensors: Tensors, weights: Mapping[str, float]) -> None:
         """Take the means of `steps_of`: θ + τ_eff times the mean step is the model of one site with this reach."""
@@ -117,7 +117,7 @@ class ServerOptimizer(WeightedMean):
 
     @property
     def sealed(self) -> Form:
-        return Summed(weighted=not self.uniform, steps=True)
+        return Summed(weighted=not self.uniform)
 
     @property
     @abstractmethod
@@ -264,7 +264,7 @@ class Scaffold(UniformMean):
 
     @property
     def sealed(self) -> Form:
-        return Summed(weighted=False, steps=True)
+        return Summed(weighted=False)
 
     def _merge(self) -> None:
         """Merge what came. How many answered shows only now: the mean becomes the way to it where some did not."""

@@ -25,6 +25,7 @@ from medsilo.nnunet.fingerprint_message import Means, MeasuredTogether, ToldFing
 from medsilo.nnunet.sealed_counts import INTENSITIES, MOST_PLACES, SHARES, Grid, cases_block, cases_of, cases_told
 from medsilo.runs.messages import Message, Name, Parcel
 from medsilo.sealing.fixed_point import CHECK
+from medsilo.sealing.keeping import SumMemory
 from medsilo.sealing.letters import Assembly, Deal, Introduction, Offer, Reveal, UnmaskingRequest
 from medsilo.sealing.member import Member
 from medsilo.sealing.relay import Gathering, MaskedSums
@@ -61,7 +62,7 @@ class KeysTold(Message):
 
 def terms_of(study: str, question: SegmentationQuestion, sites: Sequence[str]) -> Terms:
     """Return the terms of a collecting."""
-    return Terms(study, question.hash, tuple(sites), "pairwise", threshold=len(sites))
+    return Terms(study, question.hash, tuple(sites), threshold=len(sites))
 
 
 class SealedMeasuringSite(MeasuringSite):
@@ -71,7 +72,7 @@ class SealedMeasuringSite(MeasuringSite):
         self, question: SegmentationQuestion, site: str, settings: SiteSettings, folder: Path, signer: Signer
     ) -> None:
         super().__init__(question, site, settings, folder)
-        self.signer = signer
+        self.signer, self.memory = signer, SumMemory()
         self.member: Member | None = None
         self.own: Fingerprint | None = None
         self.blocks: dict[int, SealedBlock] = {}  # as they were sealed, by the sum
@@ -95,7 +96,7 @@ class SealedMeasuringSite(MeasuringSite):
     def _keys(self, asked: SealedRequest) -> KeysTold:
         terms = terms_of(asked.study, self.question, asked.sites)
         held = self.counted()
-        self.member, self.own, self.blocks = Member.begin(terms, self.site, self.signer), None, {}
+        self.member, self.own, self.blocks = Member.begin(terms, self.site, self.signer, self.memory), None, {}
         means = Means(reader=held.reader, memory=held.memory)
         return KeysTold(introduction=self.member.introduction().facts(), means=means)
 

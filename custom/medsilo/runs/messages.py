@@ -238,7 +238,6 @@ class Trained(SiteAnswer):
     train_loss: Number | None
     validation: Number | None  # the score of the model as it arrived
     validation_loss: Number | None
-    sealing: dict[str, Any] = added({})  # in a sealed study
     # By group: tensors that are byte for byte what the site was given in this round; they are not sent
     same: Annotated[
         dict[Name, Annotated[list[Name], Field(min_length=1, max_length=MOST_MARKS)]], Field(max_length=100)

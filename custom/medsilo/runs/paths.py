@@ -35,8 +35,8 @@ EXPERT_FILES = "personal/*.safetensors"  # of a super model
 BEST, LAST = "best.safetensors", "last.safetensors"
 AMPLITUDE = "amplitude.png"
 ROUND_FILES, BEST_FILES, STATE_FILES = "round-*.safetensors", "best-*.safetensors", "state-*.safetensors"
-SEALING_FILES, OPENED_FILES = "sealing-*.json", "opened-*.safetensors"
-SEALED = "sealed.safetensors"
+SEALING_FILES = "sealing-*.json"
+SEALED, SUMS = "sealed.safetensors", "sealed-sums.json"
 ANSWER_FILES = "answer-*.safetensors"
 SPENT = "privacy.json"
 NOISY_COUNTS = "counts.json"
@@ -90,15 +90,15 @@ RUN_TREE: Mapping[str, str] = {
     f"{SITES}/<site>/{STATE_FILES}": "the site's private state, for resuming",
     f"{SITES}/<site>/{SEALING_FILES}": "the site's keys of a sealed study, secret, one file for each time that it "
     "agreed on keys. It never leaves the site",
-    f"{SITES}/<site>/{SEALED}": "of a pairwise study: what the site sealed in the last round, to be sent again if it "
+    f"{SITES}/<site>/{SEALED}": "of a sealed study: what the site sealed in the last round, to be sent again if it "
     "was lost on its way; noise without its keys",
+    f"{SITES}/<site>/{SUMS}": "of a sealed study: whose numbers were in the sums that the site helped to open. It "
+    "never leaves the site",
     f"{SITES}/<site>/{ANSWER_FILES}": "in a study that is charged to the site's privacy ledger: its last answers, so "
     "that one that has to be sent again is the same and costs nothing",
     f"{SITES}/<site>/{NOISY_COUNTS}": "where a study tells numbers of cases with noise: those numbers, drawn once",
     f"{SITES}/<site>/{SPENT}": "in such a study: what it and all studies of these data cost (ε at δ), for the "
     "hospital's own report. It never leaves the site",
-    f"{SITES}/<site>/{OPENED_FILES}": "where the server can't read the common model: the model after the last rounds "
-    "and after the best one, as this site opened it",
     f"{SITES}/<site>/{CASES}": "the scores of each test case. Case and patient are numbers in the order of the data; a "
     "cell is empty where a case has no such score. It never leaves the site",
     f"{SITES}/<site>/{ERRORS}": "the full text of errors. It never leaves the site",

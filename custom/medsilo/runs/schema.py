@@ -344,7 +344,7 @@ class SuperModelFacts(Part):
 class SealingFacts(Part):
     """A sealing study's words about itself."""
 
-    mode: Literal["group", "pairwise"] = Field(description="`transport.sealing` of the plan")
+    mode: Literal["pairwise"] = Field(description="`transport.sealing` of the plan")
     keys: Text = Field(description="what the hospitals' keys rest on")
     protects: list[Text] = Field(description="against whom it protects and against whom not, and what stays open")
 
