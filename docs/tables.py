@@ -6,6 +6,8 @@ of docs/evidence.md, made from the pages that have the numbers.
 A table stands between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
 """
 
+import ast
+import inspect
 import os
 import re
 from collections import defaultdict
@@ -27,6 +29,7 @@ from medsilo.cli import COMMANDS
 from medsilo.cli import main as medsilo
 from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
+from medsilo.flare import patches
 from medsilo.flare.patience import LIMITS, Patience
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
@@ -41,7 +44,7 @@ from medsilo.tasks.own.nnunet_plans_file import NnUNetPlans
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval", "approval_wait")
-PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md", "evidence.md")
+PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md", "evidence.md", "compatibility.md")
 PROTECTION = (
     "public_data",
     "smallest_metric",
@@ -52,6 +55,7 @@ PROTECTION = (
     "studies",
     "memory_limit",
 )
+ISSUE = re.compile(r"^Issue \(([^)]+)\): (.+?)\. (.+)$", re.DOTALL | re.MULTILINE)
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ROBUST = {
     rule.model_fields["name"].default: rule
@@ -231,6 +235,17 @@ def lines() -> str:
     return "\n".join([head, *rows, ""])
 
 
+def issues() -> str:
+    """Return the issues for NVFlare's maintainers, one for each of our patches."""
+    parts = []
+    for node in ast.parse(inspect.getsource(patches)).body:
+        said = ast.get_docstring(node) if isinstance(node, ast.FunctionDef | ast.ClassDef) else None
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and said and (found := ISSUE.search(said)):
+            versions, title, text = (" ".join(part.split()) for part in found.groups())
+            parts.append(f"### {title[0].upper()}{title[1:]}\n\nNVFlare {versions}; here `{node.name}`. {text}\n")
+    return "\n" + "\n".join(parts) + "\n"
+
+
 def commands() -> str:
     """Return the help of every command, in the groups of `medsilo --help`."""
     parts = []
@@ -287,6 +302,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "difference": lambda: fields(schema.PairedDifference),
     "cell": lambda: fields(schema.CellResult),
     "commands": commands,
+    "issues": issues,
     "lines": lines,
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,

@@ -532,10 +532,10 @@ def buffers(module: Any) -> None:
     "fuel.f3.cellnet.cell",
     "Cell._process_reply Cell.byte_receiver.registry.find.cb.__self__.blob_cb Cell.byte_receiver.registry.reg.values",
     "Cell.byte_streamer.chunk_size",
-    "Cell.core_cell.get_fqcn.rpartition Cell.core_cell.set_message_interceptor Cell.get_fobs_context",
+    "?Cell.get_fqcn.rpartition Cell.core_cell.set_message_interceptor Cell.get_fobs_context",
     "Cell.register_stream_cb",
     "Cell.requests_dict.get.in_receiving.set Cell.requests_dict.get.result Cell.requests_dict.get.stream_error",
-    "?Cell.send_request.get_header",
+    "?Cell.send_request",
 )
 def cell(module: Any) -> None:
     """A handler that is registered later takes the place of the one before. The registry finds the handler of a channel
@@ -559,7 +559,7 @@ def cell(module: Any) -> None:
         assert len(found.byte_receiver.registry.reg) >= 2
         assert found.byte_streamer.chunk_size == found.byte_streamer.get_chunk_size() == 1 << 20
         found.core_cell.set_message_interceptor(lambda message: None)
-        assert found.core_cell.get_fqcn() == "medsilo-contract"
+        assert found.get_fqcn() == "medsilo-contract"
         assert found.get_fobs_context({"a": 1})["a"] == 1 and "a" not in found.get_fobs_context()
         source_holds(module.Cell._process_stream_error, "waiter.stream_error", "waiter.result", "in_receiving.set()")
     finally:
@@ -772,7 +772,7 @@ def recipe(module: Any) -> None:
 
 @relies(
     "private.fed.app.simulator.simulator_runner",
-    "?SimulatorRunner.args.set ?SimulatorRunner.client_names ?SimulatorRunner.client_config SimulatorRunner.client_run",
+    "?SimulatorRunner.args.set ?SimulatorRunner.client_config SimulatorRunner.client_run",
     "?SimulatorRunner.deploy_args ?SimulatorRunner.build_ctx SimulatorRunner.run SimulatorClientRunner.do_one_task",
 )
 def simulator(module: Any) -> None:
@@ -782,7 +782,6 @@ def simulator(module: Any) -> None:
     finds a port for a process, connects to whoever listens there, and returns no next client when it has lost it."""
     takes(module.SimulatorRunner, "job", "workspace", clients="a,b", threads=2, max_clients=2)
     found = module.SimulatorRunner("job", "workspace", clients="a,b", threads=2)
-    assert isinstance(found.client_names, list)
     takes(found.client_run, "folder", ["a"], None)
     source_holds(
         module.SimulatorRunner.client_run,

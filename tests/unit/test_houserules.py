@@ -20,12 +20,23 @@ import pytest
 import medsilo
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import is_safe_name
+from medsilo.registry import METHODS
 from tests.rooms import DOCUMENT, ROOMS, WINGS, document
 
 PACKAGE = Path(medsilo.__file__).parent
 
 MAY_IMPORT = {name: own.uses for name, own in ROOMS.items()}
 KNOW_NVFLARE = {"flare", "consortium"}
+CLASS_IN_TEXT = re.compile(r"(medsilo(?:\.\w+)+):(\w+)")  # as the registry writes classes, for all rooms above it
+# Modules that are loaded by a name that no reader of the source can know, and whose name it is.
+LOADERS = {
+    "registry": "one of its own table, or an installed package's entry point",
+    "federation.process.worker": "the participant's class, by the process that started this one",
+    "analyses.write": "an analysis of this room",
+    "flare.jobs": "the classes that a job names",
+    "flare.forks": "its own lists",
+    "check.machine": "installed packages",
+}
 TENSORS_ONLY = {"learning", "mixing", "models", "tasks", "methods"}  # "tasks knows nothing of federations"
 
 
@@ -44,7 +55,11 @@ def tree_of(path: Path) -> ast.Module:
 
 def imports_of(path: Path) -> Iterator[tuple[str, int]]:
     """Every module that a file imports, anywhere in it, as a dotted name, with the line."""
-    for node in ast.walk(tree_of(path)):
+    yield from imports_in(tree_of(path), path)
+
+
+def imports_in(tree: ast.AST, path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -52,6 +67,21 @@ def imports_of(path: Path) -> Iterator[tuple[str, int]]:
             assert node.level == 0, f"{path}:{node.lineno}: imports say the whole name"
             for alias in node.names:
                 yield f"{node.module}.{alias.name}", node.lineno
+        if isinstance(node, ast.Call) and loads_a_module(node) and isinstance(node.args[0], ast.Constant):
+            yield node.args[0].value, node.lineno
+        text = node.value if isinstance(node, ast.Constant) and part_of(path) != "registry" else None
+        if isinstance(text, str) and (named := CLASS_IN_TEXT.fullmatch(text)):
+            yield ".".join(named.groups()), node.lineno
+
+
+def loads_a_module(call: ast.Call) -> bool:
+    return dotted(call.func).rpartition(".")[2] in ("import_module", "__import__")
+
+
+def loads_by_name(tree: ast.AST) -> bool:
+    """Return whether modules are loaded whose name is no text that stands there."""
+    loading = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and loads_a_module(node)]
+    return any(not isinstance(node.args[0], ast.Constant) for node in loading)
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -74,6 +104,34 @@ def test_the_rules_are_read_from_the_source() -> None:
     assert "medsilo.report.page.write" in names
     assert "medsilo.site.settings.SiteSettings" in names
     assert len(sources()) > 40
+
+
+def test_modules_are_loaded_by_name_in_few_places_only() -> None:
+    assert {module_of(path).removeprefix("medsilo.") for path in sources() if loads_by_name(tree_of(path))} == {
+        *LOADERS
+    }
+
+
+def test_modules_that_are_loaded_by_name_count_as_imports() -> None:
+    """As `course` once loaded HarmoFL, which imports `course`."""
+    hidden = (
+        "half = getattr(import_module('medsilo.methods.harmofl'), name)\n"
+        "place = 'medsilo.deploy.model:SuperModel'\n"
+        "header, sentence = 'medsilo.refusal', 'see medsilo.plan:Plan'\n"
+    )
+    path = PACKAGE / "course/hidden.py"
+    found = sorted(name for name, _ in imports_in(ast.parse(hidden), path))
+    assert found == ["medsilo.deploy.model.SuperModel", "medsilo.methods.harmofl"]
+    assert loads_by_name(ast.parse("importlib.import_module(f'medsilo.methods.{name}')"))
+    assert not loads_by_name(ast.parse("import_module('json')"))
+
+
+def test_the_course_knows_no_method() -> None:
+    """Neither by import nor by name: what a method is able to do, it says itself."""
+    for path in sources():
+        if part_of(path) in ("course", "learning", "mixing"):
+            texts = {node.value for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant)}
+            assert texts & {*METHODS} == set(), path
 
 
 def test_the_rules_have_no_circle() -> None:

@@ -6,7 +6,6 @@ import logging
 import re
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -25,6 +24,7 @@ from medsilo.core.files import is_safe_name
 from medsilo.core.text import plain
 from medsilo.flare.collecting_job import EXECUTOR, SEALED_EXECUTOR, read_collected, write_collecting_job
 from medsilo.flare.jobs import add_meta, check_components, pack, plan_of, write_job
+from medsilo.flare.patches import connect
 from medsilo.flare.wire import AFTER, PROGRESS, STATISTICS
 from medsilo.flare.workspace import REFUSED
 from medsilo.runs import paths
@@ -79,22 +79,9 @@ def connected(kit: Path) -> Iterator[Session]:
 
 
 def open_session(user: str, kit: Path, timeout: float) -> Session:
-    """Return a session with the server, or raise NVFlare's error when that takes longer than so many seconds.
-
-    NVFlare 2.9 reads for ever from a connection that comes while it gives up, and waits for the end of that. Whoever
-    stops the communication once more closes such a connection, and waits with it.
-    """
+    """Return a session with the server, or raise NVFlare's error when that takes longer than so many seconds."""
     session = Session(username=user, startup_path=str(kit))
-    try:
-        session.try_connect(timeout)
-    except Exception:
-        closing = threading.Thread(target=session.close, daemon=True)
-        closing.start()
-        closing.join(1.0)
-        while closing.is_alive():
-            threading.Thread(target=session.api.cell.core_cell.communicator.stop, daemon=True).start()
-            closing.join(1.0)
-        raise
+    connect(session, timeout)
     return session
 
 

@@ -122,27 +122,3 @@ class PrivacyOffer(Promise):
         """Return the noise that one gradient of each batch would have, if it cost what all of them cost together."""
         each = 1 / noise**2 + (1 / self.adaptive.multiplier**2 if self.adaptive else 0.0)
         return 1 / math.sqrt(gradients * each)
-
-
-ABLE = (
-    "fedavg",
-    "fedprox",
-    "fedbn",
-    "fedper",
-    "feddyn",
-    "fedrdn",
-    "ditto",
-    "mr-mtl",
-    "harmofl",
-    "adafed",
-    "d-adafed",
-    "fedsm",
-)  # that declare an account
-
-
-def not_declared(method: str) -> str:
-    """Return why a method that has no account can't keep a promise."""
-    return (
-        f"privacy: not all that leaves a hospital under {method} follows from noisy gradients, so the promise would be "
-        f"false; use {', '.join(ABLE)}, or leave privacy out"
-    )

@@ -16,6 +16,7 @@ from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 
 from medsilo.federation.tracking import SERVER, Points, address, check_mlflow
+from medsilo.flare.patches import mlflow_receiver
 from medsilo.plan import Plan
 from medsilo.runs.paths import MLFLOW_FILES, TENSORBOARD
 
@@ -43,24 +44,8 @@ def receivers(plan: Plan, run: Path, sites: list[str]) -> list[AnalyticsReceiver
 def _mlflow(run: Path, sites: list[str]) -> AnalyticsReceiver:
     """The study is an experiment in a database of its own, the server and each site a run of it."""
     check_mlflow()
-    import mlflow
-    from nvflare.app_opt.tracking.mlflow.mlflow_receiver import MLflowReceiver
-
-    class Mlflow(MLflowReceiver):
-        def initialize(self, fl_ctx: FLContext) -> None:
-            mlflow.set_tracking_uri(self.tracking_uri)
-            names = [SERVER, *sites]
-            self._mlflow_setup(str((run / MLFLOW_FILES).resolve()), run.name, {}, names, fl_ctx)
-            self._init_buffer(names)
-
-        def _get_run_name(self, kwargs: dict, site_name: str, job_id_tag: str, job_name: str) -> str:
-            return site_name
-
-        def save(self, fl_ctx: FLContext, shareable: Shareable, record_origin: str) -> None:
-            if who := origin(fl_ctx, shareable):
-                super().save(fl_ctx, shareable, who)
-
-    return Mlflow(address(run), events=[ANALYTIC_EVENT_TYPE], buffer_flush_time=0)
+    files = str((run / MLFLOW_FILES).resolve())
+    return mlflow_receiver(address(run), run.name, files, [SERVER, *sites], [ANALYTIC_EVENT_TYPE], origin)
 
 
 def origin(fl_ctx: FLContext, data: Shareable) -> str | None:

@@ -44,7 +44,7 @@ class CollectingController(MedsiloController):
 
     def _lead(self, abort_signal: Signal, fl_ctx: FLContext) -> str:
         question = read_question(file_of_job(fl_ctx, QUESTION))
-        sites = sorted(client.name for client in self._engine.get_clients())
+        sites = sorted(client.name for client in fl_ctx.get_engine().get_clients())
         self.transport = FlareTransport(self, fl_ctx, abort_signal)
         if self.gate:
             self.gate.allow(self._bounds(question))

@@ -23,8 +23,9 @@ from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.tracking import PointStream
 from medsilo.flare.analytics import receivers, send
 from medsilo.flare.gate import Gate, is_unread
-from medsilo.flare.leftovers import LEFTOVERS
-from medsilo.flare.patience import Patience, PatientRequests
+from medsilo.flare.patches import LEFTOVERS, cell_of_job
+from medsilo.flare.patience import Patience
+from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.transport import FlareTransport
 from medsilo.flare.wire import AFTER, PRESENT, PROGRESS, STATISTICS, let_tensors_travel
 from medsilo.flare.workspace import (
@@ -74,10 +75,9 @@ class MedsiloController(Controller):
         give_large_blocks_back()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
-        engine = fl_ctx.get_engine()
-        self.gate = Gate(engine.server.command_agent.cell)  # where sites' answers come in, in a simulation, too
+        self.gate = Gate(cell_of_job(fl_ctx))
         self.gate.guard_server()
-        engine.register_app_command(PROGRESS, self._tell_lead)
+        fl_ctx.get_engine().register_app_command(PROGRESS, self._tell_lead)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Pass on what is tracked; tell the last rounds to who asks for the job's statistics, if the lead shares them.

@@ -12,12 +12,11 @@ from typing import Protocol
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
-from nvflare.apis.utils.task_utils import get_filters
 
 from medsilo.core.errors import Aborted, Died, Lacks, MedsiloError, Refused
 from medsilo.core.files import is_safe_name, make_folder
@@ -38,9 +37,9 @@ from medsilo.federation.protection import take_place
 from medsilo.federation.reasons import details, public_reason
 from medsilo.flare.forked_site import has_started
 from medsilo.flare.gate import Gate
-from medsilo.flare.leftovers import LEFTOVERS
-from medsilo.flare.patience import Patience, PatientRequests
-from medsilo.flare.pieces import READERS, let_go, site_of
+from medsilo.flare.patches import LEFTOVERS, filters_of_answers
+from medsilo.flare.patience import Patience
+from medsilo.flare.pieces import READERS, PatientRequests, let_go, site_of
 from medsilo.flare.wire import PRESENT, TASK, fetch, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
 from medsilo.learning.loop import Stop
@@ -213,10 +212,7 @@ class MedsiloExecutor(Executor):
 
 def _changes_answers(fl_ctx: FLContext) -> bool:
     """Return whether a filter of the hospital or of the job sees answers: it must see all that leaves."""
-    runner = fl_ctx.get_prop(FLContextKey.RUNNER)
-    if runner is None:
-        return True
-    return bool(get_filters("task_result_filters", fl_ctx, runner.task_result_filters, TASK, FilterKey.OUT))
+    return filters_of_answers(fl_ctx, TASK) != []
 
 
 def _await(work: Future, stop: Callable[[], None]) -> Shareable:
