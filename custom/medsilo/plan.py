@@ -77,19 +77,6 @@ class Participation(Section):
         le=86_400,
         description="seconds that a site's line may be down within that time, so that all goes on where it was",
     )
-    groups: dict[str, tuple[str, ...]] = added(
-        {},
-        max_length=MOST_SITES,
-        description="names of groups of sites, such as countries, each with its sites: every mean over sites is taken "
-        "within each group first, then over the groups ([below](#groups-of-hospitals)). Each site stands in one group; "
-        "`sites` may be left out then",
-    )
-    sums_at: dict[str, str] = added(
-        {},
-        max_length=MOST_SITES,
-        description="by group: which of its sites adds up what all of them send, so that the server gets one mean from "
-        "it ([below](#groups-of-hospitals)). That site reads the others' tensors, as far as their settings allow it",
-    )
 
     @field_validator("sites", "unseen")
     @classmethod
@@ -102,39 +89,6 @@ class Participation(Section):
         if len(set(sites)) < len(sites):
             raise ValueError(f"a site is named twice in {list(sites)}; name each once")
         return tuple(sorted(sites))
-
-    @field_validator("groups")
-    @classmethod
-    def _grouped(cls, groups: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        for name, sites in groups.items():
-            if not is_safe_name(name):
-                raise ValueError(f"group name {name!r} has odd characters; use letters, digits, '.', '_' and '-'")
-            if not sites:
-                raise ValueError(f"group {name} has no sites; name them, or leave it out")
-            cls._names(sites)
-        return {name: tuple(sorted(sites)) for name, sites in sorted(groups.items())}
-
-    @model_validator(mode="after")
-    def _sums_at_a_member(self) -> Self:
-        for name, site in self.sums_at.items():
-            if site not in self.groups.get(name, ()):
-                raise ValueError(f"sums_at: {site} is not a site of a group {name}; name one of the group's own")
-        return self
-
-    @model_validator(mode="after")
-    def _each_in_a_group(self) -> Self:
-        if not self.groups:
-            return self
-        grouped = [site for sites in self.groups.values() for site in sites]
-        if not self.sites:
-            object.__setattr__(self, "sites", self._names(tuple(grouped)))
-        for site in sorted({*grouped, *self.sites}):
-            if (count := grouped.count(site)) != 1:
-                stands = "in no group" if count == 0 else f"{count} times in participation.groups"
-                raise ValueError(f"{site} stands {stands}; name every site in one group")
-            if site not in self.sites:
-                raise ValueError(f"{site} stands in a group and not under sites; add it, or leave sites out")
-        return self
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -151,15 +105,6 @@ class Participation(Section):
                 f"when_missing 'continue' can't go on while all {len(self.sites)} sites are required; lower minimum"
             )
         return self
-
-    @property
-    def group_of(self) -> dict[str, str]:
-        """The group of each site, where there are groups."""
-        return {site: name for name, sites in self.groups.items() for site in sites}
-
-    def adder_of(self, site: str) -> str | None:
-        """Return the site that adds up what this one sends; None where the server does."""
-        return self.sums_at.get(self.group_of.get(site, ""))
 
     @property
     def everyone(self) -> tuple[str, ...]:
@@ -240,11 +185,6 @@ class TransportSettings(Section):
         ge=8,
         le=1_000_000,
         description="kbit/s of the slowest line, of which ten seconds' worth is sent at once: a cut costs no more",
-    )
-    delta: bool = added(
-        False,
-        description="for slow lines: a tensor that has changed goes over NVFlare as its difference to what the site "
-        "was given last, without loss ([reliability.md](reliability.md#tensors-that-have-changed))",
     )
     sealing: Sealing = added(
         "none",
@@ -333,11 +273,6 @@ class TransportSettings(Section):
                 f"transport.sealing: {participation.required} hospitals are enough for this plan, and sealing needs "
                 f"{LEAST_SEALED} in every round: of two, each can tell the other's model from the sum; name more "
                 "hospitals, raise participation.minimum, or set transport.sealing=none"
-            )
-        if self.delta:
-            raise PlanError(
-                "transport.delta: what is sealed looks like noise, of which no difference is smaller; set it to false, "
-                "or transport.sealing=none"
             )
         if self.precision == "bfloat16":
             raise PlanError(
@@ -492,8 +427,6 @@ class Plan(Section):
         if self.mixing != Mixing():
             sent = [group for phase in self.course.phases for group in phase.sent]
             self.mixing.suits(self.algorithm.name, sent, self.participation.required)
-        if self.participation.groups:
-            self._can_be_grouped(networks)
         if self.transport.sealed:
             self._can_be_sealed(networks)
         if self.privacy:
@@ -566,38 +499,6 @@ class Plan(Section):
         if not self.algorithm.outcome.for_others:
             name = self.algorithm.name
             raise PlanError(f"participation.unseen: {name} leaves no model for hospitals that did not train")
-
-    def _can_be_grouped(self, networks: Mapping[str, nn.Module]) -> None:
-        """Every mean over sites can be taken in parts."""
-        name, participation = self.algorithm.name, self.participation
-        if self.mixing != Mixing():
-            raise PlanError(
-                "participation.groups: robust rules and shares compare what all sites sent, so no mean within a group "
-                "takes their place; leave groups out, or set mixing.robust and mixing.share_cap to null"
-            )
-        if self.transport.sealed:
-            raise PlanError(
-                "participation.groups: sealed numbers are integers, whose sum is the same in any order; leave groups "
-                "out, or set transport.sealing=none"
-            )
-        sent, means = set[str](), dict[str, Summed | None]()
-        for phase in self.course.phases:
-            own = views(phase.sent, dict(networks)).keys()
-            sent |= own
-            means |= {group: form for group, form in self.means_of(phase).items() if group in own}
-        if self.algorithm.pooled or not means:
-            raise PlanError(f"participation.groups: {name} takes no mean over sites; leave groups out")
-        if whole := sorted(group for group, form in means.items() if form is None):
-            raise PlanError(
-                f"participation.groups: the mean of {name}'s {whole[0]} needs every site's tensors at once; leave "
-                "groups out, or choose another method"
-            )
-        single = sorted(group for group in sent if (form := means.get(group)) is None or form.enter)
-        if participation.sums_at and single:
-            raise PlanError(
-                f"participation.sums_at: the server needs every site's own {single[0]} in {name}, so no site can add "
-                "it up; leave sums_at out, or choose another method"
-            )
 
     def _can_be_sealed(self, networks: Mapping[str, nn.Module]) -> None:
         """Nothing that sites send needs a server that can read it."""

@@ -37,7 +37,7 @@ class KeepingSite:
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
-        self.received = ReceivedTensors(participant.folder, participant.plan.transport.delta)
+        self.received = ReceivedTensors(participant.folder)
 
     def answer(self, order: Parcel) -> Parcel:
         reply = self.participant.answer(self.received.open(order))

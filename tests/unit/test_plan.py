@@ -106,10 +106,6 @@ WRONG = [
     (["participation.when_missing=continue"], "participation", "continue", "lower minimum"),
     (["participation.when_missing=continue", "participation.minimum=3"], "participation", "continue", "lower minimum"),
     (["participation.sites=hospital-a"], "participation.sites", "hospital-a", ""),
-    (["participation.groups={x: [hospital-a]}"], "participation", "hospital-b stands in no group", "one group"),
-    (["participation.sites=[a]", "participation.groups={x: [a, b]}"], "participation", "b stands", "leave sites out"),
-    (["participation.groups={x: [a], y: [a]}"], "participation", "a stands 2 times", "one group"),
-    (["participation.groups={x: []}"], "participation.groups", "x has no sites", "leave it out"),
     (["participation.sites=[1, 2]"], "participation.sites.0", "1", "string"),
 ]
 

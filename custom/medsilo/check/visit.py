@@ -29,7 +29,6 @@ from medsilo.check.result import Finding, Report
 from medsilo.check.spending import privacy_findings
 from medsilo.core.errors import MedsiloError
 from medsilo.core.package import package_facts
-from medsilo.federation.limits import check_adder
 from medsilo.learning.loop import Compute
 from medsilo.plan import Plan
 from medsilo.site.policy import EXECUTOR, read_policy, ways_around
@@ -107,7 +106,6 @@ def check(visit: Visit, rehearse: Rehearse, say: Callable[[str], None] = lambda 
         cases = _look_at_data(visit, visit.plan, settings, rehearse, report, say)
     with _guarded("policy", report):
         note(_policy(visit, visit.plan, cases))
-        note(_reader(visit, visit.plan, settings))
     with _guarded("approval", report):
         if visit.kit and not visit.kit.serves:
             note(approval_findings(KitAtHome.read(visit.kit.folder.parent), visit.plan))
@@ -165,19 +163,6 @@ def _policy(visit: Visit, plan: Plan, cases: int | None) -> Iterator[Finding]:
         over = "" if cases is None else f" over {cases} training cases"
         told = f"privacy.json holds back {', '.join(held)}{over}, which this method sends"
         yield Finding("policy", "stops", told, "see 'medsilo leak-report': allow it, or ask for another method")
-
-
-def _reader(visit: Visit, plan: Plan, settings: SiteSettings) -> Iterator[Finding]:
-    """Yield which hospital reads what this one sends, and whether it may."""
-    adder = plan.participation.adder_of(visit.site)
-    if adder in (None, visit.site):
-        return
-    try:
-        check_adder(plan, visit.site, settings)
-    except MedsiloError as error:
-        yield Finding("policy", "stops", str(error), f"add {adder} there, or ask for a plan without it")
-    else:
-        yield Finding("policy", "note", f"{adder} reads what this site sends, to add it up (participation.sums_at)")
 
 
 def _look_at_data(

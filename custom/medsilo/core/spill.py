@@ -3,10 +3,12 @@
 import mmap
 import os
 import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -74,17 +76,52 @@ class Spill:
         self.end += -self.end % ALIGNED
 
     def mapped(self) -> Tensor:
-        """Return all bytes as a tensor that is read from the file when it is looked at, and outlives this object."""
+        """Return all bytes as a tensor that is read from the file when it is looked at, and outlives this object.
+
+        It is not to be changed: what memory holds of it is dropped now and then (`let_go`), and read again.
+        """
+        if not self.end:
+            return torch.empty(0, dtype=torch.uint8)
         try:
             content = mmap.mmap(self._file.fileno(), self.end, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise MedsiloError(f"what was stored on the server's disk cannot be mapped: {error}") from error
-        return torch.frombuffer(content, dtype=torch.uint8)
+        bytes_ = torch.frombuffer(content, dtype=torch.uint8)
+        _MAPPED[bytes_.data_ptr()] = content
+        return bytes_
 
     def shorten(self, end: int) -> None:
         """Give back what comes after."""
         self._file.truncate(end)
         self.end = end
+
+
+_MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()  # by the address where a file begins
+
+
+def in_file(tensors: Mapping[str, Tensor], folder: str | Path | None = None) -> dict[str, Tensor]:
+    """Return the same tensors as they lie in a new file, which goes with the last of them."""
+    spill, begins = Spill(folder), dict[str, int]()
+    for name, tensor in tensors.items():
+        spill.align()
+        begins[name] = spill.append(tensor)
+    content = spill.mapped()
+    return {
+        name: content[begin : begin + tensors[name].nbytes].view(tensors[name].dtype).view(tensors[name].shape)
+        for name, begin in begins.items()
+    }
+
+
+def files_of(tensors: Iterable[Tensor]) -> list[mmap.mmap]:
+    """Return the mapped files in which tensors lie; none for those in memory."""
+    found = (_MAPPED.get(tensor.untyped_storage().data_ptr()) for tensor in tensors)
+    return list({id(content): content for content in found if content is not None}.values())
+
+
+def let_go(files: Iterable[mmap.mmap]) -> None:
+    """Let memory drop what it holds of these files; it is read again when it is looked at."""
+    for content in files:
+        content.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)

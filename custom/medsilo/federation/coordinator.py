@@ -6,17 +6,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
-from medsilo.core.errors import MedsiloError, ParticipationError, Refused, reading
+from medsilo.core.errors import MedsiloError, ParticipationError, reading
 from medsilo.core.tensors import Groups
 from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
-from medsilo.federation.adding import GroupSums, Leave
 from medsilo.federation.asking import Asking, Exchange, Messenger, Missing
 from medsilo.federation.directions import rounded
 from medsilo.federation.known import KnownTensors
-from medsilo.federation.last_orders import LastOrders
 from medsilo.federation.sealed.sealed_server import Letters, SealedServer
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.summary import Account, summarise
@@ -31,7 +29,6 @@ from medsilo.runs.messages import (
     Lettered,
     Parcel,
     Request,
-    SiteAnswer,
     Task,
     Tested,
     Trained,
@@ -55,9 +52,7 @@ class Coordinator:
         engine: str,
         on_round: Callable[[Round], None] = lambda line: None,
         settings: SiteSettings | None = None,
-        leave: Leave | None = None,
     ) -> None:
-        """leave: lets the messenger leave the tensors of some sites' answers with them, for another to add up."""
         self.plan, self.course, self.outcome, self.record = plan, plan.course, plan.algorithm.outcome, record
         self.sites = sorted(plan.participation.sites or sites)  # others that are connected are not asked
         self.everyone = sorted({*self.sites, *plan.participation.unseen})  # those too that only see the outcome
@@ -68,8 +63,7 @@ class Coordinator:
         self.turns = TurnKeeper(record.tell_now)
         self.asking = Asking(messenger, plan.participation, self.sites, self.required, self.turns)
         self.acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
-        self.known = KnownTensors(sealed=plan.transport.sealed, all_marked=plan.transport.delta)
-        self.last_orders = LastOrders(record.folder, plan.transport.delta)
+        self.known = KnownTensors(sealed=plan.transport.sealed)
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.absent: dict[str, str] | None = None  # who did not join a study that has begun, and why
@@ -91,9 +85,6 @@ class Coordinator:
         self.state = ServerState(plan, record, self.server, mixers, self.settings.waiting_memory << 20)
         self.parameters = sum(parameter.numel() for parameter in self.state.layout["model"].parameters())
         self.sealed = self._sealed(mixers) if plan.transport.sealed else None
-        self.sums: GroupSums | None = None
-        if leave and plan.participation.sums_at:
-            self.sums = GroupSums(plan, self.study, self.state, self.asking, self._request, leave)
         if cautions := plan.cautions(self.sites):
             self.state.details["cautions"] = cautions
 
@@ -146,7 +137,6 @@ class Coordinator:
         finally:
             self.state.writer.shutdown()
             self.turns.end()
-            self.last_orders.forget()
             summary = summarise(self._account(), reason, started, time.monotonic() - clock)
             self.record.write_summary(summary)
         return summary
@@ -168,8 +158,6 @@ class Coordinator:
         self.state.open(number)
         away = self._begin_sealed(number, phase)
         exchange = self._exchange("round", number, phase, away=away)
-        if self.sums:
-            self.sums.collect(exchange, number, phase)
         self.state.written()
         breach = self.asking.breach(exchange, f"round {number}") or self._end_sealed(number)
         if breach is None:
@@ -294,7 +282,6 @@ class Coordinator:
         def outgoing(site: str) -> Parcel:
             groups: Groups = {} if task == "join" or empty else self.state.payload(site, phase)
             sent, marks = self.known.shorten(site, groups)
-            sent, bases = self.last_orders.shorten(site, sent, marks, self.known.held.get(site, {}))
             request = self._request(
                 task,
                 number,
@@ -305,7 +292,6 @@ class Coordinator:
                 postprocessing=self.postprocessing if task == "test" else {},
                 sealing=self._letters(task, site, groups),
                 marks=marks,
-                bases=bases,
             )
             parcel = request.parcel(sent)
             exchange.bytes_down[site] = parcel.size()
@@ -315,35 +301,23 @@ class Coordinator:
             answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
             self.known.confirm(site, answer.holds)
             trained = task == "round" and phase.trains_at(site, number, self.sites, self.plan.seed)
-            held = self._held(site, reply, answer, expected) if trained else None
             groups = reply.groups
-            if isinstance(answer, Trained) and held is None:
-                groups = self._whole(site, groups, answer, phase)
-            check_forms(groups, expected if trained and held is None else {})
-            exchange.bytes_up[site] = reply.size() if held is None else held
+            if isinstance(answer, Trained) and answer.same:
+                groups = self.known.whole(site, groups, answer.same, self.state.payload(site, phase))
+            check_forms(groups, expected if trained else {})
+            exchange.bytes_up[site] = reply.size()
             if isinstance(answer, Trained):
-                if trained and held is None:
+                if trained:
                     self._take(site, groups, answer, phase)
                 self.state.has_settled(site)
             exchange.replies[site] = answer
             if isinstance(answer, Joined):
                 self.acceptance.joined[site] = answer
 
-        self.last_orders.begin()
-        if self.sums:
-            self.sums.begin(task == "round")
         self.turns.begin(task, number, exchange.asked)
         self.asking.ask(exchange, outgoing, receive, self._is_missing)
         exchange.missing = {**away, **exchange.missing}
         return exchange
-
-    def _whole(self, site: str, groups: Groups, answer: Trained, phase: Phase) -> Groups:
-        """Return all tensors of an answer, of which some are named or sent as differences; raises Refused."""
-        if not answer.same and not answer.differences:
-            return groups
-        order, told = self.state.payload(site, phase), self.known.told.get(site, {})
-        groups = self.known.whole(site, groups, answer.same, order)
-        return self.last_orders.whole(groups, answer.differences, told, order)
 
     def _is_missing(self, site: str, gone: Missing) -> None:
         """Note what a site that did not answer may not have, or still has."""
@@ -365,14 +339,6 @@ class Coordinator:
             package=self.plan.code,
             **own,
         )
-
-    def _held(self, site: str, reply: Parcel, answer: SiteAnswer, expected: Groups) -> int | None:
-        """Note what a site holds ready for who adds up its group; returns the bytes, None where nothing is held."""
-        if self.sums is None or not expected or self.plan.participation.adder_of(site) is None:
-            return None
-        if reply.held is None or not isinstance(answer, Trained):
-            raise Refused("its tensors were to stay with it until its group's are added up")
-        return self.sums.hold(site, reply.held, answer.samples, expected)
 
     def _take(self, site: str, groups: Groups, answer: Trained, phase: Phase) -> None:
         if self.sealed is None:

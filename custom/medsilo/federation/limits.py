@@ -21,16 +21,6 @@ KEEP = 30.0  # seconds of work that a killed process may forget
 KEPT = 10  # float32 models' worth of files that a study keeps at a site: three states with an optimizer's, two models
 
 
-def check_adder(plan: Plan, site: str, settings: SiteSettings) -> None:
-    """Raise Refused where another hospital adds up what this one sends, and this one does not let it."""
-    adder = plan.participation.adder_of(site)
-    if adder not in (None, site) and not settings.may_add_up(str(adder), plan.task.synthetic):
-        raise Refused(
-            f"the plan lets {adder} read what this hospital sends, to add it up (participation.sums_at), and this "
-            f"hospital does not (sums_at in its {FILE_NAME})"
-        )
-
-
 def check_limits(
     plan: Plan,
     settings: SiteSettings,

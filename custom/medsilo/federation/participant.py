@@ -29,7 +29,7 @@ from medsilo.federation.account import PrivacyAccount
 from medsilo.federation.crew import Crew, why_alone
 from medsilo.federation.doing import NowFile
 from medsilo.federation.evaluation import Evaluation, Measuring
-from medsilo.federation.limits import check_adder, check_disk, check_limits, free_disk
+from medsilo.federation.limits import check_disk, check_limits, free_disk
 from medsilo.federation.permission import Permission
 from medsilo.federation.private_numbers import PrivateNumbers
 from medsilo.federation.private_site import PrivateSite
@@ -75,7 +75,6 @@ class Participant(Trainer):
         self.compute, self.settings = settings.compute(), settings
         self.permission = Permission(plan, site, self.sites, settings, folder, lead, kit)
         self.permission.check()
-        check_adder(plan, site, settings)
         self.protection = Protection(plan, site, settings, folder, lead)
         self.account: PrivacyAccount | None = None
         if data is None:

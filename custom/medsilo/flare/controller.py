@@ -1,7 +1,7 @@
 """The one controller of all methods: gives the coordinator its place on NVFlare's server."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from nvflare.apis.client import Client
@@ -167,8 +167,7 @@ class MedsiloController(Controller):
             with record.led_by(fl_ctx.get_job_id()):
                 course = PointStream(record)
                 tell = self._tell(course, fl_ctx)
-                leave = self._leave if self.engine == "nvflare" else None  # in a simulation all are one process
-                self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings, leave)
+                self.running = Coordinator(plan, sites, transport, record, self.engine, tell, settings)
                 self.trackers = receivers(plan, record.folder, self.running.everyone)
                 for tracker in self.trackers:
                     tracker.handle_event(EventType.START_RUN, fl_ctx)
@@ -179,11 +178,6 @@ class MedsiloController(Controller):
         finally:
             if self.engine == "nvflare":
                 publish(record.folder, fl_ctx)
-
-    def _leave(self, sites: Collection[str]) -> None:
-        """Leave the tensors that these sites answer with where they are."""
-        if self.gate:
-            self.gate.left = frozenset(sites)
 
     def _tell(self, course: PointStream, fl_ctx: FLContext) -> Callable[[Round], None]:
         def on_round(line: Round) -> None:

@@ -18,14 +18,12 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.fl_context_utils import add_job_audit_event
 
-from medsilo.core.errors import Aborted, Died, Lacks, MedsiloError, Refused
+from medsilo.core.errors import Aborted, Died, Lacks, Refused
 from medsilo.core.files import is_safe_name, make_folder
 from medsilo.core.lifeline import end_with
 from medsilo.core.package import package_facts
-from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.federation.accepting import check_package, check_packages
-from medsilo.federation.adding import GroupAdder
 from medsilo.federation.bounds import request_bounds
 from medsilo.federation.diary import Diary
 from medsilo.federation.known import ReceivedTensors
@@ -39,12 +37,12 @@ from medsilo.flare.forked_site import has_started
 from medsilo.flare.gate import Gate
 from medsilo.flare.patches import LEFTOVERS, filters_of_answers
 from medsilo.flare.patience import Patience
-from medsilo.flare.pieces import READERS, PatientRequests, let_go, site_of
-from medsilo.flare.wire import PRESENT, TASK, fetch, let_tensors_travel, refusal, to_parcel, to_shareable
+from medsilo.flare.pieces import PatientRequests
+from medsilo.flare.wire import PRESENT, TASK, let_tensors_travel, refusal, to_parcel, to_shareable
 from medsilo.flare.workspace import kit_of, output_folder, plan_of_job, settings_of_site, submitter_of
 from medsilo.learning.loop import Stop
 from medsilo.runs import paths
-from medsilo.runs.messages import HeldTensors, Parcel, Request
+from medsilo.runs.messages import Parcel
 
 ABORT_POLL = 0.2  # seconds until an abort is seen, however long a batch takes
 
@@ -65,7 +63,6 @@ class MedsiloExecutor(Executor):
         super().__init__()
         self.participant: Participant | IsolatedParticipant | None = None
         self.permission: Permission | None = None
-        self.adder: GroupAdder | None = None  # where this site adds up what its group sends
         self.folder: Path | None = None  # of this site in the study
         self.received: ReceivedTensors | None = None  # copies of what it was sent
         self.names = True  # whether tensors that are as they came go back by their names
@@ -112,7 +109,7 @@ class MedsiloExecutor(Executor):
             participant, clock = self._participant(parcel, fl_ctx, stop)
             with clock.running():
                 running.append(clock)
-                reply = self._reply(participant, parcel, stop, fl_ctx, abort_signal)
+                reply = self._answer(participant, parcel, fl_ctx, stop)
             for warning in reply.facts.get("warnings", []):
                 self.log_warning(fl_ctx, plain(warning))
             if self.folder:
@@ -144,31 +141,6 @@ class MedsiloExecutor(Executor):
             received.forget()
         return received.close(answer, names=self.names and not _changes_answers(fl_ctx))
 
-    def _reply(
-        self, participant: AnsweringSite, parcel: Parcel, stop: Stop, fl_ctx: FLContext, abort_signal: Signal
-    ) -> Parcel:
-        """Answer a parcel; where it asks for a sum, add up what the sites of this one's group hold ready."""
-        if parcel.facts.get("task") != "sum":
-            let_go()
-            return self._answer(participant, parcel, fl_ctx, stop)
-        asked, cell, job = Request.read(parcel.facts), fl_ctx.get_engine().get_cell(), fl_ctx.get_job_id()
-
-        def bring(site: str, held: HeldTensors, expected: Groups) -> Groups:
-            if site_of(held.place) != site or held.place.rpartition(".")[2] != job:
-                raise Refused("the place of its tensors is not its own")
-            try:
-                return fetch(held, expected, cell, abort_signal)
-            except RuntimeError as error:
-                raise MedsiloError(f"its tensors could not be fetched ({type(error).__name__})") from error
-
-        assert self.permission and self.folder
-        self.permission.check(asked.sites, asked.round)
-        if self.adder is None:
-            self.adder = GroupAdder(plan_of_job(fl_ctx), fl_ctx.get_identity_name(), asked.study)
-        reply = self.adder.answer(asked, bring, stop)
-        self.permission.check(asked.sites, asked.round)
-        return reply
-
     def _participant(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[AnsweringSite, Clock]:
         """This site in the parcel's study, and its clock; made once per process."""
         if self.participant is None or self.clock is None:
@@ -185,13 +157,10 @@ class MedsiloExecutor(Executor):
             kit = kit_of(fl_ctx)
             self.permission = Permission(plan, site, sites, settings, self.folder, lead, kit)
             self.permission.wait(stop)
-            if plan.participation.sums_at:
-                READERS.only(*filter(None, [plan.participation.adder_of(site)]))
             self.give_back = self.give_back or take_place(plan, site, settings, self.folder)
             self.clock = Clock(self.folder, settings.limits)
-            self.names = not plan.transport.sealed and plan.participation.adder_of(site) is None
-            kept = ReceivedTensors(self.folder, plan.transport.delta)
-            self.received = kept if settings.keep_received else None
+            self.names = not plan.transport.sealed
+            self.received = ReceivedTensors(self.folder) if settings.keep_received else None
             Diary(self.folder).began(plan, lead)
             if settings.isolation:
                 self.participant = IsolatedParticipant(plan, site, sites, settings, self.folder, kind, lead, kit)

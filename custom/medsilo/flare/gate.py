@@ -26,7 +26,6 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, OBJ_DOWNLOADER_TOPIC
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, Stream, StreamError, StreamFuture
-from nvflare.fuel.utils.fobs import FOBSContextKey
 
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.text import plain, size_text
@@ -67,7 +66,6 @@ class Gate:
         self.taken: dict[str, int] = {}  # bytes fetched for the message that is being read, by sender
         self.refused: dict[str, str] = {}  # why fetching was ended, by sender
         self.reading: set[str] = set()  # whose answers are being read
-        self.left: frozenset[str] = frozenset()  # sites whose tensors are not fetched: another site adds them up
         self.lock = threading.Lock()
         hold_less(cell)
 
@@ -228,8 +226,7 @@ class Gate:
 
     def _decoded(self, message: Message, origin: str) -> object:
         try:
-            props = {FOBSContextKey.PASS_THROUGH: site_of(origin) in self.left}
-            decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=self.cell.get_fobs_context(props))
+            decode_payload(message, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=self.cell.get_fobs_context())
         except Refused:
             raise
         except Exception as error:

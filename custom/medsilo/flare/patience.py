@@ -25,15 +25,12 @@ class Patience:
     silence: float  # of a site
     rate: float = 500_000.0  # bytes a second of the slowest line
     again: float = ASK_AGAIN  # until a request is made again whose reply does not begin to come
-    waits: float = 0.0  # that a site's tensors wait until another one adds them up
 
     @classmethod
     def of(cls, plan: Plan) -> "Patience":
         """Return what a plan grants; nobody is waited for longer than for an answer."""
         silence = min(plan.participation.silence, plan.participation.timeout)
-        rules = plan.participation
-        waits = 2 * rules.timeout + (rules.patience if rules.when_missing == "wait" else 0) if rules.sums_at else 0
-        return cls(float(silence), plan.transport.slowest * 1000 / 8, min(ASK_AGAIN, silence / 4), float(waits))
+        return cls(float(silence), plan.transport.slowest * 1000 / 8, min(ASK_AGAIN, silence / 4))
 
     @property
     def piece(self) -> int:
@@ -87,9 +84,8 @@ LIMITS = (
         "streaming_idle_timeout",
         "both",
         600.0,
-        lambda patience: max(600.0, 2.0 * patience.silence, patience.waits),
-        "seconds that tensors are held ready for who does not ask for their next piece; where another site adds them "
-        "up, as long as a round may last",
+        lambda patience: max(600.0, 2.0 * patience.silence),
+        "seconds that tensors are held ready for who does not ask for their next piece",
     ),
     Limit(
         "max_runner_sync_timeout",

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from nvflare.apis.fl_constant import ServerCommandNames
@@ -16,7 +15,6 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable, download_tensors
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
-from nvflare.fuel.f3.cellnet.fqcn import FqcnInfo
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, ProduceRC
@@ -126,40 +124,9 @@ class Fetching:
 FETCHING = Fetching()  # a process has one job
 
 
-class Readers:
-    """The sites that may fetch tensors from this process; all unless told otherwise."""
-
-    def __init__(self) -> None:
-        self._sites: frozenset[str] | None = None
-
-    @property
-    def some(self) -> bool:
-        """Return whether some sites may fetch and others not."""
-        return self._sites is not None
-
-    def only(self, *sites: str) -> None:
-        """Let the server fetch, and these sites."""
-        self._sites = frozenset(sites)
-
-    def lets(self, requester: str) -> bool:
-        """Return whether a process may fetch, by its name among NVFlare's: the server, or job and site at the end."""
-        return self._sites is None or FqcnInfo(requester).is_on_server or site_of(requester) in self._sites
-
-
 def site_of(process: str) -> str:
     """Return the site of a job's process; before it stand the relays that it is behind."""
     return process.rpartition(".")[0].rpartition(".")[2]
-
-
-READERS = Readers()
-READY: WeakSet[TensorDownloadable] = WeakSet()  # what is held ready for who adds up, and may never be fetched
-
-
-def let_go() -> None:
-    """Hold nothing ready any more that another site was to add up."""
-    for pieces in list(READY):
-        pieces.release()
-    READY.clear()
 
 
 class _Pieces(TensorDownloadable):
@@ -167,12 +134,8 @@ class _Pieces(TensorDownloadable):
 
     def __init__(self, tensors: Tensors, most: int) -> None:
         super().__init__(in_pieces(tensors, most), most)
-        if READERS.some:
-            READY.add(self)
 
     def produce(self, state: dict, requester: str) -> tuple[str, Any, dict]:
-        if not READERS.lets(requester):
-            raise Refused("tensors are for the server and for who adds them up")  # and stay ready for these
         told = super().produce(state, requester)
         LEFTOVERS.sent(sum(map(len, told[1] or [])))
         FETCHING.saw(told[0] == ProduceRC.EOF)

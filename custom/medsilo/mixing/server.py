@@ -22,7 +22,6 @@ from medsilo.mixing.defence import Shield
 from medsilo.mixing.forms import Form, Summed
 from medsilo.mixing.layout import Layout, Tensors
 from medsilo.mixing.mixers import UniformMean, WeightedMean
-from medsilo.mixing.waiting import reading
 
 REACH = "reach"  # ‖a_i‖₁ of FedNova, which travels beside the weights
 FURTHEST = 1e9
@@ -272,7 +271,7 @@ class Scaffold(UniformMean):
         models = self._origin is None  # and not the ways to them
         self.rate = self.participation
         if models and self._total and self._origin is not None:
-            for c, mean in self._beside(reading(self._origin), self._layout):
+            for _, c, mean in self._beside(self._origin, self._layout):
                 mean.sub_(c)
         super()._merge()
         self.rate = 1.0

@@ -21,7 +21,7 @@ from medsilo.runs.schema import LARGEST
 MOST_CASES = 10_000_000  # of one site
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
-Task = Literal["join", "agree", "offer", "round", "sum", "confirm", "unmask", "compare", "deliver", "try", "test"]
+Task = Literal["join", "agree", "offer", "round", "confirm", "unmask", "compare", "deliver", "try", "test"]
 End = Literal["join", "deliver", "try", "test"]
 PARTS = ("train", "validation", "test")
 
@@ -48,21 +48,6 @@ class Message(BaseModel):
             raise Refused("; ".join(dict.fromkeys(map(_in_words, error.errors()[:3])))) from error
 
 
-class HeldTensors(Message):
-    """Tensors that a site holds ready, to be fetched from there; nobody has read them."""
-
-    place: Annotated[str, Field(min_length=1, max_length=1000)]  # the process that holds them
-    key: Annotated[str, Field(min_length=1, max_length=200)]  # under which it does
-    # By group and name: under which each is among them
-    items: Annotated[dict[str, dict[str, Annotated[str, Field(pattern=r"^T[0-9]{1,9}$")]]], Field(max_length=64)]
-
-    def check(self, expected: Groups) -> None:
-        """Raise Refused unless these are tensors of just these groups and names."""
-        same_names("groups", self.items, expected)
-        for group, layout in expected.items():
-            same_names(f"group {group}", self.items[group], layout)
-
-
 @dataclass
 class Parcel:
     """A message between the server and one site: named groups of tensors, and facts."""
@@ -71,7 +56,6 @@ class Parcel:
     facts: dict[str, Any] = field(default_factory=dict)
     samples: int = 0
     metrics: dict[str, float | None] = field(default_factory=dict)
-    held: HeldTensors | None = None  # in place of the groups' tensors, where the sender still has these
 
     def size(self) -> int:
         """Return the bytes of all tensors."""
@@ -103,13 +87,6 @@ def _in_words(detail: ErrorDetails) -> str:
     return f"its {where}: {given} is wrong: {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
-class ToAdd(Message):
-    """A site's tensors, for whoever adds up its group: where they are, and how many cases they rest on."""
-
-    samples: Cases
-    held: HeldTensors
-
-
 # ---------------------------------------------------------------------------------------------------- the server asks
 class Request(Message):
     """A request of the server to one site."""
@@ -128,11 +105,8 @@ class Request(Message):
     postprocessing: dict[str, Any] = added({})  # of a "test": what was chosen
     # Letters of a sealed study, which the room `sealing` reads
     sealing: dict[str, Any] = added({})
-    adding: dict[Name, ToAdd] = added({})  # of a "sum": the sites of the asked one's group, itself included
     # By group and tensor: what the site has to end up with, of tensors that are sent and of those that it has already
     marks: Marks = added({})
-    # Of those that are sent as differences to what the site has: the marks of that
-    bases: Marks = added({})
 
     def parcel(self, groups: Groups) -> Parcel:
         """Return the request as it travels."""
@@ -242,36 +216,12 @@ class Trained(SiteAnswer):
     same: Annotated[
         dict[Name, Annotated[list[Name], Field(min_length=1, max_length=MOST_MARKS)]], Field(max_length=100)
     ] = added({})
-    # Tensors that are sent as differences to what the site was given in this round: their marks
-    differences: Marks = added({})
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:
         if self.samples > (self.cases.train or 1):
             raise ValueError(f"sample count {self.samples} is more than its {self.cases.train} training cases")
         return self
-
-
-class Added(Message):
-    """The mean over a group of sites, made by one of them: whose tensors are in it, and whose are not, and why."""
-
-    task: Literal["sum"]
-    round: int
-    study: Name
-    package: dict[str, Any]
-    sites: Annotated[list[Name], Field(min_length=1, max_length=MOST_VALUES)]
-    samples: Annotated[int, Field(ge=1, le=MOST_VALUES * MOST_CASES)]  # of these sites together
-    refused: Annotated[dict[Name, Annotated[str, Field(max_length=LONGEST_WARNING)]], Field(max_length=MOST_VALUES)]
-    # Sites whose tensors could not be fetched
-    lost: Annotated[dict[Name, Annotated[str, Field(max_length=LONGEST_WARNING)]], Field(max_length=MOST_VALUES)]
-
-    def check(self, asked: Mapping[str, ToAdd]) -> None:
-        """Raise Refused unless these are the sites that were to be added, each once, with the samples they have."""
-        told = [*self.sites, *self.refused, *self.lost]
-        if sorted(told) != sorted(asked):
-            raise Refused("the sites whose tensors it added up, and those that it did not, are not those of its group")
-        if self.sites != sorted(self.sites) or self.samples != sum(asked[site].samples for site in self.sites):
-            raise Refused("its mean does not rest on the cases of the sites that it names")
 
 
 class Delivered(SiteAnswer):

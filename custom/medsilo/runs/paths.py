@@ -47,7 +47,6 @@ ERRORS = "errors.log"
 WORKER_LOG = "worker.log"
 TEAM = "team"
 RECEIVED = "received"
-ORDERS = "orders"
 WORKED = "worked.json"
 DIARY = "diary.jsonl"
 PICTURES = "pictures"
@@ -74,8 +73,6 @@ RUN_TREE: Mapping[str, str] = {
     CROSS: "the score of every site's best model on every site's test data (`medsilo cross`)",
     f"{CHECKPOINTS}/{ROUND_FILES}": "the server's state after the last round, named by its number",
     f"{CHECKPOINTS}/{BEST_FILES}": "the server's state after the best round so far",
-    f"{ORDERS}/": "with `transport.delta: true` under NVFlare, while the study runs: large tensors of the last orders "
-    "to sites, each content once",
     f"{GLOBAL}/{BEST}": "the model that all sites share, after the best round; absent where every site has its own",
     f"{GLOBAL}/{LAST}": "the same after the last round; it stands alone where sites choose a model of their own beside "
     "the shared one ([personal.md](personal.md))",
@@ -104,7 +101,7 @@ RUN_TREE: Mapping[str, str] = {
     f"{SITES}/<site>/{ERRORS}": "the full text of errors. It never leaves the site",
     f"{SITES}/<site>/{WORKER_LOG}": "the output of the training process. It never leaves the site",
     f"{SITES}/<site>/{RECEIVED}/": "under NVFlare, until the test: large tensors of the last order, which are not sent "
-    "again where they stay the same; under `transport.delta: true` what changed is sent as its difference to them",
+    "again where they stay the same",
     f"{SITES}/<site>/{TEAM}/": "while several processes train for the site: the file in which they meet",
     f"{SITES}/<site>/{WORKED}": "the minutes that the site has worked for the study, against its limits.study_minutes",
     f"{SITES}/<site>/{NOW}": "while the site works on an answer: what it does, and the share of its training that is "

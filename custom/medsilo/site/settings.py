@@ -111,11 +111,6 @@ class SiteSettings(Section):
     # Whether the other hospitals that agree get this one's personal model, and this one theirs (FedSM's super model);
     # by default only where the data are synthetic.
     share_personal_model: bool | None = None
-    sums_at: tuple[str, ...] | None = Field(
-        None,
-        description="hospitals that may read what this one sends, as they add it up for the server "
-        "(participation.sums_at of a plan); '*' is any; null: none, where the data are synthetic any",
-    )
     smallest_average: int = Field(8, ge=1)  # images, and patients, that an average must cover to leave
     public_data: bool = Field(
         False,
@@ -226,10 +221,6 @@ class SiteSettings(Section):
     def shares(self, synthetic: bool) -> bool:
         """Return whether other hospitals that agree get this one's personal model, and this one theirs."""
         return synthetic if self.share_personal_model is None else self.share_personal_model
-
-    def may_add_up(self, hospital: str, synthetic: bool) -> bool:
-        """Return whether a hospital may read what this one sends, to add it up."""
-        return synthetic if self.sums_at is None else not {hospital, "*"}.isdisjoint(self.sums_at)
 
     def of(self, site: str) -> "SiteSettings":
         """Return the settings of a site, where several are on this machine: all have these."""
