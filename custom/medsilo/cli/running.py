@@ -9,7 +9,6 @@ import typer
 
 from medsilo.cli import options
 from medsilo.cli.given_settings import settings_of
-from medsilo.cli.live_report import LiveReport
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 from medsilo.runs import paths
@@ -66,7 +65,6 @@ def run(
     device: options.Device = None,
     data: options.Data = None,
     site_config: options.SiteConfigs = None,
-    live: options.Live = False,
 ) -> int:
     """Run a job in NVFlare's simulator, with all its sites on this machine.
 
@@ -88,7 +86,7 @@ def run(
     for line in study.cautions(study.participation.sites):
         screen.say(f"caution: {line}")
     job_of_run = found if engine == "simulator" else None
-    _study(screen, study, folder, settings, job=job_of_run, threads=threads, live=live)
+    _study(screen, study, folder, settings, job=job_of_run, threads=threads)
     return conclude(screen, folder)
 
 
@@ -101,7 +99,6 @@ def _study(
     job: Path | None = None,
     threads: int | None = None,
     resumes: bool = False,
-    live: bool = False,
 ) -> None:
     """Run or go on with a study, as NVFlare's job or, without one, in this process, and show its rounds."""
     from functools import partial
@@ -112,14 +109,8 @@ def _study(
     where = "starting NVFlare" if job else "starting in this process"
     screen.say(f"{where}: {len(sites)} hospitals, {plan.rounds} rounds")
     progress = StudyProgress(sites, plan.rounds, plan.task.metric, look=partial(Moment.of_run, folder))
-    page = LiveReport(progress, folder, screen.say) if live else None
-    try:
-        with screen.rounds(progress, page.renew if page else None) as on_round:
-            _start(plan, folder, settings, job, threads, resumes, on_round, screen.say)
-    except BaseException:
-        if page:
-            page.stop()
-        raise
+    with screen.rounds(progress) as on_round:
+        _start(plan, folder, settings, job, threads, resumes, on_round, screen.say)
 
 
 def _start(
@@ -279,7 +270,6 @@ def resume(
     device: options.DeviceOfRun = None,
     data: options.DataOfRun = None,
     site_config: options.SiteConfigs = None,
-    live: options.Live = False,
 ) -> int:
     """Go on with a run that stopped, from its last finished round.
 
@@ -309,7 +299,7 @@ def resume(
     job_of_run = (
         folder / paths.JOB if (folder / paths.JOB).is_dir() else None
     )  # else it was begun with --engine inprocess
-    _study(screen, plan, folder, settings, job=job_of_run, threads=threads, resumes=True, live=live)
+    _study(screen, plan, folder, settings, job=job_of_run, threads=threads, resumes=True)
     return conclude(screen, folder)
 
 
