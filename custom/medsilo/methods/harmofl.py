@@ -16,7 +16,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from medsilo.core.errors import Refused
-from medsilo.core.section import added
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.algorithm import INPUT, InputLayer, LearningStep
 from medsilo.course.declared import Private
@@ -52,7 +51,7 @@ class Amplitude(InputLayer):
     start: Literal["batch", "zero"] = Field(
         "batch", description="the running average starts from the first batch, or from zero"
     )
-    measured: Literal["while-training", "before"] = added(
+    measured: Literal["while-training", "before"] = Field(
         "while-training",
         description="`before`: in a round of its own, from the training images as they are. A plan with `privacy` "
         "needs that; a narrow `band` then keeps the noise small",

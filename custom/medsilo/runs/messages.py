@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import Refused
-from medsilo.core.section import added
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.runs.schema import LARGEST
@@ -125,14 +124,14 @@ class Request(Message):
     train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size
     last: Annotated[int, Field(ge=0)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
-    postprocessing: dict[str, Any] = added({})  # of a "test": what was chosen
+    postprocessing: dict[str, Any] = {}  # of a "test": what was chosen
     # Letters of a sealed study, which the room `sealing` reads
-    sealing: dict[str, Any] = added({})
-    adding: dict[Name, ToAdd] = added({})  # of a "sum": the sites of the asked one's group, itself included
+    sealing: dict[str, Any] = {}
+    adding: dict[Name, ToAdd] = {}  # of a "sum": the sites of the asked one's group, itself included
     # By group and tensor: what the site has to end up with, of tensors that are sent and of those that it has already
-    marks: Marks = added({})
+    marks: Marks = {}
     # Of those that are sent as differences to what the site has: the marks of that
-    bases: Marks = added({})
+    bases: Marks = {}
 
     def parcel(self, groups: Groups) -> Parcel:
         """Return the request as it travels."""
@@ -171,7 +170,7 @@ class SiteAnswer(Message):
     # Parts of which a score is told with noise, and nothing else
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
     # Of what the server has sent: what the site keeps a copy of, by group and tensor; None: it keeps none
-    holds: Marks | None = added(None)
+    holds: Marks | None = None
 
     @classmethod
     def of(cls, parcel: Parcel) -> Self:
@@ -238,13 +237,13 @@ class Trained(SiteAnswer):
     train_loss: Number | None
     validation: Number | None  # the score of the model as it arrived
     validation_loss: Number | None
-    sealing: dict[str, Any] = added({})  # in a sealed study
+    sealing: dict[str, Any] = {}  # in a sealed study
     # By group: tensors that are byte for byte what the site was given in this round; they are not sent
     same: Annotated[
         dict[Name, Annotated[list[Name], Field(min_length=1, max_length=MOST_MARKS)]], Field(max_length=100)
-    ] = added({})
+    ] = {}
     # Tensors that are sent as differences to what the site was given in this round: their marks
-    differences: Marks = added({})
+    differences: Marks = {}
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:
@@ -305,7 +304,7 @@ class Tested(SiteAnswer):
     selected: Annotated[int, Field(ge=0, le=10_000_000)]  # the round whose model was tested
     counts: dict[str, list[Number]]  # that add up over sites
     # From where on the second class's probability counts as found, by the validation cases
-    threshold: Annotated[float, Field(gt=0, lt=1)] | None = added(None)
+    threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     outcome: dict[str, Any] | None
 
     @model_validator(mode="after")
