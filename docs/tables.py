@@ -290,9 +290,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lines": lines,
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
-    "evidence-generated": evidence.everywhere,
-    "adviser-rules": evidence.rules,
-    "adviser-trial": evidence.trial,
 }
 
 

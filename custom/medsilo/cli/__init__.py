@@ -10,7 +10,6 @@ import typer
 
 from medsilo import __version__
 from medsilo.cli import (
-    advising,
     hospital,
     leading,
     lists,
@@ -57,7 +56,6 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
     ),
     "Of finished runs": (
         (results.report, "runs/one runs/other -o comparison.html"),
-        (advising.advise, "--measure jobs/fedavg --rounds 5"),
         (results.cross, "runs/local"),
         (results.committee, "runs/adafed runs/ditto runs/fedbn"),
         (results.analyse, "landscape runs/fedavg runs/harmofl -o figures"),
