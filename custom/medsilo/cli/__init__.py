@@ -74,7 +74,7 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (receiving.receive, "/data/received --allow PACS --port 11112"),
         (nnunet_plans.nnunet_measure, "question.yaml --data DATA --cases 110 -o st-anna.json"),
         (hospital.ledger, "show --kit kits/st-anna"),
-        (reviewing.evidence, "jobs/fedavg --tests build/tests/test.xml -o evidence"),
+        (reviewing.evidence, "jobs/fedavg -o evidence"),
         (hospital.audit_privacy, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),
     "What there is": (
