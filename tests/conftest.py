@@ -19,9 +19,8 @@ from medsilo.core.package import package_facts
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.schema import About
 from medsilo.site.settings import SiteSettings
-from medsilo.study.asked import Asked
 from medsilo.study.cells import Row, cells_of, run_cell
-from medsilo.study.compare import Study
+from medsilo.study.compare import Asked, Study
 from tests.junit import BUILD
 
 torch.set_num_threads(1)  # a test that forks would wait for threads that its child does not have

@@ -18,9 +18,8 @@ from medsilo.federation.inprocess import Loop
 from medsilo.runs.reading import read_summary
 from medsilo.runs.schema import CellResult, Round
 from medsilo.site.settings import SiteSettings
-from medsilo.study.asked import asked
 from medsilo.study.cells import Row, cells_of, parse_sweep, run_cell
-from medsilo.study.compare import shown
+from medsilo.study.compare import asked, shown
 from medsilo.study.tables import rounds_to
 from tests.conftest import make_plan, wanted
 

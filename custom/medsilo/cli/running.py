@@ -238,8 +238,7 @@ def compare(
 
     from medsilo.report.study_page import write_study
     from medsilo.runs.schema import About
-    from medsilo.study.asked import Asked, asked
-    from medsilo.study.compare import Study, most_at_once, shown
+    from medsilo.study.compare import Asked, Study, asked, most_at_once, shown
 
     wanted = Asked(task, plan, methods, row, seeds.numbers, sweep, equal_work, protocol, changes, out, folds)
     base, cells = asked(wanted)
