@@ -102,7 +102,7 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
         assert run_cell(cell, "inprocess", SiteSettings(device="cpu")) == ""
     study = Study(
         folder,
-        About(title="A study", notes="Words about it.", command="medsilo compare", machine="a test"),
+        About(title="A study", command="medsilo compare", machine="a test"),
         plan,
         cells,
     )

@@ -70,7 +70,6 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (plan_approval.approvals, "--kit kits/st-anna"),
         (plan_approval.approve, "3f9a01c2 --kit kits/st-anna --expires 30d --rounds 50"),
         (plan_approval.decline, "3f9a01c2 --kit kits/st-anna"),
-        (plan_approval.withdraw, "3f9a01c2 --kit kits/st-anna"),
         (plan_approval.site_page, "--kit kits/st-anna"),
         (receiving.receive, "/data/received --allow PACS --port 11112"),
         (nnunet_plans.nnunet_measure, "question.yaml --data DATA --cases 110 -o st-anna.json"),
@@ -83,10 +82,15 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (lists.tasks, ""),
     ),
 }
+# Commands that are gone: what to do instead.
+GONE = {
+    "advise": "run the methods with 'medsilo compare'; docs/evidence.md says which to choose then",
+    "withdraw": "'medsilo decline' withdraws an approval, too",
+}
 
 
 class Commands(TyperGroup):
-    """The commands in groups, by the people they serve; a wrong name gets a suggestion."""
+    """The commands in groups, by the people they serve; a wrong name gets a suggestion, one that is gone a remedy."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the options; to check the None of typer's own flags, it would load pydantic."""
@@ -110,6 +114,8 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
+        if name in GONE:
+            raise typer.BadParameter(f"{name!r} is no longer a command: {GONE[name]}", ctx=ctx)
         if name not in self.commands and not name.startswith("-"):
             raise typer.BadParameter(f"{name!r} is no command{_meant(name, list(self.commands))}", ctx=ctx)
         return super().resolve_command(ctx, args)

@@ -221,8 +221,6 @@ def compare(
         typer.Option(metavar="N", parser=options.positive, help="runs side by side (default: 2 if they fit)"),
     ] = None,
     title: Annotated[str, typer.Option(help="of the page")] = "Comparison",
-    notes: Annotated[str, typer.Option(help="a paragraph for the page")] = "",
-    machine: Annotated[str, typer.Option(help="a word on the machine, for the page (default: its CPU cores)")] = "",
     device: options.Device = None,
     data: options.Data = None,
     site_config: options.SiteConfigs = None,
@@ -242,7 +240,7 @@ def compare(
 
     wanted = Asked(task, plan, methods, row, seeds.numbers, sweep, equal_work, protocol, changes, out, folds)
     base, cells = asked(wanted)
-    about = About(title=title, notes=notes, command=shown(ctx.obj), machine=machine or f"{os.cpu_count()} CPU cores")
+    about = About(title=title, command=shown(ctx.obj), machine=f"{os.cpu_count()} CPU cores")
     study = Study(out, about, base, cells, against, primary)
     settings = settings_of(device, data, site_config, **ALL_MINE)
     with screen.busy("comparing") as tell_more:

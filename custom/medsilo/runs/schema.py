@@ -587,7 +587,6 @@ class About(Part):
     """The words on a comparison's page beside its numbers."""
 
     title: str = Field(description="the page's title")
-    notes: str = Field("", description="words about it")
     command: str = Field("", description="the command that repeats it")
     machine: str = Field("", description="the machine in words")
     cells: Count = Field(0, description="runs that were asked for")
@@ -644,7 +643,7 @@ class Verdict(Part):
         description="site → whether joining pays: `yes`, `no`, `open` or `unknown`"
     )
     rows: list[VerdictRow] = Field(description="the rows, see below")
-    about: About = Field(description="`title`, `notes`, `command`, `machine`, `cells`, `failures`")
+    about: About = Field(description="`title`, `command`, `machine`, `cells`, `failures`")
     runs: list[RunOfRow] = Field(
         description="`row`, `seed`, folder (`run`) and, if there are folds, `fold` of each finished run"
     )

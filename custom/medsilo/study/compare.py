@@ -112,7 +112,7 @@ def shown(arguments: Sequence[str]) -> str:
     kept: list[str] = []
     words = iter([part for argument in arguments for part in _told_apart(argument)])
     for argument in words:
-        if argument in ("--title", "--notes", "--machine", "--out", "-o"):
+        if argument in ("--title", "--out", "-o"):
             next(words, None)
         elif argument == "--json":
             continue
