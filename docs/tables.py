@@ -41,10 +41,11 @@ from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
 from medsilo.site.settings import Limits, SiteSettings
 from medsilo.tasks.own.nnunet_plans_file import NnUNetPlans
+from tests import claims
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval", "approval_wait")
-PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md", "evidence.md", "compatibility.md")
+PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md", "evidence.md", "review.md", "compatibility.md")
 PROTECTION = (
     "public_data",
     "smallest_metric",
@@ -306,9 +307,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "lines": lines,
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,
-    "evidence-generated": evidence.everywhere,
-    "adviser-rules": evidence.rules,
-    "adviser-trial": evidence.trial,
+    "claims": claims.rows,
 }
 
 

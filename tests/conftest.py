@@ -17,12 +17,11 @@ from _pytest.junitxml import xml_key
 from medsilo.cli import parsed
 from medsilo.core.package import package_facts
 from medsilo.plan import Plan, parse_plan
-from medsilo.review.junit import BUILD
 from medsilo.runs.schema import About
 from medsilo.site.settings import SiteSettings
-from medsilo.study.asked import Asked
 from medsilo.study.cells import Row, cells_of, run_cell
-from medsilo.study.compare import Study
+from medsilo.study.compare import Asked, Study
+from tests.junit import BUILD
 
 torch.set_num_threads(1)  # a test that forks would wait for threads that its child does not have
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
@@ -71,7 +70,7 @@ def same_locale() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Say in JUnit files which build was tested: `medsilo evidence` takes no results of another."""
+    """Say in JUnit files which build was tested: `python -m tests.claims` takes no results of another."""
     if xml := config.stash.get(xml_key, None):
         xml.add_global_property(BUILD, package_facts()["hash"])
 
@@ -103,7 +102,7 @@ def make_study(folder: Path, plan: Plan, *titles: str) -> Study:
         assert run_cell(cell, "inprocess", SiteSettings(device="cpu")) == ""
     study = Study(
         folder,
-        About(title="A study", notes="Words about it.", command="medsilo compare", machine="a test"),
+        About(title="A study", command="medsilo compare", machine="a test"),
         plan,
         cells,
     )

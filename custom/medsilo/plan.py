@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from medsilo.core.errors import MedsiloError, PlanError, YamlError
 from medsilo.core.files import dump_yaml, is_safe_name, load_tensors, load_yaml, why_unread
 from medsilo.core.package import package_facts
-from medsilo.core.section import SHOWN, Section, added, checked, in_words
+from medsilo.core.section import SHOWN, Section, checked, in_words
 from medsilo.core.tensors import hash_of
 from medsilo.core.text import plain
 from medsilo.course.algorithm import Algorithm
@@ -71,7 +71,7 @@ class Participation(Section):
     patience: int = Field(
         3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
     )
-    silence: int = added(
+    silence: int = Field(
         420,
         ge=1,
         le=86_400,
@@ -180,47 +180,47 @@ class TransportSettings(Section):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
     )
-    slowest: int = added(
+    slowest: int = Field(
         4000,
         ge=8,
         le=1_000_000,
         description="kbit/s of the slowest line, of which ten seconds' worth is sent at once: a cut costs no more",
     )
-    sealing: Sealing = added(
+    sealing: Sealing = Field(
         "none",
         description="whether hospitals send what the server cannot read ([privacy.md](privacy.md)). `pairwise`: it "
         "learns sums only",
     )
-    sealing_threshold: int | None = added(
+    sealing_threshold: int | None = Field(
         None,
         ge=2,
         le=256,
         description="of `pairwise`: how many hospitals have to stay until a round is opened, and one more than may "
         "help the server without learning more; `null`: half of them and one",
     )
-    sealing_confirm: bool = added(
+    sealing_confirm: bool = Field(
         True,
         description="of `pairwise`: hospitals first sign whose numbers are added, against a server that lies",
     )
-    sealing_bits: Literal[32, 64] = added(
+    sealing_bits: Literal[32, 64] = Field(
         64,
         description="bits of a sealed number: 64, twice the bytes, or 32, with fewer digits",
     )
-    sealing_bound: float | None = added(
+    sealing_bound: float | None = Field(
         None,
         gt=0,
         le=1e12,
         description="the largest number that is sealed, whatever its sign; a hospital with a larger one is refused. "
         "`null`: 65536 with 64 bits, 64 with 32",
     )
-    sealing_counts: int | None = added(
+    sealing_counts: int | None = Field(
         None,
         ge=1,
         le=10_000_000,
         description="seal the hospitals' numbers of training cases, too, by which means are weighted; no hospital may "
         "have more than so many. `null`: they are told",
     )
-    sealing_clear: tuple[str, ...] = added(
+    sealing_clear: tuple[str, ...] = Field(
         (),
         max_length=16,
         description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, and "
@@ -317,14 +317,14 @@ class Tracking(Section):
         description="the round whose model is tested and kept as `best`: the best on validation data (a later round "
         "has to be strictly better), or the last",
     )
-    sensitivity: float | None = added(
+    sensitivity: float | None = Field(
         None,
         gt=0,
         le=1,
         description="with two classes: the sensitivity that each hospital's threshold has to reach on its validation "
         "cases. `null`: the threshold with the greatest sensitivity + specificity there (Youden's)",
     )
-    validate_every: int = added(
+    validate_every: int = Field(
         1,
         ge=1,
         le=10_000,
@@ -369,10 +369,10 @@ class Plan(Section):
     network: Annotated[SerializeAsAny[Network], _made_by(NETWORKS)] = Field(None)  # type: ignore[assignment]  # by default the task's own
     training: Training = Training()
     participation: Participation
-    mixing: Mixing = added(Mixing())
+    mixing: Mixing = Mixing()
     transport: TransportSettings = TransportSettings()
     tracking: Tracking = Tracking()
-    privacy: PrivacyOffer | None = added(
+    privacy: PrivacyOffer | None = Field(
         None,
         description="what the study promises of every hospital's records ([privacy.md](privacy.md)): differential "
         "privacy against everybody outside it. `null`: nothing",
@@ -383,7 +383,7 @@ class Plan(Section):
         description="what the plan's numbers follow; it is stated in every output. A plan that contradicts what its "
         "method says of the word is refused, and so is a word of which the method says nothing",
     )
-    packages: dict[str, OutsidePackage] = added(
+    packages: dict[str, OutsidePackage] = Field(
         {},
         description="installed packages that bring the method, task or network, where these are not medsilo's own; "
         "filled in by itself: version and hash of each ([extend.md](extend.md))",

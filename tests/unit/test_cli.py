@@ -39,6 +39,7 @@ def one_line(capsys: pytest.CaptureFixture, code: int, *arguments: object) -> st
         ("comapre", "did you mean compare?"),
         ("Run jobs/fedavg", "did you mean run?"),
         ("nonsense", "'nonsense' is no command ("),
+        ("withdraw", "'withdraw' is no longer a command: 'medsilo decline' withdraws an approval, too ("),
         ("--versoin", "did you mean --version?"),
         ("run", "JOB is missing: a job's folder"),
         ("run jobs/fedavg --devcie cpu", "no option --devcie; did you mean --device?"),

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from medsilo.core.errors import Refused
-from medsilo.core.section import Section, added
+from medsilo.core.section import Section
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.group import Average, Group, Ranges
 from medsilo.course.phase import Phase
@@ -49,7 +49,7 @@ class Amplitude(Section):
     start: Literal["batch", "zero"] = Field(
         "batch", description="the running average starts from the first batch, or from zero"
     )
-    measured: Literal["while-training", "before"] = added(
+    measured: Literal["while-training", "before"] = Field(
         "while-training",
         description="`before`: in a round of its own, from the training images as they are. A plan with `privacy` "
         "needs that; a narrow `band` then keeps the noise small",

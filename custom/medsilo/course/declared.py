@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from medsilo.core.errors import PlanError
-from medsilo.core.section import Section, added
+from medsilo.core.section import Section
 from medsilo.learning.private import AdaptiveClipping
 from medsilo.privacy.agreed import Delta, Epsilon, Promise, Unit
 
@@ -60,18 +60,18 @@ class PrivacyOffer(Promise):
     adaptive: AdaptiveClipping | None = Field(
         None, description="`{}`: the length follows a quantile of the gradients' lengths, beginning with `clip`"
     )
-    scores: NumbersOffer | None = added(
+    scores: NumbersOffer | None = Field(
         None,
         description="scores over validation and test cases leave with Laplace noise, and models are chosen by them; "
         "`null`: scores leave only where a hospital declares them public, and else the last round's model is taken",
     )
-    counts: NumbersOffer | None = added(
+    counts: NumbersOffer | None = Field(
         None,
         description="numbers of cases leave with geometric noise, drawn once; then numbers are of units, the "
         "batch size, too. `null`: a hospital has to declare them public, or it can't join",
     )
 
-    statistics: StatisticsOffer | None = added(
+    statistics: StatisticsOffer | None = Field(
         None,
         description="means over a hospital's cases that leave before training, AdaFed's statistics and HarmoFL's "
         "amplitude, have Gaussian noise; a plan with such a method has to say it",

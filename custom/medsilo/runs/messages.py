@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from pydantic_core import ErrorDetails
 
 from medsilo.core.errors import Refused
-from medsilo.core.section import added
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.runs.schema import LARGEST
@@ -102,11 +101,11 @@ class Request(Message):
     train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size
     last: Annotated[int, Field(ge=0)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
-    postprocessing: dict[str, Any] = added({})  # of a "test": what was chosen
+    postprocessing: dict[str, Any] = {}  # of a "test": what was chosen
     # Letters of a sealed study, which the room `sealing` reads
-    sealing: dict[str, Any] = added({})
+    sealing: dict[str, Any] = {}
     # By group and tensor: what the site has to end up with, of tensors that are sent and of those that it has already
-    marks: Marks = added({})
+    marks: Marks = {}
 
     def parcel(self, groups: Groups) -> Parcel:
         """Return the request as it travels."""
@@ -145,7 +144,7 @@ class SiteAnswer(Message):
     # Parts of which a score is told with noise, and nothing else
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
     # Of what the server has sent: what the site keeps a copy of, by group and tensor; None: it keeps none
-    holds: Marks | None = added(None)
+    holds: Marks | None = None
 
     @classmethod
     def of(cls, parcel: Parcel) -> Self:
@@ -215,7 +214,7 @@ class Trained(SiteAnswer):
     # By group: tensors that are byte for byte what the site was given in this round; they are not sent
     same: Annotated[
         dict[Name, Annotated[list[Name], Field(min_length=1, max_length=MOST_MARKS)]], Field(max_length=100)
-    ] = added({})
+    ] = {}
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:
@@ -254,7 +253,7 @@ class Tested(SiteAnswer):
     selected: Annotated[int, Field(ge=0, le=10_000_000)]  # the round whose model was tested
     counts: dict[str, list[Number]]  # that add up over sites
     # From where on the second class's probability counts as found, by the validation cases
-    threshold: Annotated[float, Field(gt=0, lt=1)] | None = added(None)
+    threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     outcome: dict[str, Any] | None
 
     @model_validator(mode="after")

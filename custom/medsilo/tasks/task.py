@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from medsilo.core.errors import DataError, Refused
-from medsilo.core.section import Section, added
+from medsilo.core.section import Section
 from medsilo.learning.loop import DrawnCases
 from medsilo.models.network import Network
 from medsilo.tasks.bundled import InMonai
@@ -80,7 +81,7 @@ class Task(Section):
     largest_input: ClassVar[float] = 65_535.0  # no input of a network is far above it; by default, 16 bits as stored
 
     name: str = ""  # only a task that helps another has none
-    fold: Fold | None = added(
+    fold: Fold | None = Field(
         None,
         description="`{number: 1, of: 5}`: patients take turns in the test part, by themselves at each site; "
         "`medsilo compare --folds 5` runs all of them. `null`: the task's own parts",

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from medsilo.core.errors import DataError
-from medsilo.core.section import added
 from medsilo.models.activity_cnn import ActivityCnn
 from medsilo.models.network import Network
 from medsilo.tasks.classification import in_words
@@ -78,13 +77,13 @@ class SeriesFolder(OwnFolder, ByKind):
     labels: tuple[Text, ...] = Field(
         default=("no", "yes"), min_length=2, max_length=254, description="classes of a classification: 0, 1, ..."
     )
-    kind: Kind = added("classification", description="what is learned of a window; of survival, of a patient")
-    range: tuple[float, float] = added(
+    kind: Kind = Field("classification", description="what is learned of a window; of survival, of a patient")
+    range: tuple[float, float] = Field(
         (0.0, 1.0), description="the least and the greatest number of a regression that is possible"
     )
-    time: Text = added("time", description="of survival: column with the time until the event or the last visit")
-    event: Text = added("event", description="of survival: column with 1 (event) or 0 (censored)")
-    most_windows: int = added(
+    time: Text = Field("time", description="of survival: column with the time until the event or the last visit")
+    event: Text = Field("event", description="of survival: column with 1 (event) or 0 (censored)")
+    most_windows: int = Field(
         64,
         ge=1,
         le=100_000,

@@ -1,9 +1,20 @@
 """The claims that a hospital's data protection officer asks about, each with the tests that show it.
 
-Each test runs in `make test` or `make test-slow`. A claim holds for a build only where all its tests ran and passed.
+    python -m tests.claims build/tests/*.xml      # which of them the tests of this build have shown
+
+Each test runs in `make test` or `make test-slow`, which write these files. docs/review.md has the claims as a table.
 """
 
+import argparse
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from docs.markdown import table
+from medsilo.core.errors import MedsiloError
+from medsilo.core.package import package_facts
+from tests.junit import SuiteResults, read_junit
 
 
 @dataclass(frozen=True)
@@ -147,11 +158,43 @@ CLAIMS = (
         "At most the round that ran is repeated.",
     ),
 )
-# Limits of the whole, which no test can remove.
-LIMITS = (
-    "A test shows that a claim held in the cases that it tried, on the machine where it ran.",
-    "The tests are medsilo's own. Read them: each link names the file and the function.",
-    "NVFlare, PyTorch and all packages in the list are trusted; sbom.cdx.json is for your own scanner.",
-    "Whoever administers a machine reads all that lies on it.",
-    "What a hospital's own settings allow is not in this folder: medsilo check and medsilo leak-report --local say it.",
-)
+
+
+def why_not(claim: Claim, results: SuiteResults) -> list[str]:
+    """Return why these results do not show a claim: not all of its tests ran and passed."""
+    words = {"missing": "did not run", "skipped": "was skipped", "failed": "failed"}
+    outcomes = {test: results.outcome(test) for test in claim.tests}
+    return [f"{test} {words[outcome]}" for test, outcome in outcomes.items() if outcome != "passed"]
+
+
+def rows() -> str:
+    """Return the claims as a table in Markdown."""
+    told = [
+        (claim.question, claim.answer, ", ".join(f"`{test}`" for test in claim.tests), claim.left_open)
+        for claim in CLAIMS
+    ]
+    return table(("question", "claim", "tests that show it", "what is left open"), told)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Say of each claim whether the results show it; returns 1 unless they show all, of this very build."""
+    parser = argparse.ArgumentParser(prog="python -m tests.claims", description="Which claims tests have shown.")
+    parser.add_argument("reports", nargs="+", type=Path, help="JUnit files of this build's tests")
+    build = package_facts()["hash"]
+    try:
+        results = read_junit(*parser.parse_args(arguments).reports)
+    except MedsiloError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if results.builds != {build}:
+        print(f"these are not results of this build ({build[:12]}), so they show nothing", file=sys.stderr)
+        return 1
+    told = {claim: why_not(claim, results) for claim in CLAIMS}
+    for claim, reasons in told.items():
+        print(f"{'NOT SHOWN' if reasons else 'shown':<9}  {claim.question}", *reasons, sep="\n           ")
+    print(f"{sum(not reasons for reasons in told.values())} of {len(CLAIMS)} claims are shown by tests of this build")
+    return 1 if any(told.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
