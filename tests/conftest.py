@@ -76,6 +76,11 @@ def pytest_configure(config: pytest.Config) -> None:
         xml.add_global_property(BUILD, package_facts()["hash"])
 
 
+def pytest_collection_finish() -> None:
+    """Keep a million objects of what was imported out of every search for garbage that a test makes: 0.6 s each."""
+    gc.freeze()
+
+
 def pytest_sessionfinish() -> None:
     """Keep what is left out of pytest's last searches for garbage, which take long on a busy machine."""
     gc.freeze()

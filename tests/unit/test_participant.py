@@ -50,6 +50,14 @@ EVERY = [
 every_method = pytest.mark.parametrize(("method", "changes"), slow_but(KINDS, EVERY), ids=lambda part: str(part)[:40])
 
 
+def each_with(name: str, *values: Any) -> pytest.MarkDecorator:
+    """Every method with the last value, and one method of each kind with the others: those are the engine's part."""
+    cases = [(method, changes, values[-1]) for method, changes in EVERY]
+    cases += [(*kind, value) for kind in KINDS for value in values[:-1]]
+    fast = [(*kind, value) for kind in KINDS for value in values]
+    return pytest.mark.parametrize(("method", "changes", name), slow_but(fast, cases), ids=lambda part: str(part)[:40])
+
+
 def planned(method: str, changes: list[str], rounds: int = 4) -> Plan:
     return make_plan(method, *SMALL, f"training.rounds={rounds}", *changes)
 
@@ -138,8 +146,7 @@ def test_a_site_that_is_rebuilt_before_every_task_answers_the_same(
     assert left == {*states, "last.safetensors", "best.safetensors", "metrics.csv", "plan.yaml", "test.csv"}
 
 
-@every_method
-@pytest.mark.parametrize("rebuilt", [False, True])
+@each_with("rebuilt", False, True)
 def test_a_round_asked_again_gets_the_same_answer(
     method: str, changes: list[str], rebuilt: bool, tmp_path: Path
 ) -> None:
@@ -189,8 +196,7 @@ def test_a_site_that_missed_rounds_goes_on_from_its_last(method: str, changes: l
         assert fresh.metrics != reply.metrics
 
 
-@every_method
-@pytest.mark.parametrize("after", [1, 2, 6])
+@each_with("after", 1, 2, 6)
 def test_a_crash_inside_a_round_leaves_no_trace(method: str, changes: list[str], after: int, tmp_path: Path) -> None:
     """Stopped in validation or training, in this process or with a new one."""
     plan = planned(method, [*changes, "training.batch_size=4"])
@@ -471,8 +477,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], Path]:
     return of
 
 
-@every_method
-@pytest.mark.parametrize("stopped", [2, 4])
+@each_with("stopped", 4, 2)
 def test_a_study_that_stopped_goes_on_as_if_it_had_not(
     method: str, changes: list[str], stopped: int, tmp_path: Path, whole: Callable[[Plan], Path]
 ) -> None:
