@@ -477,12 +477,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], Path]:
     return of
 
 
-@each_with("stopped", 4, 2)
+STOPS = [
+    *((*kind, [stop]) for kind in KINDS for stop in (2, 4)),
+    *((method, [], [1]) for method in ("scaffold", "harmofl", "adafed", "fedsm")),
+]
+OFTEN = [(*one, [1, 2]) for one in [*EVERY, *((method, []) for method in METHODS if (method, []) not in EVERY)]]
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "stops"), slow_but(STOPS, [*STOPS, *OFTEN]), ids=lambda part: str(part)[:40]
+)
 def test_a_study_that_stopped_goes_on_as_if_it_had_not(
-    method: str, changes: list[str], stopped: int, tmp_path: Path, whole: Callable[[Plan], Path]
+    method: str, changes: list[str], stops: list[int], tmp_path: Path, whole: Callable[[Plan], Path]
 ) -> None:
     plan = planned(method, changes)
-    stop_and_resume(plan, tmp_path / "run", stopped)
+    stop_and_resume(plan, tmp_path / "run", *stops)
     assert_same_run(whole(plan), tmp_path / "run")
 
 
@@ -493,15 +502,6 @@ def stop_and_resume(plan: Plan, folder: Path, *stops: int) -> None:
         summary = Record(folder).summary()
         assert (summary.status, summary.reason) == ("failed", "stopped")
     assert inprocess.run(plan, folder=folder, resume=True).summary.status == "finished"
-
-
-@pytest.mark.parametrize("method", slow_but(["scaffold", "harmofl", "adafed", "fedsm"], METHODS))
-def test_a_study_that_stopped_in_its_first_round_goes_on(
-    method: str, tmp_path: Path, whole: Callable[[Plan], Path]
-) -> None:
-    plan = planned(method, [])
-    stop_and_resume(plan, tmp_path / "run", 1)
-    assert_same_run(whole(plan), tmp_path / "run")
 
 
 def test_a_study_may_stop_often_and_twice_in_the_same_round(tmp_path: Path, whole: Callable[[Plan], Path]) -> None:
