@@ -8,11 +8,12 @@ import torch
 
 from medsilo.mixing import contributions, layout, mixers
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from tests.conftest import over_all
 
 SEEDS = range(8)
 NEAR = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.complex64: 2e-6}
 KINDS = ["weighted", "uniform", "soft", "similarity", "identity"]
-every_study = pytest.mark.parametrize("seed", SEEDS)
+every_study = over_all("seed", SEEDS)
 every_mixer = pytest.mark.parametrize("kind", KINDS)
 
 
