@@ -105,8 +105,6 @@ class Request(Message):
     postprocessing: dict[str, Any] = added({})  # of a "test": what was chosen
     # Letters of a sealed study, which the room `sealing` reads
     sealing: dict[str, Any] = added({})
-    # By group and tensor: what the site has to end up with, of tensors that are sent and of those that it has already
-    marks: Marks = added({})
 
     def parcel(self, groups: Groups) -> Parcel:
         """Return the request as it travels."""
@@ -144,8 +142,6 @@ class SiteAnswer(Message):
     withheld: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
     # Parts of which a score is told with noise, and nothing else
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
-    # Of what the server has sent: what the site keeps a copy of, by group and tensor; None: it keeps none
-    holds: Marks | None = added(None)
 
     @classmethod
     def of(cls, parcel: Parcel) -> Self:
@@ -213,10 +209,6 @@ class Trained(SiteAnswer):
     validation: Number | None  # the score of the model as it arrived
     validation_loss: Number | None
     sealing: dict[str, Any] = added({})  # in a sealed study
-    # By group: tensors that are byte for byte what the site was given in this round; they are not sent
-    same: Annotated[
-        dict[Name, Annotated[list[Name], Field(min_length=1, max_length=MOST_MARKS)]], Field(max_length=100)
-    ] = added({})
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:

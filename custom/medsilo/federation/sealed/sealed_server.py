@@ -11,7 +11,7 @@ from medsilo.core.errors import ParticipationError, Refused
 from medsilo.core.tensors import Groups, Modules
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_numbers
-from medsilo.federation.asking import Exchange, Missing
+from medsilo.federation.asking import Exchange
 from medsilo.federation.sealed.store import SealedResult, SealedStore
 from medsilo.federation.sealed.what import (
     WORDS,
@@ -26,6 +26,7 @@ from medsilo.federation.sealed.what import (
     terms_of,
     words_for,
 )
+from medsilo.federation.seams import Missing
 from medsilo.mixing.forms import Exchanged, Rows, Summed
 from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, WeightedMean
 from medsilo.plan import Plan
