@@ -272,7 +272,10 @@ class SealedServer:
         agreed, odd = most_alike(found)
         for site in odd:
             del exchange.replies[site]
-            exchange.missing[site] = Missing("refused", "made other weights of what the hospitals told each other")
+            exchange.missing = {
+                **exchange.missing,
+                site: Missing("refused", "made other weights of what the hospitals told each other"),
+            }
         self._enough(exchange, f"weights that follow from round {number}")
         if odd:
             self.cautions.append(
