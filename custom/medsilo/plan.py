@@ -22,6 +22,7 @@ from medsilo.core.text import plain
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import PrivacyOffer, Private
 from medsilo.course.group import Group, views
+from medsilo.course.layer import Layer
 from medsilo.course.phase import Course, Phase
 from medsilo.course.promises import Sealing, promises
 from medsilo.course.sealable import forms_of, means_of
@@ -33,7 +34,7 @@ from medsilo.mixing.defence import Shield
 from medsilo.mixing.forms import Exchanged, Form, Summed, Unsealable
 from medsilo.mixing.rules import Robust
 from medsilo.models.network import Network
-from medsilo.registry import ANY, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
+from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
 from medsilo.tasks.task import Task
 
 MOST_SITES = 4096
@@ -377,6 +378,12 @@ class Plan(Section):
         description="what the study promises of every hospital's records ([privacy.md](privacy.md)): differential "
         "privacy against everybody outside it. `null`: nothing",
     )
+    layers: tuple[Annotated[SerializeAsAny[Layer], _made_by(LAYERS)], ...] = Field(
+        (),
+        max_length=8,
+        description="layers of other packages around sites and server, from outside to inside "
+        "([extend.md](extend.md#layers)), each with its `name` and its own keys",
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="decides everything random")
     protocol: Literal["paper", "released-code", "clinical"] = Field(
         "clinical",
@@ -432,6 +439,9 @@ class Plan(Section):
         if self.privacy:
             self._keeps_its_promise(networks)
         self._keeps_its_protocol()
+        for place, layer in enumerate(self.layers):
+            for conflict in layer.conflicts(self):
+                raise PlanError(f"layers.{place}: {layer.name}: {conflict}")
         return self
 
     @property
@@ -747,7 +757,11 @@ def parse_plan(values: Any, changes: Iterable[str] = (), allowed: Collection[str
     for change in changes:
         _apply(values, change)
     names = {key: table.named_in(values.get(key)) for key, table in TABLES.items()}
-    check_packages(names, values.get("packages"), allowed)  # before anything of them is imported
+    own = values.get("layers")
+    layers = {
+        f"layers.{place}": LAYERS.named_in(layer) for place, layer in enumerate(own if isinstance(own, list) else [])
+    }
+    check_packages(names | layers, values.get("packages"), allowed)  # before anything of them is imported
     _complete_network(values, names["task"])
     try:
         plan = checked(Plan, values, "the plan")
@@ -777,6 +791,7 @@ def _packages(plan: Plan, given: Any, allowed: Collection[str]) -> dict[str, Out
             "name; list it in the entry points 'medsilo.networks' of its package"
         )
     names = {"algorithm": plan.algorithm.name, "task": plan.task.name, "network": plan.network.name}
+    names |= {f"layers.{place}": layer.name for place, layer in enumerate(plan.layers)}
     return {name: OutsidePackage(**facts) for name, facts in check_packages(names, given, allowed).items()}
 
 

@@ -18,9 +18,11 @@ from medsilo.cli.given_settings import settings_of
 from medsilo.core.errors import Aborted, MedsiloError, Refused
 from medsilo.core.package import package_facts
 from medsilo.federation import permission
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.participant import Participant
 from medsilo.federation.permission import Permission, approvals_of
 from medsilo.federation.sealed.identity import KitFiles
+from medsilo.federation.seams import Place
 from medsilo.plan import Plan, parse_plan
 from medsilo.runs.messages import Parcel
 from medsilo.site import approvals
@@ -67,10 +69,14 @@ class Home:
 
     def permission(self, plan: Plan | None = None, **given: Any) -> Permission:
         settings = WANTED.model_copy(update=given)
-        return Permission(plan or self.plan, A, SITES, settings, self.place, "lead@clinic.example", self.kit)
+        return Permission(Place(plan or self.plan, A, SITES, settings, self.place, "lead@clinic.example", self.kit))
 
-    def participant(self) -> Participant:
-        return Participant(self.plan, A, SITES, WANTED, self.place, lead="lead@clinic.example", kit=self.kit)
+    def site(self) -> Permission:
+        """The hospital's site as the executor has it."""
+        permission = self.permission()
+        permission.check()
+        permission.inner = TrainingSite(permission.place)
+        return permission
 
 
 @pytest.fixture
@@ -94,7 +100,7 @@ def refused(home: Home, words: str, **given: Any) -> None:
 def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
     """Refused before data are read; approved; one round after the last; withdrawn while it trains; approved again."""
     with pytest.raises(Refused) as error:
-        home.participant()
+        home.site()
     assert str(error.value) == (
         f"this hospital has not approved plan {home.plan.hash}; its engineer decides there: "
         f"medsilo approve {home.plan.hash} --kit KIT"
@@ -102,7 +108,7 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
     [asked] = home.approvals.asked()
     assert (asked.hash, asked.study, asked.lead) == (home.plan.hash, "study", "lead@clinic.example")
     home.approve(rounds=2)
-    site, server = home.participant(), Server(home.plan)
+    site, server = home.site(), Server(home.plan)
     assert site.answer(server.ask("join", 0)).facts["task"] == "join"
     server.take(site.answer(server.ask("round", 1)))
     strangers = server.ask("round", 2)
@@ -111,14 +117,14 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
     with pytest.raises(Refused, match="approved without stranger plan"):
         site.answer(strangers)
 
-    site.permission._looked = float("-inf")  # a second has passed in the middle of a round
+    site._looked = float("-inf")  # a second has passed in the middle of a round
     batches: list[int] = []
 
     def withdraw_in_its_middle() -> None:
         batches.append(1)
         if len(batches) == 2:
             home.approvals.decide(home.plan.hash, "withdrawn", "engineer")
-            site.permission._looked = float("-inf")
+            site._looked = float("-inf")
 
     with pytest.raises(Refused, match="has withdrawn its approval of plan"):
         site.answer(server.ask("round", 2), withdraw_in_its_middle)
@@ -132,7 +138,7 @@ def test_a_study_runs_as_far_as_it_is_approved(home: Home) -> None:
 
 def test_what_is_withdrawn_at_the_last_moment_does_not_leave(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     home.approve()
-    site, server = home.participant(), Server(home.plan)
+    site, server = home.site(), Server(home.plan)
     made = Participant._answer
 
     def made_then_withdrawn(self: Participant, *given: Any) -> Parcel:
@@ -249,10 +255,10 @@ def test_a_site_waits_for_the_decision_as_long_as_its_hospital_says(
 
 def test_without_a_kit_nothing_counts_as_approved(home: Home) -> None:
     with pytest.raises(Refused, match="with the key of its kit, and here is none"):
-        Permission(home.plan, A, SITES, WANTED, home.place)
-    Permission(home.plan, A, SITES, SiteSettings(), home.place).check()
+        Permission(Place(home.plan, A, SITES, WANTED, home.place))
+    Permission(Place(home.plan, A, SITES, SiteSettings(), home.place)).check()
     own = settings_of("cpu", None, home.folder / "local")  # of a run on this machine, whose owner has nobody to ask
-    Permission(home.plan, A, SITES, own, home.place).check()
+    Permission(Place(home.plan, A, SITES, own, home.place)).check()
 
 
 # ---------------------------------------------------------------------------------------------------- not to be forged

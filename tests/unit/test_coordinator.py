@@ -22,9 +22,10 @@ from medsilo.core.errors import Aborted, MedsiloError, ParticipationError, Refus
 from medsilo.core.files import load_tensors
 from medsilo.core.package import package_facts
 from medsilo.federation import inprocess
-from medsilo.federation.asking import RETRY_PAUSE, Missing, Outgoing, Receive
+from medsilo.federation.asking import RETRY_PAUSE
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Missing, Outgoing, Receive
 from medsilo.plan import Plan
 from medsilo.runs.messages import Parcel
 from medsilo.runs.reading import read_summary

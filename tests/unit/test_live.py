@@ -20,6 +20,8 @@ from tests.conftest import make_plan
 
 SITES = ["a", "b", "c", "d"]
 
+NOBODY: Any = None  # behind a channel that is looked at alone
+
 
 def a_round(number: int, **seconds: float) -> Round:
     """A round in which these sites answered after so many seconds."""
@@ -94,7 +96,7 @@ def test_the_time_left_grows_shorter_inside_a_round() -> None:
 def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
     told: list[Turns | None] = []
     now = [100.0]
-    keeper = TurnKeeper(told.append, lambda: now[0])
+    keeper = TurnKeeper(NOBODY, told.append, lambda: now[0])
     assert keeper.now() is None
     keeper.begin("round", 3, ["a", "b"])
     now[0] += 5
@@ -115,7 +117,7 @@ def test_turns_are_told_at_every_change_and_with_many_sites_seldom() -> None:
 
 def test_the_lead_is_told_nothing_that_only_a_site_knows() -> None:
     """Over TLS: what the server itself sees."""
-    keeper = TurnKeeper()
+    keeper = TurnKeeper(NOBODY)
     keeper.begin("round", 1, ["a"])
     told = Progress(planned=1, metric="dice", turns=keeper.now()).as_json()
     assert set(told["turns"]) == {"task", "round", "at", "sites"} and told["turns"]["sites"]["a"].keys() == {

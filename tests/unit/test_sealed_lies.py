@@ -13,9 +13,9 @@ from torch import Tensor
 
 from medsilo.core.errors import Aborted, MedsiloError, ParticipationError
 from medsilo.core.files import load_tensors
-from medsilo.federation.asking import Missing
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.participant import Participant
+from medsilo.federation.seams import Missing
 from medsilo.runs.messages import Parcel
 from medsilo.runs.record import Record
 from tests.conftest import make_plan, slow_but

@@ -113,6 +113,7 @@ def describe(
         lines += ["", *_coarse(plan, settings)]
     if plan.privacy or settings.privacy:
         lines += ["", "What each costs (docs/privacy.md):", *_aligned([("what", "price"), *price_list(plan, settings)])]
+    lines += [line for layer in plan.layers for line in ["", *layer.leaves(plan)]]
     told = told_besides(plan)
     if told:
         lines += ["", *told]
@@ -126,7 +127,7 @@ def describe(
 def left_in_short(plan: Plan) -> tuple[list[tuple[str, str, int]], list[str]]:
     """Return the groups that left each site with their rounds and bytes a round, and further lines, naming no site."""
     groups = [(leak.group, leak.when, leak.bytes) for leak in leaks(plan)]
-    lines = [*_sealing(plan), *told_besides(plan)]
+    lines = [*_sealing(plan), *(line for layer in plan.layers for line in layer.leaves(plan)), *told_besides(plan)]
     if plan.privacy:
         lines.append(
             f"The study promised differential privacy: ε = {plan.privacy.epsilon:g} at δ = {plan.privacy.delta:g} for "

@@ -12,10 +12,11 @@ from medsilo.course.outcome import ServerEnd
 from medsilo.course.phase import Phase
 from medsilo.course.server_side import ServerSide
 from medsilo.federation.accepting import Acceptance, check_forms
-from medsilo.federation.asking import Asking, Exchange, Messenger, Missing
+from medsilo.federation.around import asking
+from medsilo.federation.asking import Exchange
 from medsilo.federation.directions import rounded
-from medsilo.federation.known import KnownTensors
 from medsilo.federation.sealed.sealed_server import Letters, SealedServer
+from medsilo.federation.seams import Channel, Missing
 from medsilo.federation.server_state import ServerState
 from medsilo.federation.summary import Account, summarise
 from medsilo.federation.turns import TurnKeeper
@@ -47,7 +48,7 @@ class Coordinator:
         self,
         plan: Plan,
         sites: Sequence[str],
-        messenger: Messenger,
+        channel: Channel,
         record: Record,
         engine: str,
         on_round: Callable[[Round], None] = lambda line: None,
@@ -60,10 +61,7 @@ class Coordinator:
         self.engine, self.on_round = engine, on_round
         self.study = record.folder.name
         self.settings = settings or SiteSettings(device="cpu")  # the server's own
-        self.turns = TurnKeeper(record.tell_now)
-        self.asking = Asking(messenger, plan.participation, self.sites, self.required, self.turns)
         self.acceptance = Acceptance(plan, self.study, self.sites, self.everyone)
-        self.known = KnownTensors(sealed=plan.transport.sealed)
         self.rounds: list[Round] = []
         self.ends: dict[str, Exchange] = {}
         self.absent: dict[str, str] | None = None  # who did not join a study that has begun, and why
@@ -80,9 +78,10 @@ class Coordinator:
             plan.seed,
             self.settings.compute(),
             self.settings.data,
-            partial(messenger.pause, 0.0),
+            partial(channel.pause, 0.0),
         )
         self.state = ServerState(plan, record, self.server, mixers, self.settings.waiting_memory << 20)
+        self.channel, self.turns = asking(channel, plan, self.sites, record.tell_now, self.state.may_have_lost)
         self.parameters = sum(parameter.numel() for parameter in self.state.layout["model"].parameters())
         self.sealed = self._sealed(mixers) if plan.transport.sealed else None
         if cautions := plan.cautions(self.sites):
@@ -90,7 +89,7 @@ class Coordinator:
 
     def _sealed(self, mixers: dict[str, Mixer]) -> SealedServer:
         def enough(exchange: Exchange, what: str) -> None:
-            if breach := self.asking.breach(exchange, what):
+            if breach := self.channel.breach(exchange, what):
                 raise ParticipationError(breach)
 
         state = self.state
@@ -159,7 +158,7 @@ class Coordinator:
         away = self._begin_sealed(number, phase)
         exchange = self._exchange("round", number, phase, away=away)
         self.state.written()
-        breach = self.asking.breach(exchange, f"round {number}") or self._end_sealed(number)
+        breach = self.channel.breach(exchange, f"round {number}") or self._end_sealed(number)
         if breach is None:
             self._consider_best(exchange, number - 1)
             self.state.finish(number)
@@ -175,7 +174,7 @@ class Coordinator:
             lost=exchange.by_kind("lost"),
             warnings=exchange.warnings(),
             sites={
-                site: _line(exchange, site, updates.get(site, {}), shares.get(site))
+                site: _line(exchange, self.turns, site, updates.get(site, {}), shares.get(site))
                 for site in sorted(exchange.replies)
             },
         )
@@ -257,7 +256,7 @@ class Coordinator:
     def _end(self, task: End, number: int, selected: int | None = None, empty: bool = False) -> Exchange:
         """Ask before the first or after the last round."""
         exchange = self.ends[task] = self._exchange(task, number, self.course.delivery, selected, empty)
-        breach = self.asking.breach(exchange, task)
+        breach = self.channel.breach(exchange, task)
         if breach:
             raise ParticipationError(breach)
         return exchange
@@ -281,7 +280,6 @@ class Coordinator:
 
         def outgoing(site: str) -> Parcel:
             groups: Groups = {} if task == "join" or empty else self.state.payload(site, phase)
-            sent, marks = self.known.shorten(site, groups)
             request = self._request(
                 task,
                 number,
@@ -291,41 +289,25 @@ class Coordinator:
                 outcome=self._outcome_for(site, task),
                 postprocessing=self.postprocessing if task == "test" else {},
                 sealing=self._letters(task, site, groups),
-                marks=marks,
             )
-            parcel = request.parcel(sent)
-            exchange.bytes_down[site] = parcel.size()
-            return parcel
+            return request.parcel(groups)
 
         def receive(site: str, reply: Parcel) -> None:
             answer = self.acceptance.accept(site, reply, (task, number), exchange.replies)
-            self.known.confirm(site, answer.holds)
             trained = task == "round" and phase.trains_at(site, number, self.sites, self.plan.seed)
-            groups = reply.groups
-            if isinstance(answer, Trained) and answer.same:
-                groups = self.known.whole(site, groups, answer.same, self.state.payload(site, phase))
-            check_forms(groups, expected if trained else {})
-            exchange.bytes_up[site] = reply.size()
+            check_forms(reply.groups, expected if trained else {})
             if isinstance(answer, Trained):
                 if trained:
-                    self._take(site, groups, answer, phase)
+                    self._take(site, reply.groups, answer, phase)
                 self.state.has_settled(site)
             exchange.replies[site] = answer
             if isinstance(answer, Joined):
                 self.acceptance.joined[site] = answer
 
         self.turns.begin(task, number, exchange.asked)
-        self.asking.ask(exchange, outgoing, receive, self._is_missing)
-        exchange.missing = {**away, **exchange.missing}
+        missing = self.channel.ask(exchange.asked, outgoing, receive, self.plan.participation.timeout)
+        exchange.missing = {**away, **missing}
         return exchange
-
-    def _is_missing(self, site: str, gone: Missing) -> None:
-        """Note what a site that did not answer may not have, or still has."""
-        self.state.may_have_lost(site)
-        if gone.holds is not None and not gone.lacks:
-            self.known.confirm(site, gone.holds)
-        elif gone.kind == "refused":  # what it says in an answer that does not count is not read
-            self.known.may_lack(site)
 
     def _request(self, task: Task, number: int, **own: Any) -> Request:
         """Return a request with what every one tells."""
@@ -375,7 +357,7 @@ class Coordinator:
             exchange.replies[site] = answer
 
         self.turns.begin(task, number, exchange.asked)
-        self.asking.ask(exchange, outgoing, receive, lambda site, gone: None)
+        exchange.missing = self.channel.ask(exchange.asked, outgoing, receive, self.plan.participation.timeout)
         return exchange
 
     def _outcome_for(self, site: str, task: str) -> dict[str, Any]:
@@ -421,7 +403,9 @@ class Coordinator:
         )
 
 
-def _line(exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: float | None) -> SiteRound:
+def _line(
+    exchange: Exchange, turns: TurnKeeper, site: str, updates: dict[str, SentUpdate], share: float | None
+) -> SiteRound:
     """Return a site's part in a round's record."""
     reply = exchange.replies[site]
     assert isinstance(reply, Trained)
@@ -432,8 +416,8 @@ def _line(exchange: Exchange, site: str, updates: dict[str, SentUpdate], share: 
         samples=None if reply.cases.train is None else reply.samples,
         seconds=round(reply.seconds, 3),
         memory=int(reply.memory),
-        bytes_up=exchange.bytes_up[site],
-        bytes_down=exchange.bytes_down[site],
+        bytes_up=turns.bytes_up[site],
+        bytes_down=turns.bytes_down[site],
         updates=updates,
         share=None if share is None else rounded(min(share, 1.0)),
     )

@@ -12,12 +12,14 @@ from torch import nn
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import load_tensors
 from medsilo.federation import tracking
-from medsilo.federation.asking import Missing, Outgoing, Receive
+from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.limits import Clock
 from medsilo.federation.participant import Participant
+from medsilo.federation.permission import Permission
 from medsilo.federation.pool import POOL, Pool, spread_over_hospitals
 from medsilo.federation.protection import take_place
+from medsilo.federation.seams import Missing, Outgoing, Place, Receive
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.paths import site_folder
@@ -60,7 +62,7 @@ class LastModels(Mapping[str, nn.Module]):
 class Loop:
     """The transport of one process: sites answer one after the other, in sorted order."""
 
-    def __init__(self, participants: Mapping[str, Participant], rests: bool = False) -> None:
+    def __init__(self, participants: Mapping[str, Participant | TrainingSite], rests: bool = False) -> None:
         """rests: between its answers a site holds no networks; the folders have what it needs."""
         self.participants, self.rests = participants, rests
         self.clocks = {site: Clock(own.folder, own.settings.limits) for site, own in participants.items()}
@@ -76,7 +78,7 @@ class Loop:
             except MedsiloError as error:
                 missing[site] = Missing.refused(error)
             if self.rests:
-                self.participants[site].state.rest()
+                self.participants[site].rest()
         return missing
 
     def pause(self, seconds: float) -> None:
@@ -139,7 +141,7 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
     if resume:
         raise MedsiloError("central training can't be resumed; run it again in a new folder")
     names = plan.participation.sites
-    hospitals = _participants(plan, root, settings)
+    hospitals = {site: own.participant for site, own in _participants(plan, root, settings).items()}
     pool = Pool(plan, hospitals, settings, site_folder(root, POOL))
     record = Record(root)
     alone = plan.with_changes([f"participation.sites=[{POOL}]", "participation.minimum=null"])
@@ -150,13 +152,15 @@ def _run_central(plan: Plan, root: Path, resume: bool, settings: SiteSettings, o
     return StudyResult(dict.fromkeys(names, model), coordinator.rounds, summary)
 
 
-def _participants(plan: Plan, root: Path, settings: SiteSettings, rests: bool = False) -> dict[str, Participant]:
+def _participants(plan: Plan, root: Path, settings: SiteSettings, rests: bool = False) -> dict[str, TrainingSite]:
     names = plan.participation.everyone
     participants = {}
     for site in names:
-        participants[site] = Participant(plan, site, names, settings.of(site), site_folder(root, site))
+        place = Place(plan, site, names, settings.of(site), site_folder(root, site))
+        Permission(place).check()
+        participants[site] = TrainingSite(place)
         if rests:
-            participants[site].state.rest()
+            participants[site].rest()
     return participants
 
 

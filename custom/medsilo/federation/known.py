@@ -13,12 +13,14 @@ import json
 import shutil
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.errors import Lacks, MedsiloError, Refused
@@ -26,16 +28,17 @@ from medsilo.core.files import TYPES, make_folder, write_text
 from medsilo.core.spill import bytes_of
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
-from medsilo.runs.messages import MOST_MARKS, Parcel, held
+from medsilo.federation.seams import Channel, Missing, Outgoing, Receive, Site
+from medsilo.learning.loop import Stop
+from medsilo.runs.messages import MOST_MARKS, Marks, Message, Name, Parcel, check_values, held
 from medsilo.runs.paths import RECEIVED
 
 SMALLEST = 4096  # bytes of a tensor; a smaller one is sent as fast as its mark
 BEGINNING = 8  # bytes of a tensor that stand in its mark
 INDEX = "index.json"
 ORDERS = ("round", "deliver", "try", "test")  # requests whose tensors are kept
+Marked = Mapping[str, Mapping[str, str]]  # marks by group and tensor
 KINDS = {name: kind for kind, name in TYPES.items()}
-
-Marks = Mapping[str, Mapping[str, str]]  # by group and tensor
 
 
 def mark_of(tensor: Tensor) -> str:
@@ -59,17 +62,68 @@ def may_be_named(tensor: Any) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------- at the server
-class KnownTensors:
-    """The marks of what each site has, and those that stood in the last order to it."""
+class Naming(Message):
+    """An answer's word about known tensors."""
 
-    def __init__(self, sealed: bool = False) -> None:
-        """sealed: what sites send is, and never named."""
-        self.sealed = sealed
-        self.held: dict[str, Marks] = {}  # by site, as it says; only of sites that keep copies
-        self.told: dict[str, Marks] = {}
+    # By group: tensors that are byte for byte what the site was given in this round; they are not sent
+    same: Annotated[
+        dict[Name, Annotated[list[Name], Field(min_length=1, max_length=MOST_MARKS)]], Field(max_length=100)
+    ] = {}
+    # Of what the server has sent: what the site keeps a copy of, by group and tensor; None: it keeps none
+    holds: Marks | None = None
+
+
+class KnownTensors:
+    """A channel that names what a site has already: it knows the marks of that, and those of its last order."""
+
+    def __init__(self, inner: Channel, sealed: bool = False, lost: Callable[[str], None] = lambda site: None) -> None:
+        """sealed: what sites send is, and never named; lost: hears of every site that did not answer, as it may not
+        have what it was sent."""
+        self.inner, self.sealed, self.lost = inner, sealed, lost
+        self.held: dict[str, Marked] = {}  # by site, as it says; only of sites that keep copies
+        self.told: dict[str, Marked] = {}
         self._marks: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # of tensors that several sites get
 
-    def confirm(self, site: str, holds: Marks | None) -> None:
+    def pause(self, seconds: float) -> None:
+        self.inner.pause(seconds)
+
+    def ask(self, sites: Sequence[str], outgoing: Outgoing, receive: Receive, timeout: float) -> Mapping[str, Missing]:
+        def going(site: str) -> Parcel:
+            order = outgoing(site)
+            groups, marks = self.shorten(site, order.groups)
+            return replace(order, groups=groups, facts={**order.facts, "marks": marks}) if marks else order
+
+        def coming(site: str, reply: Parcel) -> None:
+            naming = Naming.read(self._named(reply))
+            groups = self.whole(site, reply.groups, naming.same, outgoing(site).groups) if naming.same else reply.groups
+            facts = {key: value for key, value in reply.facts.items() if key not in Naming.model_fields}
+            receive(site, replace(reply, groups=groups, facts=facts))
+            self.confirm(site, naming.holds)
+
+        missing = self.inner.ask(sites, going, coming, timeout)
+        self._note(missing)
+        if lacking := sorted(site for site, gone in missing.items() if gone.lacks):
+            again = self.inner.ask(lacking, going, coming, timeout)  # they are sent all tensors
+            self._note(again)
+            missing = {**{site: gone for site, gone in missing.items() if not gone.lacks}, **again}
+        return missing
+
+    def _named(self, reply: Parcel) -> dict[str, Any]:
+        """Return what an answer says of known tensors, of a size that may be looked at; raises Refused."""
+        told = {key: reply.facts[key] for key in Naming.model_fields if key in reply.facts}
+        check_values(told, 3 * MOST_MARKS)
+        return told
+
+    def _note(self, missing: Mapping[str, Missing]) -> None:
+        """Note what sites that did not answer still have; what an answer says that does not count is not read."""
+        for site, gone in missing.items():
+            self.lost(site)
+            if gone.holds is not None and not gone.lacks:
+                self.confirm(site, gone.holds)
+            elif gone.kind == "refused" and site in self.held:
+                self.held[site] = {}  # it is sent all tensors next time
+
+    def confirm(self, site: str, holds: Marked | None) -> None:
         """Note what a site says that it has."""
         if holds is None:
             self.held.pop(site, None)
@@ -77,11 +131,6 @@ class KnownTensors:
         self.held[site] = {
             group: {name: sys.intern(mark) for name, mark in own.items()} for group, own in holds.items()
         }
-
-    def may_lack(self, site: str) -> None:
-        """Send a site all tensors again in its next order."""
-        if site in self.held:
-            self.held[site] = {}
 
     def shorten(self, site: str, groups: Groups) -> tuple[Groups, dict[str, dict[str, str]]]:
         """Return what has to be sent of an order to a site, and the marks of what it may keep or has."""
@@ -122,8 +171,6 @@ class KnownTensors:
 
         order: that round's tensors, which the server has anyway.
         """
-        if not same:
-            return groups
         told = self.told.get(site, {})
         filled = {group: dict(tensors) for group, tensors in groups.items()}
         for group, names in same.items():
@@ -139,11 +186,11 @@ class KnownTensors:
 
 # ---------------------------------------------------------------------------------------------------- at a site
 class ReceivedTensors:
-    """Copies of the tensors of the last order, on a site's disk, each in a file that its mark names."""
+    """A site that keeps copies of the tensors of the last order on its disk, each in a file that its mark names."""
 
-    def __init__(self, folder: Path) -> None:
-        """folder: the site's, of the study."""
-        self.folder = folder / RECEIVED
+    def __init__(self, inner: Site, folder: Path, names: Callable[[], bool] = lambda: True) -> None:
+        """folder: the site's, of the study; names: whether its answers may name what is as it was given."""
+        self.inner, self.folder, self.names = inner, folder / RECEIVED, names
         self.holds: dict[str, dict[str, str]] = {}
         self.forms: dict[str, tuple[str, list[int]]] = {}  # by mark: type and shape
         self.given: Groups = {}  # of the order that is worked at: what may go back by its name
@@ -151,6 +198,12 @@ class ReceivedTensors:
             found = json.loads((self.folder / INDEX).read_text())
             self.forms = {mark: (str(kind), list(shape)) for mark, (kind, shape) in found["forms"].items()}
             self.holds = held(found["holds"]) or {}
+
+    def answer(self, parcel: Parcel, stop: Stop) -> Parcel:
+        reply = self.inner.answer(self.open(parcel), stop)
+        if parcel.facts.get("task") == "test":
+            self.forget()
+        return self.close(reply, self.names())
 
     def open(self, order: Parcel) -> Parcel:
         """Return an order with all its tensors; raises Lacks where one that it names is not here any more."""
@@ -166,7 +219,7 @@ class ReceivedTensors:
             self._take(_worth_keeping(groups), marks)
         return Parcel(groups, facts, order.samples, order.metrics)
 
-    def _take(self, order: Mapping[str, Mapping[str, tuple[str, Tensor]]], marks: Marks) -> None:
+    def _take(self, order: Mapping[str, Mapping[str, tuple[str, Tensor]]], marks: Marked) -> None:
         """Keep an order, and note what of it is as the server told it."""
         self._keep(order)
         self.given = {

@@ -25,12 +25,10 @@ from medsilo.course.group import views
 from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_ranges, same_layout
-from medsilo.federation.account import PrivacyAccount
 from medsilo.federation.crew import Crew, why_alone
 from medsilo.federation.doing import NowFile
 from medsilo.federation.evaluation import Evaluation, Measuring
 from medsilo.federation.limits import check_disk, check_limits, free_disk
-from medsilo.federation.permission import Permission
 from medsilo.federation.private_numbers import PrivateNumbers
 from medsilo.federation.private_site import PrivateSite
 from medsilo.federation.protection import Protection
@@ -73,13 +71,9 @@ class Participant(Trainer):
         self.plan, self.site, self.sites, self.folder = plan, site, sorted(sites), folder
         sweep(folder, *(path for path in folder.glob("*") if path.is_dir()))
         self.compute, self.settings = settings.compute(), settings
-        self.permission = Permission(plan, site, self.sites, settings, folder, lead, kit)
-        self.permission.check()
         self.protection = Protection(plan, site, settings, folder, lead)
-        self.account: PrivacyAccount | None = None
         if data is None:
             self.protection.admit()
-            self.account = PrivacyAccount.of(plan, self.protection, folder, kit)
             data = plan.task.site_data(site, self.sites, plan.seed, self.protection.source())
         self.data = data
         guarded = self.protection.on or settings.privacy is not None
@@ -96,9 +90,6 @@ class Participant(Trainer):
         if self.private and not plan.task.synthetic:
             self.secret = self.protection.book.number("draws")
         self.state = SiteState(plan, site, folder, self.compute)
-        if self.account:
-            self.account.admit(self._planned())
-            self.state.counts = self.account.counts
         self.outcome = plan.algorithm.outcome
         self.chooses = self.outcome.personal and plan.tracking.select == "best"
         self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
@@ -128,22 +119,16 @@ class Participant(Trainer):
 
         def step() -> None:
             stop()
-            self.permission.look(asked.round)
             self.doing.step()
 
         with self.doing.answering(asked.task, asked.round):
-            self.permission.begin(asked, parcel.groups)
-            reply = self._answer(parcel, asked, step)
-            self.permission.check(asked.sites, asked.round)  # the last thing before it leaves
-            return reply
+            return self._answer(parcel, asked, step)
 
     def _answer(self, parcel: Parcel, asked: Request, stop: Stop) -> Parcel:
         started = time.monotonic()
         forget_most()
         check_disk(self.folder, self.settings.limits)
         self.warnings = []
-        if self.account and (reply := self._begin_counted(self.account, asked, parcel)):
-            return reply
         work = {"join": self._join, "round": self._round, "deliver": self._deliver}
         work |= {"try": self._try, "test": self._test}
         work |= dict.fromkeys(LETTERED, self._answer_letters)
@@ -166,40 +151,24 @@ class Participant(Trainer):
             name: self.settings.rounded(value) if isinstance(value, float) else value
             for name, value in reply.metrics.items()
         }
-        if self.account:
-            self._settle(self.account, asked, parcel, reply)
         return reply
 
-    # ------------------------------------------------------------------ what answers cost
-    def _begin_counted(self, account: PrivacyAccount, asked: Request, parcel: Parcel) -> Parcel | None:
-        """Return the answer that this request got already; where there is none, begin an attempt at one."""
-        if reply := account.again(parcel):
-            return reply
-        account.afford(self._charges(asked.task, asked.round))
-        self.state.attempt = account.begin()
-        return None
-
-    def _settle(self, account: PrivacyAccount, asked: Request, parcel: Parcel, reply: Parcel) -> None:
-        """Enter an answer in the hospital's ledger; unless that succeeds it does not leave, and its state is void."""
-        if self.numbers and self.numbers.counted:
-            account.enter("numbers of cases", self.numbers.counted[0], self.numbers.count_charges)
-        number, self.state.done = self.state.done, -1
-        what = f"{asked.task} {asked.round}" if asked.task == "round" else asked.task
-        account.settle(parcel, reply, what, self._charges(asked.task, asked.round))
-        self.state.done = number
-
-    def _charges(self, task: str, number: int) -> list[Charge]:
+    def charges(self, task: str, number: int) -> list[Charge]:
         """Return what an answer costs."""
         assert self.private and self.numbers
         trained = self.private.charges(number, self.plan.course.phase_of(number)) if task == "round" else []
         return [*trained, *self.numbers.charges(task, number)]
 
-    def _planned(self) -> list[Charge]:
+    def planned_charges(self) -> list[Charge]:
         """Return what all answers of the study cost."""
         assert self.private and self.numbers
         rounds = range(1, self.plan.rounds + 1)
         trained = [self.private.charges(number, self.plan.course.phase_of(number)) for number in rounds]
         return [*(charge for own in trained for charge in own), *self.numbers.planned()]
+
+    def rest(self) -> None:
+        """Let go of all networks: the next answer takes over from the folder."""
+        self.state.rest()
 
     # ------------------------------------------------------------------ the four kinds of work
     def _join(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:

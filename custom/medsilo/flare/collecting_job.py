@@ -8,12 +8,12 @@ from nvflare.apis.signal import Signal
 
 from medsilo.core.errors import MedsiloError
 from medsilo.core.files import write_json, write_text
-from medsilo.federation.asking import Messenger
 from medsilo.federation.bounds import Bounds
 from medsilo.federation.limits import Clock
 from medsilo.federation.sealed.identity import signer_of
+from medsilo.federation.seams import Channel, Site
 from medsilo.flare.controller import MedsiloController
-from medsilo.flare.executor import AnsweringSite, MedsiloExecutor
+from medsilo.flare.executor import MedsiloExecutor
 from medsilo.flare.jobs import CONFIG, job_files
 from medsilo.flare.patience import Patience
 from medsilo.flare.transport import FlareTransport
@@ -56,7 +56,7 @@ class CollectingController(MedsiloController):
     def _bounds(self, question: SegmentationQuestion) -> Bounds:
         return fingerprint_bounds(question)
 
-    def _collected(self, question: SegmentationQuestion, messenger: Messenger, sites: list[str]) -> dict[str, Message]:
+    def _collected(self, question: SegmentationQuestion, messenger: Channel, sites: list[str]) -> dict[str, Message]:
         """Return what was collected, by the name of its file."""
         return {f"{site}.json": own for site, own in collect(question, messenger, sites, self.timeout).items()}
 
@@ -67,7 +67,7 @@ class SealedCollectingController(CollectingController):
     def _bounds(self, question: SegmentationQuestion) -> Bounds:
         return sealed_bounds(question)
 
-    def _collected(self, question: SegmentationQuestion, messenger: Messenger, sites: list[str]) -> dict[str, Message]:
+    def _collected(self, question: SegmentationQuestion, messenger: Channel, sites: list[str]) -> dict[str, Message]:
         return {TOGETHER: SealedCollecting(question, messenger, sites, self.timeout).collect()}
 
 
@@ -78,7 +78,7 @@ class CollectingExecutor(MedsiloExecutor):
         super().__init__()
         self.measuring: tuple[MeasuringSite, Clock] | None = None
 
-    def _participant(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[AnsweringSite, Clock]:
+    def _site(self, parcel: Parcel, fl_ctx: FLContext, stop: Callable[[], None]) -> tuple[Site, Clock]:
         if self.measuring is None:
             settings, site = settings_of_site(fl_ctx), fl_ctx.get_identity_name()
             question = read_question(file_of_job(fl_ctx, QUESTION))

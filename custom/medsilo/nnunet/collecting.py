@@ -13,9 +13,9 @@ from pydantic import Field
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.package import package_facts
 from medsilo.federation.accepting import check_package
-from medsilo.federation.asking import Messenger, Outgoing, Receive
 from medsilo.federation.bounds import BESIDE, SLACK, Bounds
 from medsilo.federation.protection import book_of
+from medsilo.federation.seams import Channel, Outgoing, Receive
 from medsilo.learning.loop import Stop
 from medsilo.nnunet.fingerprint import samples_of
 from medsilo.nnunet.fingerprint_message import MOST_BINS, Hash, HeldCases, MeasuredSite
@@ -118,7 +118,7 @@ class MeasuringSite:
 class AllHospitals:
     """The hospitals, all of which must answer."""
 
-    messenger: Messenger
+    messenger: Channel
     sites: Sequence[str]
     timeout: float
 
@@ -131,7 +131,7 @@ class AllHospitals:
 
 
 def collect(
-    question: SegmentationQuestion, messenger: Messenger, sites: Sequence[str], timeout: float
+    question: SegmentationQuestion, messenger: Channel, sites: Sequence[str], timeout: float
 ) -> dict[str, MeasuredSite]:
     """Return what each hospital measured; raises MedsiloError unless all of them answer both times."""
     holding: dict[str, HeldCases] = {}

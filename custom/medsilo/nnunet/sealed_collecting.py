@@ -16,8 +16,8 @@ from pydantic import Field, ValidationError
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.core.package import package_facts
 from medsilo.core.tensors import Tensors
-from medsilo.federation.asking import Messenger
 from medsilo.federation.bounds import BESIDE, PER_TENSOR, SLACK, Bounds
+from medsilo.federation.seams import Channel
 from medsilo.learning.loop import Stop
 from medsilo.nnunet.collecting import TOLD_CASES, AllHospitals, MeasuringAsked, MeasuringSite
 from medsilo.nnunet.fingerprint import Fingerprint, samples_of
@@ -140,7 +140,7 @@ class SealedCollecting:
     """The server's side: it relays letters, and reads two sums."""
 
     def __init__(
-        self, question: SegmentationQuestion, messenger: Messenger, sites: Sequence[str], timeout: float
+        self, question: SegmentationQuestion, messenger: Channel, sites: Sequence[str], timeout: float
     ) -> None:
         self.question, self.package = question, package_facts()
         self.terms = terms_of(token_hex(16), question, sorted(sites))

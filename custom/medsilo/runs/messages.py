@@ -104,8 +104,6 @@ class Request(Message):
     postprocessing: dict[str, Any] = {}  # of a "test": what was chosen
     # Letters of a sealed study, which the room `sealing` reads
     sealing: dict[str, Any] = {}
-    # By group and tensor: what the site has to end up with, of tensors that are sent and of those that it has already
-    marks: Marks = {}
 
     def parcel(self, groups: Groups) -> Parcel:
         """Return the request as it travels."""
@@ -143,8 +141,6 @@ class SiteAnswer(Message):
     withheld: Annotated[list[Literal["validation", "test"]], Field(max_length=2)]
     # Parts of which a score is told with noise, and nothing else
     noisy: Annotated[list[Literal["validation", "test"]], Field(max_length=2, exclude_if=lambda parts: not parts)] = []
-    # Of what the server has sent: what the site keeps a copy of, by group and tensor; None: it keeps none
-    holds: Marks | None = None
 
     @classmethod
     def of(cls, parcel: Parcel) -> Self:
@@ -211,10 +207,6 @@ class Trained(SiteAnswer):
     train_loss: Number | None
     validation: Number | None  # the score of the model as it arrived
     validation_loss: Number | None
-    # By group: tensors that are byte for byte what the site was given in this round; they are not sent
-    same: Annotated[
-        dict[Name, Annotated[list[Name], Field(min_length=1, max_length=MOST_MARKS)]], Field(max_length=100)
-    ] = {}
 
     @model_validator(mode="after")
     def _rests_on_its_cases(self) -> Self:

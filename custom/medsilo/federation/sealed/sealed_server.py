@@ -10,7 +10,7 @@ from medsilo.core.errors import ParticipationError, Refused
 from medsilo.core.tensors import Groups, Modules
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_numbers
-from medsilo.federation.asking import Exchange, Missing
+from medsilo.federation.asking import Exchange
 from medsilo.federation.sealed.store import SealedResult, SealedStore
 from medsilo.federation.sealed.what import (
     WORDS,
@@ -23,6 +23,7 @@ from medsilo.federation.sealed.what import (
     terms_of,
     words_for,
 )
+from medsilo.federation.seams import Missing
 from medsilo.mixing.forms import Exchanged, Rows, Summed
 from medsilo.mixing.mixers import Compared, Mixer, SimilarityMix, WeightedMean
 from medsilo.plan import Plan
@@ -226,7 +227,10 @@ class SealedServer:
         agreed, odd = most_alike(found)
         for site in odd:
             del exchange.replies[site]
-            exchange.missing[site] = Missing("refused", "made other weights of what the hospitals told each other")
+            exchange.missing = {
+                **exchange.missing,
+                site: Missing("refused", "made other weights of what the hospitals told each other"),
+            }
         self._enough(exchange, f"weights that follow from round {number}")
         if odd:
             self.cautions.append(
