@@ -184,7 +184,7 @@ def test_who_takes_part_is_the_plans_word_and_not_the_servers(home: Home) -> Non
 def test_rounds_are_counted_and_not_believed(home: Home) -> None:
     """A server that asks round 1 again and again with other models, in this study and under another name."""
     home.approve(rounds=2)
-    site, server = home.participant(), Server(home.plan)
+    site, server = home.site(), Server(home.plan)
     site.answer(server.ask("join", 0))
     first = server.ask("round", 1)
     site.answer(first)
