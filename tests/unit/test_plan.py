@@ -321,6 +321,7 @@ def test_another_method_drops_the_former_ones_numbers() -> None:
         "amplitude": None,
         "perturbation": None,
         "weighting": "samples",
+        "keeps": "batch-norm",
     }
     assert changed.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.01
     assert plan.with_changes(["algorithm.name=fedprox"]).algorithm.mu == 0.5  # the same method keeps them
@@ -392,6 +393,7 @@ OTHERS = {
     "task.persons": 41,
     "task.windows": 81,
     "task.steps": 65,
+    "task.fold": "{number: 1, of: 3}",
     "network.hidden": 65,
     "network.norm": "group",
     "training.rounds": 3,
@@ -402,19 +404,37 @@ OTHERS = {
     "training.weight_decay": 1e-9,
     "training.optimizer_state": "reset",
     "training.truncate": True,
+    "training.local_steps": 5,
+    "training.nesterov": True,
+    "training.schedule": "poly",
+    "training.clip": 1.0,
+    "training.class_weights": "balanced",
     "participation.sites": "[hospital-a, hospital-b]",
     "participation.unseen": "[hospital-z]",
     "participation.minimum": 2,
     "participation.when_missing": "wait",
     "participation.timeout": 121,
     "participation.patience": 3601,
+    "participation.silence": 300,
     "transport.precision": "bfloat16",
+    "transport.slowest": 64,
+    "transport.sealing": "pairwise",
+    "transport.sealing_confirm": False,
+    "transport.sealing_bits": 32,
+    "transport.sealing_bound": 8.0,
+    "transport.sealing_counts": 100,
+    "transport.sealing_threshold": 2,
+    "transport.sealing_clear": "[model]",
     "tracking.select": "last",
     "tracking.mlflow": True,
+    "tracking.validate_every": 2,
+    "mixing.robust": "{name: median}",
+    "mixing.share_cap": 0.5,
     "seed": 1,
     "protocol": "paper",
 }
-BOUND = {"training.optimizer", "training.betas", "network.name"}  # changing one of these alone is refused
+# Changing one of these alone is refused
+BOUND = {"training.optimizer", "training.betas", "network.name", "privacy", "tracking.sensitivity"}
 
 
 def keys_of(values: dict, prefix: str = "") -> set[str]:

@@ -1,4 +1,4 @@
-"""What a hospital reviews: what is installed, what leaves, and claims that only tests of this very build show."""
+"""Evidence for a hospital: what is installed, what leaves, and claims that only tests of this very build show."""
 
 import ast
 import json

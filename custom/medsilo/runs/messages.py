@@ -7,6 +7,7 @@ is refused in one line, which costs its sender that answer.
 import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -101,9 +102,9 @@ class Request(Message):
     train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size
     last: Annotated[int, Field(ge=0)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
-    postprocessing: dict[str, Any] = {}  # of a "test": what was chosen
+    postprocessing: dict[str, Any] = Field({}, exclude_if=not_)  # of a "test": what was chosen
     # Letters of a sealed study, which the room `sealing` reads
-    sealing: dict[str, Any] = {}
+    sealing: dict[str, Any] = Field({}, exclude_if=not_)
 
     def parcel(self, groups: Groups) -> Parcel:
         """Return the request as it travels."""
@@ -245,7 +246,7 @@ class Tested(SiteAnswer):
     selected: Annotated[int, Field(ge=0, le=10_000_000)]  # the round whose model was tested
     counts: dict[str, list[Number]]  # that add up over sites
     # From where on the second class's probability counts as found, by the validation cases
-    threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
+    threshold: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, exclude_if=not_)
     outcome: dict[str, Any] | None
 
     @model_validator(mode="after")
