@@ -196,8 +196,9 @@ class TransportSettings(Section):
         None,
         ge=2,
         le=256,
-        description="of `pairwise`: how many hospitals have to stay until a round is opened, and one more than may "
-        "help the server without learning more; `null`: half of them and one",
+        description="of `pairwise`: how many (t) of the K hospitals have to stay until a round is opened. t - 1 may "
+        "help a server that keeps to the protocol without learning more, 2t - K - 1 one that lies; `null`: 2K/3, "
+        "rounded down, and one",
     )
     sealing_confirm: bool = Field(
         True,
@@ -252,7 +253,7 @@ class TransportSettings(Section):
 
     def threshold(self, hospitals: int) -> int:
         """Return how many of so many hospitals open a sum."""
-        return self.sealing_threshold or hospitals // 2 + 1
+        return self.sealing_threshold or 2 * hospitals // 3 + 1
 
     def times_as_large(self, hospitals: int) -> int:
         """Return how many times its bytes a tensor may take when it is sealed, at most: once for each reader."""

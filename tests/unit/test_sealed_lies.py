@@ -345,7 +345,8 @@ def test_any_sites_that_drop_out_at_any_moment_cost_nothing_but_themselves(count
     schedule = {place + 1: each for place, each in enumerate((m, some) for some in groups for m in MOMENTS)}
     rules = [*RULES, f"training.rounds={len(schedule)}", "training.learning_rate=0.0001", *GO_ON]
     for how in ("none", "pairwise"):
-        plan = make_plan("fedavg", *rules, f"transport.sealing={how}", sites=sites)
+        few = [f"transport.sealing_threshold={count - most}"] * (how == "pairwise")
+        plan = make_plan("fedavg", *rules, f"transport.sealing={how}", *few, sites=sites)
         folder = tmp_path / how
         members = {site: Participant(plan, site, sites, CPU, folder / "sites" / site) for site in sites}
         transport = Scripted(members, killed(schedule, how != "none"))

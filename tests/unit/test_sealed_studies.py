@@ -12,6 +12,7 @@ from medsilo.course.promises import OPEN, SEALING
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.federation.inprocess import StudyResult
+from medsilo.federation.sealed.what import terms_of
 from medsilo.plan import Plan
 from medsilo.report.page import render
 from medsilo.report.read import read_all
@@ -152,6 +153,13 @@ def test_a_plan_with_the_mode_that_is_gone_says_what_to_write() -> None:
 def test_a_plan_that_says_nothing_of_sealing_is_not_sealed() -> None:
     plan = make_plan("fedavg")
     assert make_plan("fedavg", "transport.sealing=none", "transport.sealing_bits=64").hash == plan.hash
+
+
+@pytest.mark.parametrize("count", range(3, 13))
+def test_by_default_one_hospital_may_help_a_server_that_lies(count: int) -> None:
+    plan = make_plan("fedavg", "transport.sealing=pairwise", sites=[f"site-{place:02}" for place in range(count)])
+    keeping, lying = terms_of(plan, "study", plan.participation.sites).safe_against
+    assert keeping >= 2 and lying is not None and lying >= 1
 
 
 def test_numbers_beyond_the_bound_cost_the_site_its_round() -> None:

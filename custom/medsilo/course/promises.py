@@ -7,9 +7,10 @@ Sealing = Literal["none", "pairwise"]
 
 SEALING: dict[Sealing, str] = {
     "none": "Sealing none: the server, and whoever reads its disk, sees every tensor that leaves a hospital.",
-    "pairwise": "Sealing pairwise: the server, together with fewer hospitals than the threshold, learns sums over "
-    "hospitals and nothing of a single one; all hospitals but one, put together, can work out that one from a sum, "
-    "and what the server may read of a sum (the mean that it needs) is open to it.",
+    "pairwise": "Sealing pairwise: the server learns sums over hospitals and nothing of a single one, as long as fewer "
+    "hospitals than the threshold help it, and fewer than twice the threshold less the number of hospitals if it lies; "
+    "all hospitals but one, put together, can work out that one from a sum, half of them the others from AdaFed's "
+    "mixtures, and what the server may read of a sum (the mean that it needs) is open to it.",
 }
 OPEN = (
     "Sealed or not, the server knows the numbers of cases, scores and losses, who answered when, and whole numbers "

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from medsilo.core.errors import MedsiloError, Refused
 from medsilo.sealing.letters import Assembly, Box, Bytes32, Letter, Offered, OneShare, SiteName
 
+NOTHING = bytes(32)  # stands for a round in which sites are given nothing in common
 Shares = tuple[OneShare, OneShare]  # of a site's seed, and of its key for pairs
 
 
@@ -33,6 +34,7 @@ class Turn(_Hidden):
     boxes: dict[SiteName, Box]  # with shares for the others, as they were offered
     offers: Annotated[tuple[Offered, ...], Field(strict=False)] = ()  # of the round's sites, when it has begun
     context: Bytes32 | None = None  # when it has sealed
+    given: Bytes32 = NOTHING  # stands for what this site was given in the round
 
 
 class SumNote(_Hidden):

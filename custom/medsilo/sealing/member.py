@@ -23,7 +23,7 @@ from medsilo.core.tensors import Groups, Tensors
 from medsilo.sealing import letters, masks
 from medsilo.sealing.channels import BOXED, Assembled, Channels, box_of, content_of
 from medsilo.sealing.fixed_point import Flat, as_tensor, as_words
-from medsilo.sealing.keeping import Secrets, SumMemory, SumNote, Turn
+from medsilo.sealing.keeping import NOTHING, Secrets, SumMemory, SumNote, Turn
 from medsilo.sealing.shamir import SHARE, split
 from medsilo.sealing.signing import Signer
 from medsilo.sealing.streams import KEY, Words, add_streams
@@ -178,14 +178,17 @@ class Member:
         blocks: Sequence[SealedBlock],
         groups: Groups,
         weights: Mapping[str, int] | None = None,
+        given: bytes = NOTHING,
     ) -> Tensors:
         """Return what this site sends in a round: one row of words for each block.
 
         weights: by block whose weights are not public, what this site multiplies its own by; 1 if not given.
+        given: stands for what this site was given of what all have in common; where another was given something else,
+            the masks do not cancel.
         """
         check_blocks(self.terms, blocks)
         turn = self._begun(deal)
-        context = masks.context_of(self._linked.all.digest, deal.round, deal.offers, blocks)
+        context = masks.context_of(self._linked.all.digest, deal.round, deal.offers, blocks, given)
         others = [own for own in deal.offers if own.site != self.site]
         pairs = {own.site: masks.agree(turn.mask, own.site, own.mask) for own in others}
         sealed = {}
@@ -199,7 +202,7 @@ class Member:
                 streams.append((key, 1))
             add_streams(words, streams)
             sealed[block.name] = as_tensor(words)
-        self._keep(turn=turn.model_copy(update={"context": context}))
+        self._keep(turn=turn.model_copy(update={"context": context, "given": given}))
         return sealed
 
     def has_sealed(self, deal: letters.Deal) -> bool:
@@ -276,7 +279,7 @@ class Member:
                 f"the server: it asks to unmask a sum of {len(sites)} sites in round {number}; fewer than "
                 f"{self.terms.least} are not opened"
             )
-        if masks.context_of(self._linked.all.digest, number, turn.offers, blocks) != turn.context:
+        if masks.context_of(self._linked.all.digest, number, turn.offers, blocks, turn.given) != turn.context:
             raise Refused(f"the server: the blocks or weights of round {number} are not those that were sealed")
         places = {self.terms.place(site) for site in sites}
         for block in blocks:

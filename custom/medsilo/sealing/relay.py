@@ -12,6 +12,7 @@ from medsilo.core.tensors import Tensors
 from medsilo.sealing import letters, masks
 from medsilo.sealing.channels import Assembled
 from medsilo.sealing.fixed_point import as_tensor, as_words
+from medsilo.sealing.keeping import NOTHING
 from medsilo.sealing.shamir import choices
 from medsilo.sealing.streams import Words, add_streams
 from medsilo.sealing.terms import SERVER, SealedBlock, Terms, check_blocks
@@ -44,9 +45,17 @@ class Gathering:
 class MaskedSums:
     """A round: adds up uploads as they come, and takes off what masks are left with shares that the sites reveal."""
 
-    def __init__(self, terms: Terms, assembly: letters.Assembly, number: int, blocks: Sequence[SealedBlock]) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        assembly: letters.Assembly,
+        number: int,
+        blocks: Sequence[SealedBlock],
+        given: bytes = NOTHING,
+    ) -> None:
+        """given: stands for what all sites are given in common before they train."""
         check_blocks(terms, blocks)
-        self.terms, self.number, self.blocks = terms, number, tuple(blocks)
+        self.terms, self.number, self.blocks, self.given = terms, number, tuple(blocks), given
         self._all = Assembled(terms, assembly.introductions)
         self._offers: dict[str, letters.Offer] = {}
         self._dealt: tuple[str, ...] = ()
@@ -75,7 +84,7 @@ class MaskedSums:
         self._enough(len(self._offers), self.terms.least, "offered keys")
         self._dealt = tuple(sorted(self._offers))
         offers = tuple(self._offers[site].offered for site in self._dealt)
-        self._context = masks.context_of(self._all.digest, self.number, offers, self.blocks)
+        self._context = masks.context_of(self._all.digest, self.number, offers, self.blocks, self.given)
         return {
             site: letters.Deal(
                 round=self.number,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from medsilo.core.errors import ParticipationError, Refused
 from medsilo.core.tensors import Groups, Modules
+from medsilo.course.group import views
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_numbers
 from medsilo.federation.asking import Exchange
@@ -20,6 +21,9 @@ from medsilo.federation.sealed.what import (
     Matrix,
     OwnWeights,
     SealedGroup,
+    bound_groups,
+    given_of,
+    mark_of_group,
     terms_of,
     words_for,
 )
@@ -146,7 +150,7 @@ class SealedServer:
         blocks = [block for own in self.groups.values() for block in own.blocks.values()]
         if not blocks:
             return {}
-        sums = self._round = MaskedSums(self.terms, self._assembly, number, blocks)
+        sums = self._round = MaskedSums(self.terms, self._assembly, number, blocks, self._given(phase))
 
         def offered(site: str, letters: Letters) -> None:
             sums.offer(site, Offer.read(site, letters.get("offer")))
@@ -172,6 +176,16 @@ class SealedServer:
                 f"the round can only be repeated with the same hospitals: wait for {', '.join(gone)}, or begin anew"
             )
         return before
+
+    def _given(self, phase: Phase) -> bytes:
+        """Return what stands for what all sites are given, as each of them works it out."""
+        there, first = views(phase.given, self.layout), self.plan.participation.sites[0]
+        marks = {
+            name: mark_of_group(self.mixers[name].current(first))
+            for name in bound_groups(self.plan, phase)
+            if name in there
+        }
+        return given_of(self.plan, phase, marks)
 
     def _told(self) -> Letters:
         rows = {"rows": {group: dict(matrix) for group, matrix in self._rows.items()}} if self._rows else {}

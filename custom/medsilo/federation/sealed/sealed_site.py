@@ -27,9 +27,12 @@ from medsilo.federation.sealed.what import (
     OwnWeights,
     Published,
     SealedGroup,
+    bound_groups,
+    given_of,
+    mark_of_group,
     terms_of,
 )
-from medsilo.mixing.forms import Exchanged, Pulled, Summed
+from medsilo.mixing.forms import Exchanged, Pulled, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs import paths
 from medsilo.runs.messages import Request
@@ -77,7 +80,7 @@ class _Memory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        kept: dict[str, Any] = {"sums": {}, "rows": {}, "compared": {}, "opened": {}}
+        kept: dict[str, Any] = {"sums": {}, "rows": {}, "compared": {}, "opened": {}, "given": {}}
         if path.exists():
             with reading("this site's memory of sealed sums"):
                 kept = json.loads(path.read_bytes())
@@ -90,6 +93,8 @@ class _Memory:
             self.compared = {group: OwnWeights.read("this site", own) for group, own in kept["compared"].items()}
             # group → the last round whose result this site has opened
             self.opened = {str(group): int(number) for group, number in kept["opened"].items()}
+            # group → the mark of what came of it in clear last
+            self.given = {str(group): str(mark) for group, mark in kept["given"].items()}
 
     def write(self) -> None:
         """Keep it; before anything that rests on it leaves."""
@@ -98,6 +103,7 @@ class _Memory:
             "rows": {str(number): own for number, own in self.rows.items()},
             "compared": {group: own.facts() for group, own in self.compared.items()},
             "opened": self.opened,
+            "given": self.given,
         }
         write_bytes(self.path, json.dumps(kept).encode())
 
@@ -238,7 +244,8 @@ class SealedSite:
                 blocks.append(block)
         words: Tensors = {}
         if blocks:
-            words = self._sealed_once(seat, Deal.read(SERVER, asked.sealing.get("deal")), blocks, tensors, weights)
+            deal, given = Deal.read(SERVER, asked.sealing.get("deal")), given_of(self.plan, phase, self.memory.given)
+            words = self._sealed_once(seat, deal, blocks, tensors, weights, given)
         self._keep(seat)
         sent = {**groups, **boxes}
         for name in sealed.keys() - boxes.keys():
@@ -248,7 +255,13 @@ class SealedSite:
         return sent
 
     def _sealed_once(
-        self, seat: _Seat, deal: Deal, blocks: list[SealedBlock], tensors: dict[str, Tensors], weights: dict[str, int]
+        self,
+        seat: _Seat,
+        deal: Deal,
+        blocks: list[SealedBlock],
+        tensors: dict[str, Tensors],
+        weights: dict[str, int],
+        given: bytes,
     ) -> Tensors:
         """Return what this site seals in a round; what it has sealed when its answer was lost, to the last bit.
 
@@ -258,7 +271,7 @@ class SealedSite:
         if seat.member.has_sealed(deal) and path.exists():
             with reading("what this site sealed"):
                 return load_tensors(path)[0]
-        words = seat.member.seal(deal, blocks, tensors, weights)
+        words = seat.member.seal(deal, blocks, tensors, weights, given)
         save_tensors(path, words, {})
         return words
 
@@ -274,6 +287,8 @@ class SealedSite:
         held = {name: Held.read(SERVER, told) for name, told in asked.sealing.get("held", {}).items()}
         if not held.keys() <= groups.keys():
             raise Refused("the server: it tells of sealed groups that it does not send")
+        if asked.task == "round":
+            self._note_given(asked.round, {name: own for name, own in groups.items() if name not in held})
         if held:
             self._note_opened(asked, held)
         opened = {
@@ -290,6 +305,32 @@ class SealedSite:
             return given
         mine = group.of(modules)
         return {key: given[key] if given[key].is_floating_point() else mine.get(key, given[key]) for key in given}
+
+    def _note_given(self, number: int, groups: Groups) -> None:
+        """Remember what came in clear, which this site's masks depend on; raises Refused where it must be the plan's
+        own networks and is not."""
+        phase = self.plan.course.phase_of(number)
+        begins = [name for name in groups if self._begins(name, number)]
+        own = views(phase.given, self.plan.build_networks()) if begins else {}
+        for name in begins:
+            if mark_of_group(groups[name]) != mark_of_group(own[name]):
+                raise Refused(
+                    f"the server: in round {number} it sends other weights of {name} than the plan begins with"
+                )
+        self.memory.given |= {
+            name: mark_of_group(groups[name]) for name in bound_groups(self.plan, phase) if name in groups
+        }
+        self.memory.write()
+
+    def _begins(self, name: str, number: int) -> bool:
+        """Return whether a group that comes in clear is as the plan's networks have it: in the first round in which it
+        travels; later, too, where sites get mixtures of their own of it and this one has none yet."""
+        course = self.plan.course
+        place = course.place_of(number)
+        first = next(i for i, phase in enumerate(course.phases) if name in {group.name for group in phase.groups})
+        starts = place == first and (number == 1 or course.place_of(number - 1) != place)
+        mixed_for_each = isinstance(self.plan.sealed_forms(course.phases[place]).get(name), Rows | Pulled)
+        return course.phases[first].before is None and (starts or mixed_for_each)
 
     def _note_opened(self, asked: Request, held: Mapping[str, Held]) -> None:
         """Remember the rounds whose results come; raises Refused where the server replays one before the last that this

@@ -14,6 +14,7 @@ from medsilo.core.errors import Refused
 from medsilo.core.tensors import Modules, Tensors
 from medsilo.course.group import Group, views
 from medsilo.course.phase import Phase
+from medsilo.federation.known import mark_of
 from medsilo.mixing.forms import Exchanged, Form, Rows, Summed
 from medsilo.plan import Plan
 from medsilo.runs.messages import MOST_CASES
@@ -21,6 +22,7 @@ from medsilo.sealing.channels import BOXED
 from medsilo.sealing.fixed_point import CARRIER, FixedPoint, Flat, integer_weights
 from medsilo.sealing.letters import Letter, Names, RoundNumber, SiteName
 from medsilo.sealing.member import KEY_BOX
+from medsilo.sealing.streams import digest
 from medsilo.sealing.terms import SERVER, SealedBlock, Terms
 
 COUNT = "@cases"  # the number 1 among a group's, whose sum is what the weights add up to
@@ -215,6 +217,26 @@ class Blocks:
 def words_for(site: str) -> str:
     """Return the name under which a site's own row travels."""
     return f"{WORDS} {site}"
+
+
+def bound_groups(plan: Plan, phase: Phase) -> list[str]:
+    """Return the groups of which all sites are given the same in a phase, or had the same when they got their first.
+
+    What is mixed for each site has a first one only; a group in clear that is each site's own has none.
+    """
+    sealed = plan.sealed_forms(phase)
+    return [group.name for group in phase.given if not group.at_home and (not group.personal or group.name in sealed)]
+
+
+def mark_of_group(tensors: Tensors) -> str:
+    """Return what stands for the tensors of a group, byte for byte."""
+    marks = (part for name in sorted(tensors) for part in (name, mark_of(tensors[name].cpu().contiguous())))
+    return digest("group", *marks).hex()
+
+
+def given_of(plan: Plan, phase: Phase, marks: Mapping[str, str]) -> bytes:
+    """Return what stands for all that sites were given in common, from the marks of the groups that they had."""
+    return digest("given", *(part for name in bound_groups(plan, phase) for part in (name, marks.get(name, ""))))
 
 
 def terms_of(plan: Plan, study: str, sites: Sequence[str]) -> Terms:
