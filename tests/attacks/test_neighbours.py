@@ -30,6 +30,7 @@ from medsilo.runs.paths import NOISY_COUNTS, site_folder
 from medsilo.site.settings import make_settings
 from medsilo.tasks.splits import part_alone
 from medsilo.tasks.volumes import Volume, write_volume
+from tests.conftest import slow_but
 from tests.dicoms import write_segmentation, write_series
 from tests.hospital import affine_of, write_pixels
 
@@ -333,18 +334,18 @@ def movements(folder: Path, setting: Setting, unit: Unit, part: str) -> list[flo
 
 
 @pytest.mark.parametrize("unit", ["patient", "record"])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", slow_but(["table", "series", "photos"], list(SETTINGS)))
 def test_one_patient_moves_a_sum_by_one_bound(name: str, unit: Unit, tmp_path: Path) -> None:
     moved = movements(tmp_path, SETTINGS[name], unit, "train")
     assert 0.1 < max(moved) <= 1 + ROUNDING
 
 
-@pytest.mark.parametrize("name", ["table", "series", "masks-pieces", "slices", "dicom"])
+@pytest.mark.parametrize("name", slow_but(["table"], ["table", "series", "masks-pieces", "slices", "dicom"]))
 def test_one_patient_who_is_tested_moves_no_sum(name: str, tmp_path: Path) -> None:
     assert max(movements(tmp_path, SETTINGS[name], "patient", "test")) == 0
 
 
-@pytest.mark.parametrize("name", OF_METHODS)
+@pytest.mark.parametrize("name", slow_but(["fedrdn"], list(OF_METHODS)))
 def test_one_patient_moves_a_sum_of_every_method_by_one_bound(name: str, tmp_path: Path) -> None:
     method, privacy = OF_METHODS[name]
     task = {**PHOTOS, "augmentation": FLAT}
