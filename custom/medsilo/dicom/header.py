@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from medsilo.core.errors import MedsiloError
-from medsilo.dicom.walk import Deflated, tags_in
+from medsilo.dicom.walk import DEFLATED, tags_in
 
 CT, MR, PET = "1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.4", "1.2.840.10008.5.1.4.1.1.128"
 SLICES = (CT, MR, PET)  # classes of objects that are one slice of a volume
@@ -97,9 +97,9 @@ def read_header(path: Path) -> Header | None:
     data = path.read_bytes()
     try:
         tags = tags_in(data)
-    except Deflated:
-        return None
     except ValueError:
+        if DEFLATED in data:
+            return None  # no library may open it
         damage = "series have a damaged file; copy or export them again"
     wanted = [*ALIKE, *IDENTIFIERS, *OTHERS]
     try:
