@@ -40,7 +40,7 @@ def test_in_the_first_round_no_weight_goes_beyond_all(evil: float) -> None:
 
 
 def test_later_rounds_are_held_to_the_last_one() -> None:
-    """Who grows by less than the factor in each round gains nothing, as the middle one of a round counts."""
+    """Growing by less than the factor in each round gains nothing, as the middle one of a round counts."""
     first = RoundDirections({"model": GIVEN}, {"w"}, 0)
     lengths = {SITES[0]: 1e-4, SITES[1]: 2e-4, SITES[2]: 9e3}
     assert answered(first, lengths) == SITES

@@ -374,7 +374,7 @@ def _exported(file: Path, data: str) -> str:
     try:
         lines = file.read_text("utf-8").splitlines()
         return "".join(f"{line}\n" for line in lines if json.loads(line)["entry"]["data"] == data)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise MedsiloError(f"--against: the export cannot be read ({type(error).__name__})", str(file)) from error
 
 

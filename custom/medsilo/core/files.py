@@ -151,12 +151,16 @@ def save_tensors(path: Path, tensors: Mapping[str, Kept], facts: Mapping[str, An
             file.write(bytes_of(tensor))
 
 
+# Facts may be nested as deep as a file is long.
+DAMAGE = (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError)
+
+
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and facts of a file that `save_tensors` wrote."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+    except DAMAGE as error:
         raise MedsiloError(
             f"{path.name} cannot be read ({type(error).__name__}); it is missing or damaged", private=str(path)
         ) from error
@@ -167,7 +171,7 @@ def load_facts(path: Path) -> dict[str, Any]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return json.loads(file.metadata()["facts"])
-    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+    except DAMAGE as error:
         raise MedsiloError(
             f"{path.name} cannot be read ({type(error).__name__}); it is missing or damaged", private=str(path)
         ) from error

@@ -19,6 +19,7 @@ from medsilo.core.text import plain
 from medsilo.runs.schema import LARGEST
 
 MOST_CASES = 10_000_000  # of one site
+MOST_ROUNDS = 10_000_000  # of all phases of a study
 MOST_WARNINGS, LONGEST_WARNING = 9, 400
 MOST_VALUES, DEEPEST = 10_000, 12  # of an answer's facts beside its counts, and how far they may be nested
 Task = Literal["join", "agree", "offer", "round", "confirm", "unmask", "compare", "deliver", "try", "test"]
@@ -92,15 +93,15 @@ class Request(Message):
     """A request of the server to one site."""
 
     task: Task
-    round: Annotated[int, Field(ge=0)]
+    round: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
     study: Name
     plan: Name  # its hash
     sites: Annotated[tuple[Name, ...], Field(strict=False)]  # of the study, those that only see the outcome included
     timeout: Annotated[float, Field(gt=0)] = 604_800
-    selected: int | None = None  # the round whose model is tested
+    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] | None = None  # the round whose model is tested
     package: dict[str, Any] = {}
     train_cases: Annotated[int, Field(ge=1)] | None = None  # of the smallest site, when the plan asks for one size
-    last: Annotated[int, Field(ge=0)] = 0  # the last round that the site was part of
+    last: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0  # the last round that the site was part of
     outcome: dict[str, Any] = {}  # what there is to know of the outcome
     postprocessing: dict[str, Any] = Field({}, exclude_if=not_)  # of a "test": what was chosen
     # Letters of a sealed study, which the room `sealing` reads
@@ -243,7 +244,7 @@ class Tested(SiteAnswer):
     test: Number | None
     test_loss: Number | None
     test_cases: Cases
-    selected: Annotated[int, Field(ge=0, le=10_000_000)]  # the round whose model was tested
+    selected: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]  # the round whose model was tested
     counts: dict[str, list[Number]]  # that add up over sites
     # From where on the second class's probability counts as found, by the validation cases
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = Field(None, exclude_if=not_)

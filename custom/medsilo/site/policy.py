@@ -93,7 +93,7 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise MedsiloError(f"the site's {path.name} cannot be read ({type(error).__name__}); write JSON") from error
     if not isinstance(values, dict):
         raise MedsiloError(f"the site's {path.name} is no JSON object; see site_configs")
