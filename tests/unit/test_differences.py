@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from medsilo.core.errors import Aborted, Lacks, PlanError, Refused
-from medsilo.core.files import TYPES, load_tensors
-from medsilo.core.spill import bytes_of
+from medsilo.core.files import load_tensors
+from medsilo.core.spill import TYPES, bytes_of
 from medsilo.federation.asking import Missing
 from medsilo.federation.difference import BLOCK, FiledTensors, pack, unpack
 from medsilo.federation.known import ReceivedTensors, mark_of

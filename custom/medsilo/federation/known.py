@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import Lacks, MedsiloError, Refused
-from medsilo.core.files import TYPES, make_folder, write_text
-from medsilo.core.spill import bytes_of
+from medsilo.core.files import make_folder, write_text
+from medsilo.core.spill import TYPES, bytes_of
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.federation.difference import FiledTensors

@@ -24,7 +24,7 @@ from medsilo.flare.patches import LEFTOVERS, cell_of_job
 from medsilo.flare.patience import Patience
 from medsilo.flare.pieces import PatientRequests
 from medsilo.flare.transport import FlareTransport
-from medsilo.flare.wire import AFTER, PRESENT, PROGRESS, STATISTICS, let_tensors_travel
+from medsilo.flare.wire import PRESENT, let_tensors_travel
 from medsilo.flare.workspace import (
     cloned_from,
     output_folder,
@@ -35,6 +35,7 @@ from medsilo.flare.workspace import (
     submitter_of,
 )
 from medsilo.runs.messages import Parcel
+from medsilo.runs.reading import AFTER, PROGRESS, STATISTICS
 from medsilo.runs.record import Record, new_rounds, new_study
 from medsilo.runs.schema import Progress, Round
 
