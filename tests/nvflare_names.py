@@ -33,7 +33,6 @@ class Contract:
     module: str
     names: tuple[str, ...]
     shows: Callable[[Any], None]  # gets the module
-    extra: str = ""  # the package that must be installed for it
     given: tuple[str, ...] = ()  # names of what NVFlare hands us, which is of a subclass: the use shows them
 
     @property
@@ -42,8 +41,6 @@ class Contract:
 
     def check(self) -> None:
         """Fail with the name that is gone, or with what no longer holds."""
-        if self.extra:
-            pytest.importorskip(self.extra)
         for name in self.names:
             assert name in self.given or stands(self.module, name), (
                 f"{self.module}.{name} is gone; we rely on it: {self.words}"
@@ -73,14 +70,14 @@ def stands(module: str, name: str) -> bool:
 CONTRACTS: list[Contract] = []
 
 
-def relies(module: str, *names: str, extra: str = "") -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+def relies(module: str, *names: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
     """Enter a contract into the list; each text may hold several names, and `?` marks those of a subclass."""
     every = " ".join(names).split()
     plain = tuple(name.removeprefix("?") for name in every)
     given = tuple(name.removeprefix("?") for name in every if name.startswith("?"))
 
     def enter(shows: Callable[[Any], None]) -> Callable[[Any], None]:
-        CONTRACTS.append(Contract(f"{MODULES}.{module}", plain, shows, extra, given))
+        CONTRACTS.append(Contract(f"{MODULES}.{module}", plain, shows, given))
         return shows
 
     return enter
@@ -125,7 +122,7 @@ def shareable(module: Any) -> None:
 
 @relies(
     "apis.dxo",
-    "DXO.data DXO.data_kind DXO.meta DXO.to_shareable.set_header DXO.update_shareable DataKind.COLLECTION",
+    "DXO.data DXO.data_kind DXO.meta DXO.to_shareable DXO.update_shareable DataKind.COLLECTION",
     "DataKind.WEIGHTS from_shareable",
 )
 def dxo(module: Any) -> None:
@@ -183,8 +180,8 @@ def context(module: Any) -> None:
 
 @relies(
     "apis.fl_constant",
-    "CellMessageAuthHeaderKey.CLIENT_NAME EventScope.FEDERATION FLContextKey.CURRENT_RUN FLContextKey.EVENT_DATA",
-    "FLContextKey.EVENT_SCOPE FLContextKey.RUNNER FilterKey.OUT",
+    "CellMessageAuthHeaderKey.CLIENT_NAME FLContextKey.CURRENT_RUN",
+    "FLContextKey.RUNNER FilterKey.OUT",
     "FLContextKey.TASK_NAME FLContextKey.WORKSPACE_OBJECT ReservedKey.IDENTITY_NAME ReturnCode.EXECUTION_EXCEPTION",
     "ReturnCode.OK ReturnCode.TASK_ABORTED ReturnCode.TASK_RESULT_FILTER_ERROR ServerCommandNames.GET_TASK",
     "ServerCommandNames.SUBMIT_UPDATE",
@@ -335,10 +332,9 @@ def filters_of_answers(module: Any) -> None:
     source_holds(app, "set_prop(FLContextKey.RUNNER, client_runner")
 
 
-@relies("apis.fl_component", "FLComponent.fire_event FLComponent.handle_event")
+@relies("apis.fl_component", "FLComponent.handle_event")
 def component(module: Any) -> None:
-    """A component of a job or a kit fires events, and is told all."""
-    takes(module.FLComponent.fire_event, "self", "event", "context")
+    """A component of a job or a kit is told all events."""
     takes(module.FLComponent.handle_event, "self", "event", "context")
 
 
@@ -356,57 +352,6 @@ def events(module: Any) -> None:
 def statistics(module: Any) -> None:
     """A request for a job's statistics fires an event, with the collector in its context."""
     takes(module.InfoCollector.handle_event, "self", module.InfoCollector.EVENT_TYPE_GET_STATS, "context")
-
-
-# ---------------------------------------------------------------------------------------------------- tracking
-@relies("apis.analytix", "ANALYTIC_EVENT_TYPE AnalyticsDataType.SCALAR")
-def analytics(module: Any) -> None:
-    """A number with a step is an analytics event."""
-    assert isinstance(module.ANALYTIC_EVENT_TYPE, str)
-
-
-@relies("apis.utils.analytix_utils", "create_analytic_dxo")
-def analytic_dxo(module: Any) -> None:
-    """A tag, a value and a step become a DXO, whose Shareable takes a header of ours."""
-    kind = import_module(f"{MODULES}.apis.analytix").AnalyticsDataType.SCALAR
-    event = module.create_analytic_dxo("loss", 0.5, kind, global_step=2).to_shareable()
-    event.set_header("medsilo.whose", "server")
-    assert event.get_header("medsilo.whose") == "server"
-
-
-@relies("app_common.widgets.streaming", "AnalyticsReceiver.handle_event")
-def receiver(module: Any) -> None:
-    """A receiver that is handed events by another component initializes at START_RUN and then saves each."""
-    takes(module.AnalyticsReceiver.handle_event, "self", "event", "context")
-    source_holds(module.AnalyticsReceiver, "self.save(shareable=data, fl_ctx=fl_ctx, record_origin=record_origin)")
-
-
-@relies(
-    "app_opt.tracking.tb.tb_receiver",
-    "TBAnalyticsReceiver.__init__ TBAnalyticsReceiver.initialize TBAnalyticsReceiver.save",
-    "TBAnalyticsReceiver.root_log_dir TBAnalyticsReceiver.writers_table.flush",
-)
-def tensorboard(module: Any) -> None:
-    """The receiver writes each origin's numbers into a folder of its name under root_log_dir, which may be any, with
-    a writer of its own in writers_table. tests/unit/test_tracking.py reads what was written."""
-    takes(module.TBAnalyticsReceiver)
-    takes(module.TBAnalyticsReceiver.save, "self", "context", "shareable", "server")
-
-
-@relies(
-    "app_opt.tracking.mlflow.mlflow_receiver",
-    "MLflowReceiver._mlflow_setup MLflowReceiver._init_buffer MLflowReceiver._get_run_name",
-    "MLflowReceiver.initialize MLflowReceiver.save MLflowReceiver.tracking_uri",
-    extra="mlflow",
-)
-def mlflow(module: Any) -> None:
-    """The study is an experiment, the server and each site a run of it. Its own `initialize` knows connected clients
-    only and names runs after the job, so its parts are called; there is no public way to name runs."""
-    own = module.MLflowReceiver
-    takes(own, "address", events=["event"], buffer_flush_time=0)
-    takes(own._mlflow_setup, "self", "folder", "experiment", {}, ["server"], "context")
-    takes(own._init_buffer, "self", ["server"])
-    takes(own._get_run_name, "self", {}, "server", "job", "name")
 
 
 # ---------------------------------------------------------------------------------------------------- bytes

@@ -9,7 +9,6 @@ import inspect
 import re
 import time
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,13 +209,6 @@ def test_need_of_end_forgotten_jobs() -> None:
     called = re.compile(r"(?<!def )update_abnormal_finished_jobs\(")
     files = Path(str(job_runner.__file__)).parent.rglob("*.py")
     assert [path for path in files if called.search(path.read_text("utf-8"))] == []
-
-
-def test_need_of_mlflow_receiver() -> None:
-    pytest.importorskip("mlflow")
-    module = import_module("nvflare.app_opt.tracking.mlflow.mlflow_receiver")
-    assert not {"run_name", "run_names"} & {*inspect.signature(module.MLflowReceiver).parameters}
-    assert module.MLflowReceiver._get_run_name(None, {}, "hospital-a", "tag", "job") != "hospital-a"
 
 
 def test_need_of_filters_of_answers() -> None:

@@ -349,16 +349,16 @@ def test_the_search_lets_pass_what_is_not() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- light
-def modules_after(root: Path, *arguments: str) -> set[str]:
-    code = (
+def modules_after(root: Path, *arguments: str, code: int = 0) -> set[str]:
+    program = (
         "import json, runpy, sys\n"
         f"sys.argv = ['medsilo', *{list(arguments)!r}]\n"
         "try:\n    runpy.run_module('medsilo.cli', run_name='__main__')\n"
-        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        f"except SystemExit as end:\n    assert (end.code or 0) == {code}, end.code\n"
         "print('MODULES', json.dumps(sorted(sys.modules)))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(root / "custom")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     return set(json.loads(done.stdout.rpartition("MODULES")[2]))
 
 
@@ -383,6 +383,14 @@ def test_help_answers_at_once(root: Path, arguments: list[str]) -> None:
     loaded = modules_after(root, *arguments)
     assert "medsilo.cli.running" in loaded
     assert loaded & heavy == set()
+
+
+def test_a_lead_s_command_loads_nothing_that_trains(root: Path) -> None:
+    """`medsilo status` and its like talk to a server: a fifth of the processor time without torch."""
+    for command in (["status"], ["watch", "job"], ["abort", "job"], ["fetch", "job"]):
+        loaded = modules_after(root, *command, "--kit", str(root), code=1)
+        assert "medsilo.consortium.lead" in loaded
+        assert loaded & {"torch", "monai", "numpy", "scipy", "medsilo.plan", "medsilo.flare.controller"} == set()
 
 
 # ---------------------------------------------------------------------------------------------------- documented

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.api_spec import SystemInfo
@@ -22,16 +22,13 @@ from medsilo import __version__
 from medsilo.core.errors import MedsiloError, Unreachable
 from medsilo.core.files import is_safe_name
 from medsilo.core.text import plain
-from medsilo.flare.collecting_job import EXECUTOR, SEALED_EXECUTOR, read_collected, write_collecting_job
-from medsilo.flare.jobs import add_meta, check_components, pack, plan_of, write_job
 from medsilo.flare.patches import connect
-from medsilo.flare.wire import AFTER, PROGRESS, STATISTICS
-from medsilo.flare.workspace import REFUSED
 from medsilo.runs import paths
-from medsilo.runs.reading import read_progress
-from medsilo.runs.record import Record
+from medsilo.runs.reading import AFTER, PROGRESS, STATISTICS, read_progress, read_rounds, read_summary
 from medsilo.runs.schema import Progress, Round, Summary
-from medsilo.tasks.own.question import SegmentationQuestion
+
+if TYPE_CHECKING:
+    from medsilo.tasks.own.question import SegmentationQuestion
 
 COMPLETED = "FINISHED:COMPLETED"
 CONNECT = 10.0  # seconds NVFlare has to reach the server
@@ -103,6 +100,8 @@ def submit(
     It has started then; when hospitals can't take part as agreed, it ends with the reason before anything is trained.
     share: everybody in the consortium may follow it.
     """
+    from medsilo.flare.jobs import check_components, pack, plan_of  # what is heavy is imported where it is needed
+
     plan = plan_of(job, changes, other_plan)
     if plan.algorithm.pooled:
         raise MedsiloError(f"{plan.algorithm.name} pools all data and never runs between hospitals")
@@ -166,6 +165,8 @@ def _watch_start(session: Session, job_id: str, say: Say, packed: Path | None, s
 
 def _unable(session: Session, packed: Path, sites: Collection[str]) -> list[str]:
     """The sites that can't even load the package: NVFlare doesn't say whose process failed, so ask each alone."""
+    from medsilo.flare.jobs import add_meta, plan_of, write_job
+
     jobs = {}
     for site in sites:
         alone = packed.with_name(f"roll-call-{site}")
@@ -423,9 +424,11 @@ class _Left:
 def _left(session: Session, job_id: str) -> _Left:
     with tempfile.TemporaryDirectory() as folder:
         workspace = _download(session, job_id, Path(folder))
-        run, refusal = _run_in(workspace), workspace / REFUSED
+        run, refusal = _run_in(workspace), workspace / paths.REFUSED
         why = plain(refusal.read_text("utf-8", "replace")) if refusal.is_file() else None
-        return _Left(Record(run).summary(), Record(run).rounds(), why) if run else _Left(None, [], why)
+        if not run:
+            return _Left(None, [], why)
+        return _Left(read_summary(run) if (run / paths.SUMMARY).exists() else None, read_rounds(run, True), why)
 
 
 def _download(session: Session, job_id: str, folder: Path) -> Path:
@@ -440,12 +443,14 @@ def _run_in(workspace: Path) -> Path | None:
 
 
 def collect_fingerprints(
-    question: SegmentationQuestion, kit: Path, out: Path, say: Say, sealed: bool = False
+    question: "SegmentationQuestion", kit: Path, out: Path, say: Say, sealed: bool = False
 ) -> list[Path]:
     """Have all connected hospitals measured for nnU-Net's plans; returns the file of each, in `out`.
 
     sealed: whether the server reads sums alone; then there is one file of all.
     """
+    from medsilo.flare.collecting_job import EXECUTOR, SEALED_EXECUTOR, read_collected, write_collecting_job
+
     allowed = SEALED_EXECUTOR if sealed else EXECUTOR
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".fetching-") as folder:
@@ -460,7 +465,7 @@ def collect_fingerprints(
         ended = watch(job_id, kit, lambda line, study: None, say)
         with connected(kit) as session:
             workspace = _download(session, job_id, Path(folder))
-            if (refusal := workspace / REFUSED).is_file():
+            if (refusal := workspace / paths.REFUSED).is_file():
                 raise MedsiloError(plain(refusal.read_text("utf-8", "replace")))
             if ended != COMPLETED:
                 raise MedsiloError(

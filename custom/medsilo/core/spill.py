@@ -16,6 +16,20 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError
 
 ALIGNED = 64  # bytes
+# What safetensors calls the types of numbers.
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 class Spill:

@@ -1,17 +1,15 @@
 """A study in one process, without NVFlare: the reference that every NVFlare run must equal."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 
 from torch import nn
 
 from medsilo.core.errors import MedsiloError, reading
 from medsilo.core.files import load_tensors
-from medsilo.federation import tracking
 from medsilo.federation.around import TrainingSite
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.limits import Clock
@@ -20,6 +18,7 @@ from medsilo.federation.permission import Permission
 from medsilo.federation.pool import POOL, Pool, spread_over_hospitals
 from medsilo.federation.protection import take_place
 from medsilo.federation.seams import Missing, Outgoing, Place, Receive
+from medsilo.federation.tracking import tracked
 from medsilo.plan import Plan, load_plan
 from medsilo.runs import paths
 from medsilo.runs.paths import site_folder
@@ -106,21 +105,16 @@ def run(
     with nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="medsilo-") as place:
         root = folder or Path(str(place)) / new_study(plan)
         work = _run_central if plan.algorithm.pooled else _run_federated
-        course = tracking.PointStream(Record(root))
-        with tracking.trackers(plan, root, bool(folder)) as trackers:
-
-            def track(course: Iterable[tracking.Points]) -> None:
-                for points, tracker in product(course, trackers):
-                    tracker.write(points)
+        with tracked(plan, Record(root), bool(folder)) as tracking:
 
             def follow(line: Round) -> None:
-                track(course.of_round(line))
+                tracking.round(line)
                 on_round(line)
 
             settings = settings or SiteSettings()
             settings.check_sites(plan.participation.everyone)
             run = work(plan, root, resume, settings, follow)
-            track(course.of_end(run.summary))
+            tracking.end(run.summary)
         return run if folder else replace(run, models=dict(run.models))
 
 

@@ -24,8 +24,8 @@ from pydantic import Field
 from torch import Tensor
 
 from medsilo.core.errors import Lacks, MedsiloError, Refused
-from medsilo.core.files import TYPES, make_folder, write_text
-from medsilo.core.spill import bytes_of
+from medsilo.core.files import make_folder, write_text
+from medsilo.core.spill import TYPES, bytes_of
 from medsilo.core.tensors import Groups
 from medsilo.core.text import plain
 from medsilo.federation.seams import Channel, Missing, Outgoing, Receive, Site

@@ -19,7 +19,6 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.task_utils import get_filters
-from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
@@ -326,38 +325,6 @@ def end_forgotten_jobs(fl_ctx: FLContext) -> None:
     downloaded. Please call it when the server starts.
     """
     fl_ctx.get_engine().job_runner.update_abnormal_finished_jobs([], fl_ctx)
-
-
-def mlflow_receiver(
-    uri: str,
-    experiment: str,
-    artifacts: str,
-    runs: Sequence[str],
-    events: list[str],
-    whose: Callable[[FLContext, Shareable], str | None],
-) -> AnalyticsReceiver:
-    """Return a receiver with these runs in an experiment. whose: the run that a point is of, if of any.
-
-    Issue (2.9.0): MLflowReceiver names runs after the job, and knows connected clients only. Please take the
-    experiment's name and the name of each run as arguments.
-    """
-    import mlflow
-    from nvflare.app_opt.tracking.mlflow.mlflow_receiver import MLflowReceiver
-
-    class NamedRuns(MLflowReceiver):
-        def initialize(self, fl_ctx: FLContext) -> None:
-            mlflow.set_tracking_uri(self.tracking_uri)
-            self._mlflow_setup(artifacts, experiment, {}, list(runs), fl_ctx)
-            self._init_buffer(list(runs))
-
-        def _get_run_name(self, kwargs: dict, site_name: str, job_id_tag: str, job_name: str) -> str:
-            return site_name
-
-        def save(self, fl_ctx: FLContext, shareable: Shareable, record_origin: str) -> None:
-            if run := whose(fl_ctx, shareable):
-                super().save(fl_ctx, shareable, run)
-
-    return NamedRuns(uri, events=events, buffer_flush_time=0)
 
 
 # ---------------------------------------------------------------------------------------------------- a hospital

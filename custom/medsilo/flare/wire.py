@@ -22,8 +22,6 @@ META = "medsilo"
 TASK = "medsilo"  # the name of every task
 REFUSAL, DIED, LACKS, HOLDS = "medsilo.refusal", "medsilo.died", "medsilo.lacks", "medsilo.holds"
 PRESENT = {"task": "present"}  # the facts of a parcel that asks for nothing but an answer
-STATISTICS = "medsilo"  # the group in NVFlare's job statistics where the rounds are told, if the lead shares them
-PROGRESS, AFTER = "medsilo.progress", "after"  # what a lead asks of a running job: the rounds after this one
 
 
 def let_tensors_travel(to_files: bool = False) -> None:

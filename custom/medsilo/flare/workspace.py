@@ -16,8 +16,6 @@ from medsilo.runs import paths
 from medsilo.site.accepted import check_there
 from medsilo.site.settings import FILE_NAME, SiteSettings, read_settings
 
-REFUSED = "medsilo-refused.txt"  # in NVFlare's run folder
-
 
 def _workspace(fl_ctx: FLContext) -> Workspace:
     return fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT) or fl_ctx.get_engine().get_workspace()
@@ -75,7 +73,7 @@ def submitter_of(fl_ctx: FLContext) -> str | None:
 
 def publish_refusal(reason: str, fl_ctx: FLContext) -> None:
     """Leave for the lead why the job failed, also when it led no study."""
-    write_text(Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / REFUSED, reason)
+    write_text(Path(_workspace(fl_ctx).get_run_dir(fl_ctx.get_job_id())) / paths.REFUSED, reason)
 
 
 def results_of_job(fl_ctx: FLContext) -> Path:

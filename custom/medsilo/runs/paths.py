@@ -29,6 +29,7 @@ MLFLOW_FILES = "mlflow"
 JOB = "job"
 NVFLARE = "nvflare"
 NVFLARE_LOG = "nvflare.log"
+REFUSED = "medsilo-refused.txt"  # in NVFlare's own run folder
 
 # What stands in the folders above.
 EXPERT_FILES = "personal/*.safetensors"  # of a super model

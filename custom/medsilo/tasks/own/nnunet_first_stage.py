@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import TYPES, load_tensors
+from medsilo.core.files import load_tensors
+from medsilo.core.spill import TYPES
 from medsilo.core.tensors import hash_of
 from medsilo.learning.loop import Compute, is_finite
 from medsilo.models.network import Network
