@@ -247,14 +247,14 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
     monkeypatch.setattr(os, "pwrite", write_what_fits)
     mixer = WeightedMean()
     mixer.start(list("abc"))
-    files = len(os.listdir("/proc/self/fd"))
+    files = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(2):
         with pytest.raises(MedsiloError, match=r"b: .*No space left on device") as raised:
             mixer.add(*sent[1])
     assert raised.value.private == tempfile.gettempdir()
     assert tempfile.gettempdir() not in str(raised.value)
     del raised
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
     room[0] = 2800
     for contribution in reversed(sent):
         mixer.add(*contribution)

@@ -10,7 +10,7 @@ from torch import Tensor
 from medsilo.core.spill import Kept
 from medsilo.mixing.defence import Shield
 from medsilo.mixing.forms import Form, Unsealable
-from medsilo.mixing.layout import Layout, Tensors
+from medsilo.mixing.layout import Tensors
 from medsilo.mixing.mixers import Identity, Mixer, WeightedMean
 from medsilo.mixing.rules import capped
 
