@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from medsilo.core.errors import MedsiloError, PlanError, Refused
-from medsilo.core.spill import in_file
+from medsilo.core.spill import Spill, size_of
 from medsilo.mixing import contributions
 from medsilo.mixing.layout import BLOCK
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
@@ -233,29 +233,28 @@ def test_what_waits_on_disk_comes_back_as_it_went(dtype, monkeypatch, tmp_path):
 
 
 def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch):
-    """Everything that still fits is written before the step fails, and is gone when it has failed."""
+    """Everything that still fits is written before the step fails."""
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(300)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
     room, write = [400], os.pwrite
 
     def write_what_fits(file, data, place):
-        if place >= room[0]:
+        if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(file, data[: room[0] - place], place)
+        done = write(file, data[: room[0]], place)
+        room[0] -= done
+        return done
 
     monkeypatch.setattr(contributions, "MEMORY", 0)
     monkeypatch.setattr(os, "pwrite", write_what_fits)
     mixer = WeightedMean()
     mixer.start(list("abc"))
-    files = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(2):
         with pytest.raises(MedsiloError, match=r"b: .*No space left on device") as raised:
             mixer.add(*sent[1])
     assert raised.value.private == tempfile.gettempdir()
     assert tempfile.gettempdir() not in str(raised.value)
-    del raised
-    assert len(list(Path("/proc/self/fd").iterdir())) == files
-    room[0] = 2800
+    room[0] = 100_000
     for contribution in reversed(sent):
         mixer.add(*contribution)
     assert_same(mixer.result("a"), wanted)
@@ -265,7 +264,9 @@ def test_what_lies_in_files_when_it_comes_is_not_written_again(monkeypatch):
     """As answers do that arrive over NVFlare. Memory lets go of what was looked at."""
     sent = [(site, {"v": torch.randn(50), "w": torch.randn(1 << 20)}, w) for site, w in (("a", 1), ("b", 2), ("c", 3))]
     wanted = play(WeightedMean(), sent)["a"]
-    filed = [(site, in_file(tensors), weight) for site, tensors, weight in sent]
+    filed = [
+        (site, Spill().places(size_of(tensors.values()), 1)[0].fill(tensors), weight) for site, tensors, weight in sent
+    ]
     monkeypatch.setattr(contributions, "MEMORY", 0)
     monkeypatch.setattr(os, "pwrite", lambda *_: pytest.fail("written again"))
     mixer = WeightedMean()

@@ -58,15 +58,26 @@ class Spill:
     def append(self, tensor: Tensor) -> int:
         """Return where the tensor begins. When the disk is full, what it had is still there."""
         begin = self.end
-        rest = bytes_of(tensor)
         try:
-            while rest:
-                written = os.pwrite(self._file.fileno(), rest, self.end)
-                self.end += written
-                rest = rest[written:]
+            self.end = self._write(tensor, begin)
         except OSError as error:
             self.shorten(begin)
             self._refuse(error)
+        return begin
+
+    def write(self, tensor: Tensor, begin: int) -> None:
+        """Put the tensor in the place of what lay there."""
+        try:
+            self._write(tensor, begin)
+        except OSError as error:
+            self._refuse(error)
+
+    def _write(self, tensor: Tensor, begin: int) -> int:
+        """Return where the tensor ends."""
+        rest = bytes_of(tensor)
+        while rest:
+            written = os.pwrite(self._file.fileno(), rest, begin)
+            begin, rest = begin + written, rest[written:]
         return begin
 
     def read(self, begin: int, numbers: Tensor) -> Tensor:
@@ -89,20 +100,28 @@ class Spill:
         """Let the next tensor begin where any type of numbers may be mapped."""
         self.end += -self.end % ALIGNED
 
-    def mapped(self) -> Tensor:
-        """Return all bytes as a tensor that is read from the file when it is looked at, and outlives this object.
+    def mapped(self, begin: int = 0) -> Tensor:
+        """Return all bytes from there on as a tensor that is read from the file when it is looked at, and outlives this
+        object.
 
         It is not to be changed: what memory holds of it is dropped now and then (`let_go`), and read again.
         """
-        if not self.end:
+        if self.end == begin:
             return torch.empty(0, dtype=torch.uint8)
         try:
-            content = mmap.mmap(self._file.fileno(), self.end, access=mmap.ACCESS_COPY)
+            content = mmap.mmap(self._file.fileno(), self.end - begin, access=mmap.ACCESS_COPY, offset=begin)
         except (OSError, ValueError) as error:
             raise MedsiloError(f"what was stored on the server's disk cannot be mapped: {error}") from error
-        bytes_ = torch.frombuffer(content, dtype=torch.uint8)
-        _MAPPED[bytes_.data_ptr()] = content
-        return bytes_
+        numbers = torch.frombuffer(content, dtype=torch.uint8)
+        _MAPPED[numbers.data_ptr()] = content
+        return numbers
+
+    def places(self, size: int, count: int) -> "list[Place]":
+        """Return so many more places at the end, each for tensors of so many bytes (`size_of`)."""
+        begin, step = self.end, size + -size % mmap.PAGESIZE
+        self.shorten(begin + step * count)  # which makes it longer
+        parts = self.mapped(begin).split(step) if step else [torch.empty(0, dtype=torch.uint8)] * count
+        return [Place(self, begin + step * number, part) for number, part in enumerate(parts)]
 
     def shorten(self, end: int) -> None:
         """Give back what comes after."""
@@ -113,17 +132,31 @@ class Spill:
 _MAPPED: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()  # by the address where a file begins
 
 
-def in_file(tensors: Mapping[str, Tensor], folder: str | Path | None = None) -> dict[str, Tensor]:
-    """Return the same tensors as they lie in a new file, which goes with the last of them."""
-    spill, begins = Spill(folder), dict[str, int]()
-    for name, tensor in tensors.items():
-        spill.align()
-        begins[name] = spill.append(tensor)
-    content = spill.mapped()
-    return {
-        name: content[begin : begin + tensors[name].nbytes].view(tensors[name].dtype).view(tensors[name].shape)
-        for name, begin in begins.items()
-    }
+@dataclass(frozen=True)
+class Place:
+    """A stretch of a spill, for the tensors of one who sent some, and then of another."""
+
+    spill: Spill
+    begin: int
+    content: Tensor  # as it is mapped
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the same tensors as they lie in the file from now on."""
+        found, end = dict[str, Tensor](), 0
+        for name, tensor in tensors.items():
+            self.spill.write(tensor, self.begin + end)
+            found[name] = self.content[end : end + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            end += _aligned(tensor.nbytes)
+        return found
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes that tensors take in a spill."""
+    return sum(_aligned(tensor.nbytes) for tensor in tensors)
+
+
+def _aligned(size: int) -> int:
+    return size + -size % ALIGNED
 
 
 def files_of(tensors: Iterable[Tensor]) -> list[mmap.mmap]:

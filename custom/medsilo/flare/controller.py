@@ -14,7 +14,7 @@ from nvflare.widgets.info_collector import InfoCollector
 from medsilo.core.errors import Aborted, MedsiloError
 from medsilo.core.files import is_safe_name
 from medsilo.core.lifeline import end_with
-from medsilo.core.memory import give_large_blocks_back
+from medsilo.core.memory import reuse_blocks
 from medsilo.core.text import plain
 from medsilo.federation.bounds import answer_bounds
 from medsilo.federation.coordinator import Coordinator
@@ -69,7 +69,7 @@ class MedsiloController(Controller):
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         let_tensors_travel(to_files=True)
-        give_large_blocks_back()
+        reuse_blocks()
         os.umask(0o077)  # logs, too, are for this account alone
         end_with(os.getppid())
         self.gate = Gate(cell_of_job(fl_ctx))

@@ -130,6 +130,7 @@ class Streams:
     def __init__(self, cell: Cell) -> None:
         self.cell, self.lock = cell, threading.Lock()
         self.known: dict[str, dict[tuple, RxTask]] = {}  # the oldest first
+        self.waiting: dict[str, int] = {}  # bytes of a sender that wait to be read, at most
         self.ended: dict[tuple, float] = {}  # when a stream was seen to have ended
         self.looked = monotonic()
 
@@ -143,17 +144,22 @@ class Streams:
         if message.get_header(StreamHeaderKey.ERROR_MSG):  # begins none
             return True
         key = message.get_header(MessageHeaderKey.ORIGIN), message.get_header(StreamHeaderKey.STREAM_ID)
+        size = len(message.payload or b"")
+        ended, begun = list[RxTask](), list[RxTask]()
         with self.lock:
             self._forget_old()
-            own = _still_kept(self.known.get(sender, {}))
-            is_new = key not in own
+            own = self.known.setdefault(sender, {})
+            is_new = key not in own or RxTask.rx_task_map.get(key) is not own[key]
             if is_new:
+                own = self.known[sender] = _still_kept(own)
                 own[key] = RxTask.find_or_create_task(message, self.cell.core_cell)
                 _keep_without_thread(own[key])
-            self.known[sender] = own
-            ended = [task for task in own.values() if _has_ended(task)]
-            begun = [task for task in own.values() if not _has_ended(task)]
-            waiting = sum(map(_waiting, own.values())) + len(message.payload or b"")
+                ended = [task for task in own.values() if _has_ended(task)]
+                begun = [task for task in own.values() if not _has_ended(task)]
+            waiting = self.waiting.get(sender, 0) + size
+            if is_new or waiting > most:  # counted for each stream and not for each of its pieces
+                waiting = sum(map(_waiting, own.values())) + size
+            self.waiting[sender] = waiting
         if is_new:
             LEFTOVERS.sent()  # a stream is answered, or answers a request
         for task in ended[:-MOST_KEPT]:

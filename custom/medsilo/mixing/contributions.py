@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from medsilo.core.errors import MedsiloError
-from medsilo.core.spill import files_of, in_file, let_go
+from medsilo.core.spill import Place, Spill, files_of, let_go, size_of
 from medsilo.mixing.layout import Block, Layout, Tensors, TypeSection
 
 # Bytes of all rows together that may be in memory, unless told otherwise; the others lie in files.
 MEMORY = 4 << 20
+MAPPED = 64 << 20  # bytes of a file that are mapped at once: a process may map few thousand times
 
 
 class Contributions:
@@ -29,6 +30,10 @@ class Contributions:
         self._rows: dict[str, Tensors] = {}
         self._files: dict[str, list[mmap]] = {}  # of each row
         self._bytes: dict[str, int] = {}  # of each row, in memory
+        self._places: dict[str, Place] = {}  # of rows that were written to a file
+        self._spill: Spill | None = None
+        self._size = 0  # bytes of a place
+        self._free: list[Place] = []
 
     def __contains__(self, site: str) -> bool:
         return site in self._rows
@@ -43,7 +48,7 @@ class Contributions:
         size = sum(tensor.nbytes for tensor in row.values() if not (files and files_of([tensor])))
         if size and not at_once and size + sum(self._bytes.values()) > self.memory:
             try:
-                row, size = in_file(row, self._folder), 0
+                row, size = self._in_file(site, row), 0
             except MedsiloError as error:
                 raise MedsiloError(
                     f"{site}: its contribution came before its turn and cannot be stored meanwhile: {error}",
@@ -52,6 +57,18 @@ class Contributions:
             files = files_of(row.values())
         let_go(files)
         self._rows[site], self._files[site], self._bytes[site] = row, files, size
+
+    def _in_file(self, site: str, row: Tensors) -> dict[str, Tensor]:
+        """Write a row to the file, in the place of one that was dropped: memory of a system that holds the file in it
+        is used again, which takes half of the time."""
+        size = size_of(row.values())
+        if self._spill is None or size > self._size:
+            self._spill, self._size, self._free, self._places = Spill(self._folder), size, [], {}
+        if not self._free:
+            self._free = self._spill.places(self._size, max(1, min(len(self._places), MAPPED // max(1, size))))
+        found = self._free[-1].fill(row)
+        self._places[site] = self._free.pop()
+        return found
 
     def each(self, sites: Iterable[str]) -> Iterator[Tensors]:
         """Yield one row after the other; memory lets go of what was read of its file when the next is looked at."""
@@ -65,7 +82,7 @@ class Contributions:
         """Yield some columns of all rows at a time, [1 + sites, width] in double precision and the same memory: the
         numbers of `origin`, or zeros, and the ways from there to those of each site."""
         rows = [self._rows[site] for site in sites]
-        for block, numbers in section.side_by_side([origin or rows[0], *rows], section.cut(width)):
+        for block, numbers, _ in section.side_by_side([origin or rows[0], *rows], width):
             if origin is None:
                 numbers[0] = 0
             numbers[1:] -= numbers[0]
@@ -78,6 +95,8 @@ class Contributions:
         for site in list(sites):
             for own in (self._rows, self._files, self._bytes):
                 own.pop(site, None)
+            if place := self._places.pop(site, None):
+                self._free.append(place)
 
     def clear(self) -> None:
         """Forget every row."""

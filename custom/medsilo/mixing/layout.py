@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -80,16 +81,25 @@ class TypeSection:
         """Return blocks of at most so many numbers, of all tensors or of some."""
         return list(_blocks({name: self.shapes[name].numel() for name in names or self.names}, width))
 
-    def side_by_side(self, rows: Sequence[Tensors], blocks: Iterable[Block]) -> Iterator[tuple[Block, Tensor]]:
-        """Yield the numbers [rows, size] of each block in double precision, always in the same memory."""
-        blocks = list(blocks)
+    def side_by_side(
+        self, rows: Sequence[Tensors], width: int, names: Sequence[str] | None = None
+    ) -> Iterator[tuple[Block, Tensor, list[tuple[Tensor, ...]]]]:
+        """Yield blocks of at most so many numbers; all rows' numbers [rows, size] in double precision, always in the
+        same memory; and of each piece of a block, where it lies in each row."""
+        blocks = self.cut(width, names)
         most = len(rows) * max((block.size for block in blocks), default=0)
         came, wide = torch.empty(most, dtype=self.dtype), torch.empty(most, dtype=self.wide)
+        stretches = chain.from_iterable(
+            zip(*(row[name].view(-1).split(width) for row in rows), strict=True)
+            for name in names or self.names
+            if self.shapes[name].numel()
+        )
         for block in blocks:
             numbers, theta = (room[: len(rows) * block.size].view(len(rows), block.size) for room in (came, wide))
-            for piece, columns in zip(block.pieces, numbers.split(block.sizes, 1), strict=True):
-                torch.stack([piece.of(row) for row in rows], out=columns)
-            yield block, theta.copy_(numbers)
+            pieces = [next(stretches) for _ in block.pieces]
+            for own, columns in zip(pieces, numbers.split(block.sizes, 1), strict=True):
+                torch.stack(own, out=columns)
+            yield block, theta.copy_(numbers), pieces
 
 
 class Layout:

@@ -527,21 +527,20 @@ class Mixture(PersonalMixer):
             for section in self._layout.sections:
                 if isinstance(rule, Mapping):
                     for name in section.names:
-                        _apply(rule[name], section, section.cut(COLUMNS, [name]), rows)
+                        _apply(rule[name], section, rows, [name])
                 else:
-                    _apply(rule, section, section.cut(COLUMNS), rows)
+                    _apply(rule, section, rows, section.names)
         super()._merge()
 
 
-def _apply(rule: Rule, section: TypeSection, blocks: list[Block], rows: list[dict[str, Tensor]]) -> None:
+def _apply(rule: Rule, section: TypeSection, rows: list[dict[str, Tensor]], names: list[str]) -> None:
     """Mixes the sites' tensors in place, some columns at a time and always in the same memory."""
-    room = torch.empty(0)
-    for block, theta in section.side_by_side(rows, blocks):
-        room = room if len(room) >= theta.numel() else torch.empty(theta.numel(), dtype=theta.dtype)
+    room = torch.empty(len(rows) * COLUMNS, dtype=section.wide)
+    for block, theta, pieces in section.side_by_side(rows, COLUMNS, names):
         mixed = room[: theta.numel()].view(theta.shape)
         rule(theta, mixed)
-        for piece, columns in zip(block.pieces, mixed.split(block.sizes, 1), strict=True):
-            torch._foreach_copy_([piece.of(row) for row in rows], columns.unbind())
+        for own, columns in zip(pieces, mixed.to(section.dtype).split(block.sizes, 1), strict=True):
+            torch._foreach_copy_(own, columns.unbind())
 
 
 class SoftPull(Mixture):
