@@ -18,6 +18,7 @@ from medsilo.core.spill import Spill, size_of
 from medsilo.mixing import contributions
 from medsilo.mixing.layout import BLOCK
 from medsilo.mixing.mixers import Identity, SimilarityMix, SoftPull, UniformMean, WeightedMean
+from tests.conftest import over_all
 
 WEIGHTS = torch.tensor([[0.5, 0.2, 0.3], [0.0, 1.0, 0.0], [0.1, 0.6, 0.3]], dtype=torch.float64)
 MAKERS = {
@@ -463,7 +464,7 @@ WRONG = {
 
 
 @every_mixer
-@pytest.mark.parametrize("case", WRONG)
+@over_all("case", WRONG)
 def test_a_refusal_names_site_and_key_and_changes_nothing(kind, case):
     site, tensors, weight, message = WRONG[case]
     mixer = MAKERS[kind]()

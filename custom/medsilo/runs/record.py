@@ -10,7 +10,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +38,6 @@ from medsilo.runs.schema import Package, Provenance, Round, Summary, Turns
 
 LET_GO = 60.0  # seconds that a job which is ending has to let go of its study
 PACKAGES = ("nvflare", "torch", "monai", "numpy", "nibabel", "SimpleITK", "pydantic", "safetensors")
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Return which packages a run was made with; they don't change while a process lives."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def now() -> str:
@@ -96,7 +89,7 @@ class Record:
             started=now(),
             python=platform.python_version(),
             platform=platform.platform(),
-            versions=versions(),
+            versions={name: importlib.metadata.version(name) for name in PACKAGES},
         )
         write_json(self.folder / paths.PROVENANCE, provenance.as_json())
 
