@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
-from torch import Tensor, nn
+from torch import nn
 
 from medsilo.core.errors import MedsiloError, PlanError, YamlError
 from medsilo.core.files import dump_yaml, is_safe_name, load_tensors, load_yaml, why_unread
@@ -21,294 +21,25 @@ from medsilo.core.tensors import hash_of
 from medsilo.core.text import plain
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.declared import PrivacyOffer, Private
-from medsilo.course.group import Group, views
-from medsilo.course.layer import Layer
+from medsilo.course.layer import Feature, Layer
+from medsilo.course.participation import Participation
 from medsilo.course.phase import Course, Phase
-from medsilo.course.promises import Sealing, promises
+from medsilo.course.robust_mixing import Mixing
 from medsilo.course.sealable import forms_of, means_of
+from medsilo.course.secure_aggregation import TransportSettings
 from medsilo.course.workbench import Blueprint
-from medsilo.learning.private import GradientBounds, mixes_cases
+from medsilo.learning.private import GradientBounds
 from medsilo.learning.seeds import seed_for
 from medsilo.learning.training import Training
-from medsilo.mixing.defence import Shield
-from medsilo.mixing.forms import Exchanged, Form, Summed, Unsealable
-from medsilo.mixing.rules import Robust
+from medsilo.mixing.forms import Form, Summed
 from medsilo.models.network import Network
 from medsilo.registry import ANY, LAYERS, METHODS, NETWORKS, TABLES, TASKS, Registry, check_packages
 from medsilo.tasks.task import Task
 
-MOST_SITES = 4096
-LEAST_SEALED = 3  # hospitals in a sealed round
 BOUNDS = "privacy"  # the name of what holds the bounds on gradients among a site's networks
 MOST_PARAMETERS = 500_000_000  # of all networks of a method together
 FROM_FILES = ("question", "plans", "first_stage")  # keys of a task that may name a file beside the plan
 HASH = re.compile(r"[0-9a-f]{64}")
-
-
-class Participation(Section):
-    """The hospitals that the study needs, and what happens when one is missing."""
-
-    sites: tuple[str, ...] = Field(
-        (),
-        max_length=MOST_SITES,
-        description="names of the agreed sites; empty: whoever is connected when the job starts",
-    )
-    unseen: tuple[str, ...] = Field(
-        (),
-        max_length=MOST_SITES,
-        description="names of sites that do not train and are tested with the outcome: the global model or the super "
-        "model",
-    )
-    minimum: int | None = Field(
-        None, ge=1, description="how many sites have to contribute to each round; `null`: all named sites"
-    )
-    when_missing: Literal["stop", "wait", "continue"] = Field(
-        "stop",
-        description="`stop`: retry once if the training process crashed; if a site is still missing, the study ends. "
-        "`wait`: ask a site that is lost or whose training process crashed again until `patience` is over (a refusal "
-        "is final). `continue`: go on without it. All three end the study when fewer than `minimum` sites contribute",
-    )
-    timeout: int = Field(600, ge=1, le=86_400, description="seconds that a site has for one answer")
-    patience: int = Field(
-        3600, ge=1, le=604_800, description="seconds that a round waits for missing sites under `wait`"
-    )
-    silence: int = Field(
-        420,
-        ge=1,
-        le=86_400,
-        description="seconds that a site's line may be down within that time, so that all goes on where it was",
-    )
-
-    @field_validator("sites", "unseen")
-    @classmethod
-    def _names(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
-        for site in sites:
-            if not is_safe_name(site):
-                raise ValueError(
-                    f"site name {site!r} has odd characters; use letters, digits, '.', '_' and '-' (at most 63)"
-                )
-        if len(set(sites)) < len(sites):
-            raise ValueError(f"a site is named twice in {list(sites)}; name each once")
-        return tuple(sorted(sites))
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if not self.sites and self.minimum is None:
-            raise ValueError("zero sites: name them in participation.sites, or set participation.minimum")
-        if self.unseen and not self.sites:
-            raise ValueError("unseen hospitals need named sites beside them; name those in participation.sites")
-        if both := sorted({*self.sites} & {*self.unseen}):
-            raise ValueError(f"{both[0]} stands under sites and under unseen; a hospital either trains or it doesn't")
-        if self.sites and self.minimum is not None and self.minimum > len(self.sites):
-            raise ValueError(f"minimum {self.minimum} is more than the {len(self.sites)} named sites; lower it")
-        if self.sites and self.when_missing == "continue" and self.minimum in (None, len(self.sites)):
-            raise ValueError(
-                f"when_missing 'continue' can't go on while all {len(self.sites)} sites are required; lower minimum"
-            )
-        return self
-
-    @property
-    def everyone(self) -> tuple[str, ...]:
-        """All named hospitals, those that train and those that don't."""
-        return tuple(sorted({*self.sites, *self.unseen}))
-
-    @property
-    def required(self) -> int:
-        """The contributors that every round needs."""
-        return self.minimum if self.minimum is not None else len(self.sites)
-
-
-class Mixing(Section):
-    """The server's defence against hospitals that send wrong or harmful tensors."""
-
-    robust: Robust | None = Field(
-        None,
-        description="what takes the place of every mean over hospitals, so that a few dishonest ones can't bend the "
-        "model ([robust.md](robust.md)). Hospitals count alike in it, unless `share_cap` is given with `norm-bound` or "
-        "`geometric-median`. Groups of which every hospital has values of its own stay as the method mixes them",
-    )
-    share_cap: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="the most that one hospital may count for in a mean, whatever number of cases it claims; what is "
-        "cut off goes to the others",
-    )
-
-    def shield(self, apart: Collection[str]) -> Shield | None:
-        """Return what mixers are defended by; None where the plan asks for nothing."""
-        return Shield(self.robust, self.share_cap, apart) if self.robust or self.share_cap else None
-
-    def suits(self, method: str, sent: Iterable[Group], hospitals: int) -> None:
-        """Raise a PlanError where it makes no sense with what a method's hospitals send, or with so few of them."""
-        means = [group for group in sent if not group.personal]
-        if not means:
-            raise PlanError(
-                f"mixing: {method} takes no mean over hospitals that a robust rule could take the place of; use "
-                "fedavg, fedbn or ditto, or leave mixing.robust and mixing.share_cap out"
-            )
-        for group in means:
-            if group.undefended:
-                raise PlanError(group.undefended)
-        if self.robust and hospitals < self.robust.fewest:
-            raise PlanError(
-                f"mixing.robust: {self.robust.name} needs {self.robust.fewest} hospitals in every round, and "
-                f"{hospitals} are enough for this plan; raise participation.minimum, or lower what the rule asks for"
-            )
-        if self.share_cap and self.robust and not self.robust.weighs:
-            raise PlanError(f"mixing.share_cap: all hospitals count alike in {self.robust.name}; set it to null")
-        if self.share_cap and self.share_cap * hospitals < 1:
-            raise PlanError(
-                f"mixing.share_cap: shares of at most {self.share_cap:g} make no whole with {hospitals} hospitals; "
-                f"give {1 / hospitals:.3g} or more"
-            )
-
-    def cautions(self, groups: Iterable[Group]) -> list[str]:
-        """Return what stays undefended, one line each."""
-        if not (self.robust or self.share_cap):
-            return []
-        mixed = sorted({group.title or group.name for group in groups if group.personal and group.travels == "both"})
-        return [
-            f"mixing: the {title} of every hospital is mixed as the method says, so what a dishonest hospital sends of "
-            "it reaches the others"
-            for title in mixed
-        ]
-
-
-class TransportSettings(Section):
-    """Settings of the tensors on their way: precision and sealing."""
-
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="`bfloat16` halves the bytes and rounds every tensor that is sent"
-    )
-    slowest: int = Field(
-        4000,
-        ge=8,
-        le=1_000_000,
-        description="kbit/s of the slowest line, of which ten seconds' worth is sent at once: a cut costs no more",
-    )
-    sealing: Sealing = Field(
-        "none",
-        description="whether hospitals send what the server cannot read ([privacy.md](privacy.md)). `pairwise`: it "
-        "learns sums only",
-    )
-    sealing_threshold: int | None = Field(
-        None,
-        ge=2,
-        le=256,
-        description="of `pairwise`: how many (t) of the K hospitals have to stay until a round is opened. t - 1 may "
-        "help a server that keeps to the protocol without learning more, 2t - K - 1 one that lies; `null`: 2K/3, "
-        "rounded down, and one",
-    )
-    sealing_confirm: bool = Field(
-        True,
-        description="of `pairwise`: hospitals first sign whose numbers are added, against a server that lies",
-    )
-    sealing_bits: Literal[32, 64] = Field(
-        64,
-        description="bits of a sealed number: 64, twice the bytes, or 32, with fewer digits",
-    )
-    sealing_bound: float | None = Field(
-        None,
-        gt=0,
-        le=1e12,
-        description="the largest number that is sealed, whatever its sign; a hospital with a larger one is refused. "
-        "`null`: 65536 with 64 bits, 64 with 32",
-    )
-    sealing_counts: int | None = Field(
-        None,
-        ge=1,
-        le=10_000_000,
-        description="seal the hospitals' numbers of training cases, too, by which means are weighted; no hospital may "
-        "have more than so many. `null`: they are told",
-    )
-    sealing_clear: tuple[str, ...] = Field(
-        (),
-        max_length=16,
-        description="groups of tensors that the server reads all the same, by name: those that cannot be sealed, and "
-        "AdaFed's `statistics`, which hospitals tell each other otherwise",
-    )
-
-    @field_validator("sealing", mode="before")
-    @classmethod
-    def _no_group(cls, given: Any) -> Any:
-        if given == "group":
-            raise ValueError("'group' is no more: one hospital that helped the server opened everything; set pairwise")
-        return given
-
-    @property
-    def sealed(self) -> bool:
-        """Return whether hospitals seal what they send."""
-        return self.sealing != "none"
-
-    @property
-    def promises(self) -> list[str]:
-        """Return what sealing protects against, and against whom it does not."""
-        return promises(self.sealing, self.sealing_clear, bool(self.sealing_counts))
-
-    @property
-    def bound(self) -> float:
-        """The largest number that is sealed."""
-        return self.sealing_bound or (65536.0 if self.sealing_bits == 64 else 64.0)
-
-    def threshold(self, hospitals: int) -> int:
-        """Return how many of so many hospitals open a sum."""
-        return self.sealing_threshold or 2 * hospitals // 3 + 1
-
-    def times_as_large(self, hospitals: int) -> int:
-        """Return how many times its bytes a tensor may take when it is sealed, at most: once for each reader."""
-        return 2 * hospitals if self.sealed else 1
-
-    def packed(self, tensor: Tensor) -> Tensor:
-        """A tensor as it travels: float32 is rounded when the plan says so, all else stays as it is."""
-        return tensor.bfloat16() if self.precision == "bfloat16" and tensor.dtype == torch.float32 else tensor
-
-    def check_sealing(self, participation: Participation) -> None:
-        """Raise a PlanError where these hospitals can't seal so."""
-        named = len(participation.sites)
-        if not named:
-            raise PlanError(
-                "transport.sealing: name the hospitals in participation.sites: else whoever is connected counts as one"
-            )
-        if min(named, participation.required) < LEAST_SEALED:
-            raise PlanError(
-                f"transport.sealing: {participation.required} hospitals are enough for this plan, and sealing needs "
-                f"{LEAST_SEALED} in every round: of two, each can tell the other's model from the sum; name more "
-                "hospitals, raise participation.minimum, or set transport.sealing=none"
-            )
-        if self.precision == "bfloat16":
-            raise PlanError(
-                "transport.precision: sealed numbers are integers, so bfloat16 only costs digits; set float32, and "
-                "transport.sealing_bits=32 for half of the bytes"
-            )
-        if self.sealing_counts and self.sealing_clear:
-            raise PlanError(
-                f"transport.sealing_counts: {self.sealing_clear[0]} leaves in clear and tells numbers of cases; take "
-                "it out of transport.sealing_clear, or leave sealing_counts out"
-            )
-        threshold = self.threshold(named)
-        if not named < 2 * threshold <= 2 * named:
-            raise PlanError(
-                f"transport.sealing_threshold: {threshold}; for {named} hospitals it must be from {named // 2 + 1} to "
-                f"{named}: with half of them or fewer a server could have both of a hospital's masks taken off"
-            )
-        if participation.required < threshold:
-            raise PlanError(
-                f"participation.minimum: {participation.required} hospitals can't open a sum whose threshold is "
-                f"{threshold}; raise it"
-            )
-
-    def check_form(self, method: str, group: str, form: Form) -> None:
-        """Raise a PlanError where a group that sites send can't be sealed so."""
-        if group in self.sealing_clear:
-            if not isinstance(form, Unsealable | Exchanged):
-                raise PlanError(f"transport.sealing_clear: {group} of {method} can be sealed; take it out")
-            return
-        if isinstance(form, Unsealable):
-            raise PlanError(
-                f"transport.sealing: {method}'s {group} can't be sealed: {form.why}; let it leave in clear "
-                f"(transport.sealing_clear=[{group}]), choose another method, or set transport.sealing=none"
-            )
 
 
 class Tracking(Section):
@@ -427,23 +158,19 @@ class Plan(Section):
         self._keeps_masks_as_they_are(networks)
         if self.task.postprocessings and not self.algorithm.outcome.one_network:
             raise PlanError(f"task.postprocessing: {self.algorithm.name} puts several networks together; set false")
-        self._has_data_for_its_sites()
         self._can_weigh_classes()
         self._network_reads_task(networks["model"])
-        if self.participation.unseen:
-            self._can_be_tested_elsewhere()
-        if self.mixing != Mixing():
-            sent = [group for phase in self.course.phases for group in phase.sent]
-            self.mixing.suits(self.algorithm.name, sent, self.participation.required)
-        if self.transport.sealed:
-            self._can_be_sealed(networks)
-        if self.privacy:
-            self._keeps_its_promise(networks)
+        for feature in self.features:
+            for conflict in feature.conflicts(self, dict(networks)):
+                raise PlanError(conflict)
         self._keeps_its_protocol()
-        for place, layer in enumerate(self.layers):
-            for conflict in layer.conflicts(self):
-                raise PlanError(f"layers.{place}: {layer.name}: {conflict}")
         return self
+
+    @property
+    def features(self) -> list[Feature]:
+        """All that is optional in this plan, in the order in which it is asked."""
+        own = (self.participation, self.mixing, self.transport, self.privacy, *self.layers)
+        return [feature for feature in own if feature is not None]
 
     @property
     def has_threshold(self) -> bool:
@@ -483,11 +210,6 @@ class Plan(Section):
                 "are masks of a first stage; choose another method, or leave algorithm.amplitude out"
             )
 
-    def _has_data_for_its_sites(self) -> None:
-        most, named = self.task.most_sites, len(self.participation.everyone)
-        if most is not None and named > most:
-            raise PlanError(f"participation.sites: {named} sites, but task {self.task.name} has {most}; name fewer")
-
     def _can_weigh_classes(self) -> None:
         """The loss has a part that class weights change, and there is one for each class."""
         weights, classes = self.training.class_weights, self.task.classes
@@ -504,74 +226,6 @@ class Plan(Section):
                 f"training.class_weights: {len(weights)} numbers, but task {self.task.name} has {classes} classes; "
                 "give one for each (of masks: the background first)"
             )
-
-    def _can_be_tested_elsewhere(self) -> None:
-        """Something is there for a hospital that did not train: one model for all, or a super model."""
-        if not self.algorithm.outcome.for_others:
-            name = self.algorithm.name
-            raise PlanError(f"participation.unseen: {name} leaves no model for hospitals that did not train")
-
-    def _can_be_sealed(self, networks: Mapping[str, nn.Module]) -> None:
-        """Nothing that sites send needs a server that can read it."""
-        transport, name = self.transport, self.algorithm.name
-        if transport.sealing_counts and self.training.truncate:
-            raise PlanError(
-                "training.truncate: needs the smallest hospital's number of cases, which transport.sealing_counts "
-                "seals; leave one of them out"
-            )
-        transport.check_sealing(self.participation)
-        if self.mixing != Mixing():
-            raise PlanError(
-                "mixing: robust rules and shares compare what single hospitals sent, which sealing hides from the "
-                "server; set mixing.robust and mixing.share_cap to null, or transport.sealing=none"
-            )
-        if self.algorithm.pooled or not any(phase.sent for phase in self.course.phases):
-            raise PlanError(f"transport.sealing: {name} sends no tensors, so there is nothing to seal; set none")
-        known = set()
-        for phase in self.course.phases:
-            tensors, forms = views(phase.sent, dict(networks)), self._forms(phase)
-            for group in tensors:
-                known.add(group)
-                transport.check_form(name, group, forms[group])
-                if group not in transport.sealing_clear and any(t.is_complex() for t in tensors[group].values()):
-                    raise PlanError(f"transport.sealing: {name}'s {group} has complex numbers, which can't be sealed")
-        if strangers := sorted(set(transport.sealing_clear) - known):
-            raise PlanError(f"transport.sealing_clear: {name} sends no group {strangers[0]}; take it out")
-
-    def _keeps_its_promise(self, networks: Mapping[str, nn.Module]) -> None:
-        """All that leaves a hospital follows from noisy gradients of single cases."""
-        if why := self.task.not_private:
-            raise PlanError(f"privacy: {why}, or leave privacy out")
-        if self.training.truncate:
-            raise PlanError(
-                "training.truncate: which cases a hospital trains on would depend on the others' numbers of cases; set "
-                "it to false where the plan promises privacy"
-            )
-        if self.training.class_weights == "balanced":
-            raise PlanError(
-                "training.class_weights: balanced weights follow from each hospital's own numbers of cases, which no "
-                "noise hides; give numbers that all hospitals know, for example [1, 4]"
-            )
-        assert self.privacy
-        releases = any(phase.releases for phase in self.course.phases)
-        if releases != (self.privacy.statistics is not None):
-            raise PlanError(
-                "privacy.statistics: means over a hospital's cases leave before training, and need an account of their "
-                "own; set privacy.statistics.epsilon"
-                if releases
-                else "privacy.statistics: nothing leaves before training under this plan; remove it"
-            )
-        if self.private.at_home and self.privacy.scores:
-            raise PlanError(
-                f"privacy.scores: the model that {self.algorithm.name} scores learns by exact steps, so scores "
-                "tell of training cases, which this noise does not cover; leave scores out"
-            )
-        for name in self.private.networks:
-            if layer := mixes_cases(networks[name]):
-                raise PlanError(
-                    f"privacy: {layer} of network {name} lets cases of a batch change each other's gradients, so no "
-                    "bound holds for one; choose network.norm=group, or instance for a U-Net"
-                )
 
     @property
     def private(self) -> Private:
@@ -625,9 +279,8 @@ class Plan(Section):
 
     def cautions(self, sites: Sequence[str]) -> list[str]:
         """Return what whoever starts the study should know of its numbers, one line each."""
-        groups = [group for phase in self.course.phases for group in phase.groups]
-        noisy = self.privacy.cautions() if self.privacy else []
-        return [*self.algorithm.cautions(sites), *self.mixing.cautions(groups), *noisy]
+        own = (caution for feature in self.features for caution in feature.cautions(self))
+        return [*self.algorithm.cautions(sites), *own]
 
     def build_networks(self) -> dict[str, nn.Module]:
         """The method's networks with the initial weights of this plan: the same at the server and at every site."""

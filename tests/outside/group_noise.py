@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
+from medsilo.core.tensors import Modules
 from medsilo.course.layer import Layer
 from medsilo.federation.seams import Place, Site
 from medsilo.learning.loop import Stop
@@ -24,9 +25,9 @@ class GroupNoise(Layer):
     noise: float = Field(ge=0.1, description="standard deviation of the noise over the bound (σ)")
     bound: float = Field(gt=0, description="length to which the group is cut (C)")
 
-    def conflicts(self, plan: Plan) -> Iterable[str]:
+    def conflicts(self, plan: Plan, networks: Modules) -> Iterable[str]:
         if self.group not in {group.name for phase in plan.course.phases for group in phase.sent}:
-            yield f"{plan.algorithm.name} sends no group {self.group}; name one that it sends"
+            yield f"layers: {plan.algorithm.name} sends no group {self.group}; name one that it sends"
 
     def leaves(self, plan: Plan) -> Iterable[str]:
         yield f"{self.group} leaves with Gaussian noise of {self.noise:g} times its bound, {self.bound:g}."

@@ -434,7 +434,7 @@ OTHERS = {
     "protocol": "paper",
 }
 # Changing one of these alone is refused
-BOUND = {"training.optimizer", "training.betas", "network.name", "privacy", "tracking.sensitivity"}
+BOUND = {"training.optimizer", "training.betas", "network.name", "privacy", "tracking.sensitivity", "layers"}
 
 
 def keys_of(values: dict, prefix: str = "") -> set[str]:

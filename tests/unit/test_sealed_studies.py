@@ -8,7 +8,7 @@ import pytest
 from medsilo.check.leaks import describe, leaks
 from medsilo.core.errors import MedsiloError, PlanError
 from medsilo.course import promises
-from medsilo.course.promises import OPEN, SEALING
+from medsilo.course.secure_aggregation import OPEN, SEALING
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.federation.inprocess import StudyResult

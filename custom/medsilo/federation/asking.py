@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from medsilo.core.errors import Aborted
+from medsilo.course.participation import Participation
 from medsilo.federation.seams import Channel, Missing, Outgoing, Receive
-from medsilo.plan import Participation
 from medsilo.runs.messages import Parcel, SiteAnswer
 
 RETRY_PAUSE = 5.0  # seconds before a missing site is asked again
