@@ -143,8 +143,7 @@ def in_files(play: Round) -> Round:
         size = size_of(given[0].values())
         known = filed.get((count, size))
         if known is None:
-            places = Spill().places(size, count)
-            known = filed[count, size] = [place.fill(model) for place, model in zip(places, given, strict=True)]
+            known = filed[count, size] = [Spill().places(size, 1)[0].fill(model) for model in given]
         return play(known, count)
 
     return play_filed

@@ -423,30 +423,11 @@ def fobs(module: Any) -> None:
         module.register(import_module(f"{MODULES}.app_opt.pt.decomposers").TensorDecomposer)
 
 
-@relies("fuel.utils.fobs", "dots.TENSOR_DOWNLOAD dots.NUMPY_DOWNLOAD FOBSContextKey.PASS_THROUGH")
+@relies("fuel.utils.fobs", "dots.TENSOR_DOWNLOAD dots.NUMPY_DOWNLOAD")
 def dots(module: Any) -> None:
-    """Sections of a message that say where tensors or arrays are fetched from have numbers of their own. Whether they
-    are fetched while the message is read is said under a key of its own."""
+    """Sections of a message that say where tensors or arrays are fetched from have numbers of their own."""
     kinds = import_module(f"{module.__name__}.dots")
     assert kinds.TENSOR_DOWNLOAD != kinds.NUMPY_DOWNLOAD and 0 not in (kinds.TENSOR_DOWNLOAD, kinds.NUMPY_DOWNLOAD)
-    assert module.FOBSContextKey.PASS_THROUGH
-
-
-@relies(
-    "fuel.utils.fobs.decomposers.via_downloader",
-    "LazyDownloadRef materialize_lazy_download_refs",
-)
-def left_tensors(module: Any) -> None:
-    """A tensor that is not fetched with its message is a reference of four parts, which a third process can make by
-    itself and have fetched from where the tensor lies (tests/secure/test_sums.py shows the whole)."""
-    kind = import_module(f"{MODULES}.fuel.utils.fobs").dots.TENSOR_DOWNLOAD
-    import_module(f"{MODULES}.fuel.utils.fobs").register(
-        import_module(f"{MODULES}.app_opt.pt.decomposers").TensorDecomposer
-    )
-    made = module.LazyDownloadRef("hospital-a.job", "key", "T0", kind)
-    assert (made.fqcn, made.ref_id, made.item_id, made.dot) == ("hospital-a.job", "key", "T0", kind)
-    takes(module.materialize_lazy_download_refs, {"a": made}, "cell", "abort_signal")
-    assert module.materialize_lazy_download_refs({"a": 1}, None) == {"a": 1}
 
 
 @relies(
@@ -856,6 +837,7 @@ PATHS = (
     "app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
     "app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
     "app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher",
+    "app_common.logging.job_log_streamer.JobLogStreamer",
     "app_common.logging.site_log_streamer.SiteLogStreamer",
     "lighter.impl.workspace.WorkspaceBuilder",
     "lighter.impl.static_file.StaticFileBuilder",

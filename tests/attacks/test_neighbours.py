@@ -308,6 +308,7 @@ def study(root: Path, setting: Setting, unit: Unit, left: Leaves, part: str, sum
         save_tensors(data / "pretrained.safetensors", dict(plan.build_networks()["pretrained"].state_dict()))
     described = {"folder": str(data), "split": split_with(part), **setting.data}
     own = {"device": "cpu", "records": str(root / "records"), "data": described, "smallest_average": 1}
+    own["limits"] = {"least_cases": 1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NoiseSource, "with_normal", lambda *given: sums.told(*given))
         summary = inprocess.run(plan, folder=root / "study", settings=make_settings(own, "a test")).summary

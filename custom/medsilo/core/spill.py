@@ -3,7 +3,7 @@
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -16,6 +16,8 @@ from torch import Tensor
 from medsilo.core.errors import MedsiloError
 
 ALIGNED = 64  # bytes
+AT_ONCE = 1000  # parts that the system takes in one call
+Buffer = bytes | memoryview
 # What safetensors calls the types of numbers.
 TYPES = {
     torch.float64: "F64",
@@ -59,26 +61,28 @@ class Spill:
         """Return where the tensor begins. When the disk is full, what it had is still there."""
         begin = self.end
         try:
-            self.end = self._write(tensor, begin)
+            self.end = self._write([bytes_of(tensor)], begin)
         except OSError as error:
             self.shorten(begin)
             self._refuse(error)
         return begin
 
-    def write(self, tensor: Tensor, begin: int) -> None:
-        """Put the tensor in the place of what lay there."""
+    def write(self, parts: Sequence[Buffer], begin: int) -> None:
+        """Put these parts, one behind the other, in the place of what lay there."""
         try:
-            self._write(tensor, begin)
+            for first in range(0, len(parts), AT_ONCE):
+                begin = self._write(parts[first : first + AT_ONCE], begin)
         except OSError as error:
             self._refuse(error)
 
-    def _write(self, tensor: Tensor, begin: int) -> int:
-        """Return where the tensor ends."""
-        rest = bytes_of(tensor)
-        while rest:
-            written = os.pwrite(self._file.fileno(), rest, begin)
-            begin, rest = begin + written, rest[written:]
-        return begin
+    def _write(self, parts: Sequence[Buffer], begin: int) -> int:
+        """Return where they end."""
+        end = begin + sum(map(len, parts))
+        begin += os.pwritev(self._file.fileno(), parts, begin)
+        while begin < end:  # a full disk takes a part of it, and says why when it is asked for the rest
+            rest = memoryview(b"".join(parts))[begin - end :]
+            begin += os.pwritev(self._file.fileno(), [rest], begin)
+        return end
 
     def read(self, begin: int, numbers: Tensor) -> Tensor:
         """Fill a tensor with what begins there."""
@@ -142,11 +146,12 @@ class Place:
 
     def fill(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the same tensors as they lie in the file from now on."""
-        found, end = dict[str, Tensor](), 0
+        found, end, parts = dict[str, Tensor](), 0, list[Buffer]()
         for name, tensor in tensors.items():
-            self.spill.write(tensor, self.begin + end)
             found[name] = self.content[end : end + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            parts += bytes_of(tensor), bytes(-tensor.nbytes % ALIGNED)
             end += _aligned(tensor.nbytes)
+        self.spill.write(parts, self.begin)  # at once, so that the system holds it in large pieces
         return found
 
 
@@ -159,16 +164,27 @@ def _aligned(size: int) -> int:
     return size + -size % ALIGNED
 
 
-def files_of(tensors: Iterable[Tensor]) -> list[mmap.mmap]:
-    """Return the mapped files in which tensors lie; none for those in memory."""
-    found = (_MAPPED.get(tensor.untyped_storage().data_ptr()) for tensor in tensors)
-    return list({id(content): content for content in found if content is not None}.values())
+Stretch = tuple[mmap.mmap, int, int]  # of a mapped file, from and to which byte
 
 
-def let_go(files: Iterable[mmap.mmap]) -> None:
-    """Let memory drop what it holds of these files; it is read again when it is looked at."""
-    for content in files:
-        content.madvise(mmap.MADV_DONTNEED)
+def stretches_of(tensors: Iterable[Tensor]) -> list[Stretch]:
+    """Return where in mapped files tensors lie; nothing for those in memory."""
+    found: dict[int, Stretch] = {}
+    for tensor in tensors:
+        address = tensor.untyped_storage().data_ptr()
+        content = _MAPPED.get(address)
+        if content is not None and tensor.nbytes:
+            begin = tensor.data_ptr() - address
+            _, first, last = found.get(address, (content, begin, begin))
+            found[address] = content, min(first, begin), max(last, begin + tensor.nbytes)
+    return list(found.values())
+
+
+def let_go(stretches: Iterable[Stretch]) -> None:
+    """Let memory drop what it holds of files; it is read again when it is looked at."""
+    for content, begin, end in stretches:
+        begin -= begin % mmap.PAGESIZE
+        content.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 @dataclass(frozen=True)

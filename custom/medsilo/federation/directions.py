@@ -49,7 +49,8 @@ class RoundDirections:
         for group, own in directions.items():
             if math.isfinite(own.norm) and own.norm > self._limits[group]:
                 raise Refused(
-                    f"its update of {group} is {own.norm:.1e} long, beyond any honest one ({self._limits[group]:.1e})"
+                    f"its update of {group} is {own.norm:.1e} long, beyond any honest one ({self._limits[group]:.1e}): "
+                    "it lies, or training diverged there; then lower the learning rate"
                 )
 
     def note(self, site: str, directions: Mapping[str, Direction]) -> None:

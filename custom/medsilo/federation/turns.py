@@ -41,9 +41,8 @@ class TurnKeeper:
             return parcel
 
         def coming(site: str, reply: Parcel) -> None:
-            size = reply.size()
-            receive(site, reply)
-            self.bytes_up[site] = size
+            receive(site, reply)  # raises where these are no tensors
+            self.bytes_up[site] = reply.size()
             self.answered(site)
 
         return self.inner.ask(sites, going, coming, timeout)

@@ -72,7 +72,8 @@ class SiteSettings(Section):
     )
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int = Field(1, ge=1, le=1024)  # CPU threads; another number may change the last digits of results
-    # At the server: MiB that models which came before their turn may take, all together; others wait on the disk.
+    # At the server: MiB that models which wait for others may take in memory, all together; the rest wait on the disk,
+    # where large tensors lie anyway when they have come over NVFlare.
     waiting_memory: int = Field(512, ge=0, le=1_000_000)
     # Whether the last model that came is kept on the disk until the test: what stays the same is not sent again.
     keep_received: bool = True
