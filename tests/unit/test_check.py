@@ -799,7 +799,9 @@ def test_what_may_be_mailed_names_nobody(broken: bool, tmp_path: Path, capsys: p
     job = job_of(tmp_path / "job", task=task, sites=["tnbc"])
     local = tmp_path / "local-of-Dr-Schmidt"
     local.mkdir()
-    (local / "medsilo.yaml").write_text(f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\n")
+    (local / "medsilo.yaml").write_text(
+        f"device: cpu\ndata: {folder}\noutput: {tmp_path}/results-Schmidt\nlimits: {{least_cases: 1}}\n"
+    )
     files = {kind: tmp_path / f"check.{kind}" for kind in ("html", "txt")}
     arguments = ["check", "--job", str(job), "--site", "tnbc", "--site-config", str(local)]
     arguments += ["--json", "--html", str(files["html"]), "--private", str(files["txt"])]
