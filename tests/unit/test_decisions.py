@@ -13,7 +13,7 @@ from medsilo.core.coarse import Resolution
 from medsilo.core.errors import PlanError, Refused
 from medsilo.federation.accepting import check_counts, check_threshold
 from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.evaluation import CLASS
+from medsilo.federation.disclosure import CLASS
 from medsilo.federation.inprocess import Loop
 from medsilo.federation.participant import Participant
 from medsilo.federation.protection import planned_answers

@@ -538,7 +538,7 @@ def test_false_scores_of_a_super_model_are_refused(told: Any, reason: str, tmp_p
 def test_where_no_hospital_tells_of_its_validation_cases_gamma_is_not_tuned(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
     for participant in study.participants.values():
-        participant.evaluation.settings = SiteSettings(device="cpu", smallest_metric=999)
+        participant.disclosure.settings = SiteSettings(device="cpu", smallest_metric=999)
     found = study.run().details.super_model
     assert (found.threshold, found.curve) == (0, [])
     assert "it was not tuned" in (study.folder / "sites" / A / "supermodel/card.md").read_text()
@@ -548,13 +548,15 @@ def test_sums_over_fewer_cases_than_the_hospital_demands_do_not_leave(tmp_path: 
     plan = planned("training.rounds=1")
     cases = Participant(plan, A, SITES, CPU, tmp_path / "a").cases["train"]
     few = SiteSettings(device="cpu", smallest_average=cases + 1)
-    with pytest.raises(Refused, match=f"averages {cases} images of this site, which lets no average of fewer"):
+    with pytest.raises(
+        Refused, match=f"averages {cases} images of this site's {cases} patients, and no average of fewer"
+    ):
         Participant(plan, A, SITES, few, tmp_path / "b")
 
 
 def test_a_hospital_with_too_few_validation_cases_is_left_out_of_gamma_s_curve(tmp_path: Path) -> None:
     study = Study(planned("training.rounds=1"), tmp_path / "run")
-    study.participants[C].evaluation.settings = SiteSettings(device="cpu", smallest_metric=999)
+    study.participants[C].disclosure.settings = SiteSettings(device="cpu", smallest_metric=999)
     found = study.run().details.super_model
     cases = sum(len(study.participants[site].data.validation) for site in (A, B))
     assert {point[1] for point in found.curve} == {cases} and found.validated[C] == {}

@@ -30,24 +30,24 @@ def test_a_synthetic_site_tells_its_classes(tmp_path: Path) -> None:
         data = plan.task.load(site, SITES, plan.seed, None)
         labels = {part: getattr(data, part).targets.tolist() for part in PARTS}
         expected = {part: [mine.count(label) for label in range(6)] for part, mine in labels.items()}
-        assert of_site(plan, site, tmp_path / site).evaluation.classes() == expected
+        assert of_site(plan, site, tmp_path / site).disclosure.classes() == expected
 
 
 def test_a_class_with_few_cases_hides_its_part(tmp_path: Path) -> None:
     plan = make_plan("fedavg", *SMALL)
-    open_ = of_site(plan, SITES[1], tmp_path).evaluation.classes()
-    strict = of_site(plan, SITES[1], tmp_path, smallest_metric=2).evaluation.classes()
+    open_ = of_site(plan, SITES[1], tmp_path).disclosure.classes()
+    strict = of_site(plan, SITES[1], tmp_path, smallest_metric=2).disclosure.classes()
     for part in PARTS:
         rare = min(count for count in open_[part] if count)
         assert strict[part] == (open_[part] if rare >= 2 else None)
     assert None in strict.values() and of_site(
         plan, SITES[1], tmp_path, smallest_metric=99
-    ).evaluation.classes() == dict.fromkeys(PARTS)
+    ).disclosure.classes() == dict.fromkeys(PARTS)
 
 
 def test_masks_have_no_classes(tmp_path: Path) -> None:
     plan = make_plan("fedavg", "task={name: synthetic-prostate}")
-    assert of_site(plan, SITES[0], tmp_path).evaluation.classes() == dict.fromkeys(PARTS)
+    assert of_site(plan, SITES[0], tmp_path).disclosure.classes() == dict.fromkeys(PARTS)
 
 
 def test_the_summary_has_them_at_the_sites_and_when_pooled(tmp_path: Path) -> None:

@@ -444,7 +444,7 @@ def test_what_is_told_of_the_trials_is_checked(hospitals: tuple[Path, Any]) -> N
 def test_of_patients_gains_are_told_in_coarse_steps(hospitals: tuple[Path, Any], tmp_path: Path) -> None:
     plan, patients = study_of(hospitals[1]), 40
     settings = settings_of(hospitals[0], public_data=False, smallest_metric=1)
-    own = Participant(plan, "brno", SITES, settings, tmp_path / "sites" / "brno").evaluation
+    own = Participant(plan, "brno", SITES, settings, tmp_path / "sites" / "brno").disclosure
     own.cases["validation"] = patients
     own.resolution["validation"] = Resolution.over([str(patient) for patient in range(patients)], 2, 5)
     plain = torch.full((patients,), 0.6, dtype=torch.float64)

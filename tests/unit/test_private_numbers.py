@@ -93,10 +93,10 @@ def test_scores_together_cost_what_they_may(count: int) -> None:
 # ---------------------------------------------------------------------------------------------------- the account
 def test_all_that_is_charged_is_what_was_promised(photos: Path, tmp_path: Path) -> None:
     one = site(tmp_path, photos, plan=NOISY, public={})
-    assert one.private and one.numbers
-    assert 1.95 < epsilon(one._planned(), 1e-3) <= 2.0
-    bare = PrivateSite(one.plan, "a", one.private.promise, one.train)
-    assert one.private.noise > bare.noise  # scores and counts take their part
+    assert one.participant.private and one.participant.numbers
+    assert 1.95 < epsilon(one.participant.planned_charges(), 1e-3) <= 2.0
+    bare = PrivateSite(one.participant.plan, "a", one.participant.private.promise, one.participant.train)
+    assert one.participant.private.noise > bare.noise  # scores and counts take their part
 
 
 def test_numbers_may_not_take_all() -> None:
@@ -155,7 +155,7 @@ def test_counts_are_drawn_once_whoever_asks_again(photos: Path, tmp_path: Path) 
     for shift in (0.0, 0.1, 0.2):
         one = site(tmp_path, photos, plan=NOISY, public={})
         model = {"model": {name: tensor + shift for name, tensor in weights(one)["model"].items()}}
-        told.append(one.answer(ask(one.plan, model, 1)))
+        told.append(one.answer(ask(one.participant.plan, model, 1)))
     assert told[0].facts["cases"] == told[1].facts["cases"] and told[0].samples == told[1].samples
     assert len({one.metrics["validation"] for one in told}) > 1  # some may be cut off at the ends of the range
     entries = standing(tmp_path).entries
@@ -165,14 +165,14 @@ def test_counts_are_drawn_once_whoever_asks_again(photos: Path, tmp_path: Path) 
 
 def test_training_rests_on_the_noisy_count(photos: Path, tmp_path: Path) -> None:
     one = site(tmp_path, photos, plan=NOISY, public={})
-    assert one.private and one.numbers and one.numbers.counted
+    assert one.participant.private and one.participant.numbers and one.participant.numbers.counted
     (site_folder(tmp_path / "study", "a") / NOISY_COUNTS).write_text(
         json.dumps({"draw": "x", "counts": {"train": 16, "validation": 9, "test": 9}})
     )
     again = site(tmp_path, photos, plan=NOISY, public={})
-    assert again.private and again.private.rate == 0.5 and again.private.steps == 2
-    sample = again.private.sample(again.private.secret(1))
-    assert (sample.rate, sample.expected, sample.expected_units) == (0.5, 8, 8) and len(again.train) != 16
+    assert again.participant.private and again.participant.private.rate == 0.5 and again.participant.private.steps == 2
+    sample = again.participant.private.sample(again.participant.private.secret(1))
+    assert (sample.rate, sample.expected, sample.expected_units) == (0.5, 8, 8) and len(again.participant.train) != 16
 
 
 def test_a_hospital_chooses_its_own_model_by_what_it_tells(photos: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from medsilo.check.demands import source_of
 from medsilo.core.coarse import Resolution, step_of_at_least
 from medsilo.core.errors import DataError, Refused
 from medsilo.federation import inprocess
-from medsilo.federation.evaluation import MOST
+from medsilo.federation.disclosure import MOST
 from medsilo.federation.participant import Participant
 from medsilo.plan import parse_plan
 from medsilo.runs.record import Record
@@ -123,7 +123,7 @@ def test_exact_numbers_and_another_seed_move_nobody_either(asks: Asks, photos: P
 def test_another_hospital_has_another_split(photos: Path, tmp_path: Path) -> None:
     settings = make_settings({"device": "cpu", "data": photos}, "x")
     patients = [
-        Participant(parse_plan(STUDY), "a", ["a"], settings, tmp_path / own / "study/sites/a").evaluation.patients
+        Participant(parse_plan(STUDY), "a", ["a"], settings, tmp_path / own / "study/sites/a").disclosure.patients
         for own in ("one", "other")
     ]
     assert patients[0]["validation"] != patients[1]["validation"]
@@ -197,7 +197,7 @@ def test_one_cases_loss_counts_for_no_more_than_most(asks: Asks, photos: Path, t
             parameter.mul_(100)
     loss, _, measures = site.evaluate(site.data.validation, lambda: None, model)
     assert loss > 10 * MOST
-    assert site.evaluation.loss("validation", loss, measures) <= MOST
+    assert site.disclosure.loss("validation", loss, measures) <= MOST
 
 
 # ---------------------------------------------------------------------------------------------------- what is told
@@ -232,8 +232,8 @@ def test_a_part_of_few_patients_tells_nothing_however_many_images(tmp_path: Path
     write_table(folder / "cases.csv", rows)
     settings = make_settings({"device": "cpu", "data": folder}, "x")
     site = Participant(parse_plan(STUDY), "a", ["a"], settings, tmp_path / "study/sites/a")
-    assert site.cases["validation"] == 20 and len(set(site.evaluation.patients["validation"])) == 4
-    assert site.evaluation.withheld == ["validation"]
+    assert site.cases["validation"] == 20 and len(set(site.disclosure.patients["validation"])) == 4
+    assert site.disclosure.withheld == ["validation"]
 
 
 def test_a_super_model_is_found_from_coarse_counts(asks: Asks, photos: Path) -> None:
@@ -300,7 +300,7 @@ def parts_at(data: Path, study: Path) -> dict[str, str]:
     """Return the patients of each part of a study at this hospital."""
     settings = make_settings({"device": "cpu", "data": data, "limits": {"test_answers": 1000}}, "x")
     site = Participant(parse_plan(STUDY), "a", ["a"], settings, study / "sites/a")
-    return {name: part for part, names in site.evaluation.patients.items() for name in names}
+    return {name: part for part, names in site.disclosure.patients.items() for name in names}
 
 
 def test_patients_who_come_later_move_nobody(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from medsilo.check.leaks import describe, leaks
 from medsilo.core.errors import MedsiloError, PlanError
-from medsilo.course import promises
+from medsilo.course import secure_aggregation as promises
 from medsilo.course.secure_aggregation import OPEN, SEALING
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess

@@ -89,11 +89,11 @@ def test_who_was_tested_is_not_trained_on_when_more_patients_come(tmp_path: Path
     settings = make_settings({"device": "cpu", "data": str(root)}, "x")
     unseen = plan_of("fedavg", "classification")
     site = Participant(unseen, SMALL, [A, B, SMALL], settings, tmp_path / "one/sites" / SMALL)
-    assert set(site.evaluation.patients["test"]) == {"p0", "p1"}
+    assert set(site.disclosure.patients["test"]) == {"p0", "p1"}
     write_hospital(root, 20, "classification")
     trains = unseen.with_changes([f"participation.sites=[{SMALL}]", "participation.unseen=[]"])
     site = Participant(trains, SMALL, [SMALL], settings, tmp_path / "two/sites" / SMALL)
-    assert {"p0", "p1"} < set(site.evaluation.patients["test"])
+    assert {"p0", "p1"} < set(site.disclosure.patients["test"])
     assert site.cases == {"train": 12, "validation": 4, "test": 4}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from medsilo.check.result import Cell, Finding, Table
 from medsilo.core.coarse import Resolution
 from medsilo.core.text import size_text
-from medsilo.federation.evaluation import MOST, PAIR
+from medsilo.federation.disclosure import MOST, PAIR
 from medsilo.federation.limits import asked_of, learning_per_answer
 from medsilo.federation.protection import SHARES, not_its_folds, planned_answers, read_for, with_own_split
 from medsilo.plan import Plan

@@ -12,7 +12,7 @@ from medsilo.core.tensors import Modules
 from medsilo.course.algorithm import Algorithm
 from medsilo.course.group import Average, views
 from medsilo.course.phase import Stretch
-from medsilo.federation.evaluation import MOST, MOST_GAIN, PAIR
+from medsilo.federation.disclosure import MOST, MOST_GAIN, PAIR
 from medsilo.federation.protection import planned_answers
 from medsilo.federation.sealed.what import sealed_layout
 from medsilo.learning.training import Training

@@ -1,82 +1,41 @@
-"""Scoring models on a site's cases: what is kept of them, what may be told, and what is drawn."""
+"""Scoring models on a site's cases: what is measured, kept and drawn."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from medsilo.core.coarse import Resolution
 from medsilo.core.errors import DataError
+from medsilo.federation.disclosure import LOSS
 from medsilo.federation.drawing import draw_found, draw_images
-from medsilo.federation.private_numbers import How, PrivateNumbers
-from medsilo.federation.protection import Protection
 from medsilo.learning.layers import judges_by_batch
 from medsilo.learning.loop import Compute, Stop, batches, evaluate, is_finite, refuse_nan
 from medsilo.learning.seeds import generator_for, seed_for
 from medsilo.plan import Plan
 from medsilo.runs import paths
-from medsilo.runs.messages import Counted
 from medsilo.site.book import PARTS
-from medsilo.site.settings import Part as SitePart
 from medsilo.site.settings import SiteSettings
-from medsilo.tasks.decisions import RELIABILITY, coarse_reliability, threshold_of
 from medsilo.tasks.metrics import (
-    BINS,
-    BROAD,
-    BY_PATIENT,
-    CHANCES,
-    CONFUSION,
-    Counts,
     Measures,
-    chances,
-    coarse_chances,
 )
-from medsilo.tasks.task import Cases, SiteData, names_of, patients_of
+from medsilo.tasks.task import Cases, SiteData, names_of
 
 PICTURES = 3
-MOST = 2.0  # loss of a patient's case, from where on it is all one in what is told
-MOST_GAIN = 0.1  # by a postprocessing in a patient's case, from where on it is all one in what is told
-MIDDLE = 0.5  # what stands for no gain
-CLASS = 4  # times the least: the cases of each class of a part where patients' classes are told apart
-LOSS = "loss"  # of each case
-PAIR = 2  # cases of a pair: of n patients each is in 2 / n of all pairs
 Measure = Callable[[Tensor, Tensor], Measures]
 Measuring = Callable[[Dataset], Measure]  # of cases in order
-Part = Literal["validation", "test"]
 
 
 class Evaluation:
-    """A site's cases, as they are scored."""
+    """A site's cases, as they are scored: exact numbers, of which disclosure.py decides what leaves."""
 
     def __init__(
-        self,
-        plan: Plan,
-        site: str,
-        data: SiteData,
-        settings: SiteSettings,
-        compute: Compute,
-        protection: Protection,
-        numbers: PrivateNumbers | None = None,
+        self, plan: Plan, site: str, data: SiteData, settings: SiteSettings, compute: Compute, protected: bool
     ) -> None:
-        """numbers: how they are told in a study that promises privacy."""
-        self.numbers = numbers
+        """protected: whether patients are behind the data, so that each case's loss is measured, too."""
         self.plan, self.task, self.site, self.data = plan, plan.task, site, data
-        self.settings, self.compute = settings, compute
-        self.patients = {part: patients_of(getattr(data, part)) for part in PARTS}
-        self.protected = protection.on
-        self.resolution: dict[str, Resolution]
-        self.resolution = {part: protection.resolution(self.patients[part]) for part in PARTS}
-        self.sway = {part: self.task.sway(getattr(data, part), self.patients[part]) for part in PARTS}
-        for part, share in self.sway.items():
-            if share is not None:
-                own = self.resolution[part]
-                self.resolution[part] = replace(own, weight=max(own.weight, share))
-        self.too_near = {part for part in protection.too_near(data) if self._how(part) == "exact"}
+        self.settings, self.compute, self.protected = settings, compute, protected
         self.cases = {part: len(getattr(data, part)) for part in PARTS}
         for part, cases in self.cases.items():
             if cases == 0 and site in plan.participation.unseen and part != "test":
@@ -87,7 +46,7 @@ class Evaluation:
 
     def pieces(self, part: Dataset, purpose: str) -> Dataset:
         """Return the cases of a part in the task's shape, always the same."""
-        names = names_of(part) if self.numbers else None
+        names = names_of(part) if self.plan.privacy else None
         return self.task.pieces(part, seed_for(self.plan.seed, self.site, purpose), names)
 
     def evaluate(
@@ -123,170 +82,6 @@ class Evaluation:
 
     def _in_order(self, part: Dataset, order: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         return batches(_ordered(part, order), self.task.evaluation_batch, self.compute)
-
-    # ------------------------------------------------------------------ what may be told
-    @property
-    def counted(self) -> Counted:
-        """The numbers of cases, as they are told."""
-        told: dict[str, int | None] = {part: self.resolution[part].count(cases) for part, cases in self.cases.items()}
-        if self.numbers and self.numbers.counted:
-            told = dict(self.numbers.counted[1])
-        return Counted(**told | dict.fromkeys(self.sealed_parts))
-
-    @property
-    def sealed_parts(self) -> tuple[str, ...]:
-        """The parts whose numbers of cases only the hospital knows."""
-        return ("train",) if self.plan.transport.sealing_counts else ()
-
-    def tells(self, part: SitePart) -> bool:
-        """Return whether a score over a part may leave. It may not if it covers too few patients, alone or as the
-        difference to another score, or if the study promises privacy and it is neither public nor has noise."""
-        if self._how(part) != "exact":
-            return self._how(part) == "noisy"
-        if part in self.too_near or (self.protected and (self.sway[part] or 0) * self.least > PAIR):
-            return False
-        return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
-
-    def _how(self, part: SitePart) -> How:
-        return self.numbers.how(part) if self.numbers else "exact"
-
-    @property
-    def noisy(self) -> list[Part]:
-        """Return the parts of which a score leaves with noise, and nothing else."""
-        parts: tuple[Part, ...] = ("validation", "test")
-        return [part for part in parts if self._how(part) == "noisy"]
-
-    @property
-    def chooses_by(self) -> How:
-        """Return how this site's choice of a model may depend on its validation cases, since the choice leaves."""
-        return self._how("validation")
-
-    def samples(self, cases: int) -> int:
-        """Return the number of training cases on which tensors rest, as it is told."""
-        if self.numbers and self.numbers.counted:
-            return self.numbers.counted[1]["train"]
-        return self.resolution["train"].count(cases)
-
-    def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
-        """Return a part's score with noise; every call is another release."""
-        assert self.numbers
-        return self.numbers.score(part, number, measures[self.task.metric], *self.task.metric_range)
-
-    @property
-    def least(self) -> int:
-        """The cases that a metric must cover before it leaves this site."""
-        return self.settings.least(self.task.synthetic)
-
-    @property
-    def withheld(self) -> list[Part]:
-        """The parts that have too few cases to tell a score."""
-        parts: tuple[Part, ...] = ("validation", "test")
-        return [part for part in parts if not self.tells(part)]
-
-    def score(self, part: Part, score: float) -> float:
-        """Return a part's mean score as it is told."""
-        return self.resolution[part].mean(score, *self.task.metric_range)
-
-    def loss(self, part: Part, loss: float, measures: Measures) -> float:
-        """Return a part's mean loss as it is told: where patients are behind it, no case counts for more than MOST."""
-        resolution = self.resolution[part]
-        return resolution.mean(float(measures[LOSS].clamp(0, MOST).mean()), 0, MOST) if resolution.patients else loss
-
-    def train_loss(self, loss: float, samples: int) -> float:
-        """Return the mean loss over so many training cases as it is told; nan where it may not be."""
-        if not self.tells("train") and (self.protected or self.numbers):
-            return math.nan
-        return self.resolution["train"].among(samples / self.cases["train"]).mean(loss, 0, MOST)
-
-    def counts(self, measures: Measures) -> Counts:
-        """Return the counts over the test cases as they are told."""
-        told = self._counts(measures)
-        if not self.settings.calibration:
-            told.pop(RELIABILITY, None)
-        return told
-
-    def _counts(self, measures: Measures) -> Counts:
-        task, resolution, patients = self.task, self.resolution["test"], self.patients["test"]
-        if resolution.exact:
-            return task.counts(measures, patients, self.least)
-        cut = {
-            name: values.clamp(*task.told_range(name)) if task.layout.get(name) == 2 else values
-            for name, values in measures.items()
-            if name != LOSS
-        }
-        told = {name: self._coarse_mean(name, *values) for name, values in self._pairs(cut, patients).items()}
-        of_classes = task.counts(cut, patients, CLASS * self.least) if task.classifies else {}
-        if CONFUSION in of_classes:
-            told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
-            told[CHANCES] = coarse_chances(of_classes[CHANCES], task.classes, resolution)
-            told[RELIABILITY] = coarse_reliability(
-                of_classes[RELIABILITY], of_classes[CHANCES], told[CHANCES], task.classes, resolution
-            )
-        return told
-
-    def trials(self, measures: Measures) -> Counts:
-        """Return the sums over validation cases by which a postprocessing is chosen, as they are told."""
-        every = self.task.postprocessings
-        if every is None or not self.tells("validation"):
-            return {}
-        if self.resolution["validation"].exact:
-            return every.sums(measures, self.least)
-        gains = every.sums(every.gains(measures, MOST_GAIN), self.least)
-        return {trial: self._coarse_gain(*values) for trial, values in gains.items()}
-
-    def _coarse_gain(self, total: float, number: float) -> list[float]:
-        """Return a sum of gains and their number as they are told: the mean in whole steps above or below MIDDLE."""
-        resolution, mean = self.resolution["validation"], total / number if number else 0.0
-        step = resolution.among(number / self.cases["validation"]).step(-MOST_GAIN, MOST_GAIN) if number else 0.0
-        told = min(max(round(mean / step) * step, -MOST_GAIN), MOST_GAIN) if step else mean
-        count = float(resolution.count(int(number)))
-        return [(MIDDLE + told) * count, count]
-
-    @property
-    def tells_threshold(self) -> bool:
-        """Return whether a threshold that follows from validation cases may leave; never under a promise of privacy."""
-        asked = self.task.decides and self.numbers is None and self.settings.calibration
-        return asked and self.cases["validation"] > 0 and self.tells("validation")
-
-    def threshold(self, measures: Measures) -> float | None:
-        """Return the threshold of validation cases as it is told: of patients one of the few between the broad places.
-
-        None where a class has too few cases.
-        """
-        exact, labels = self.resolution["validation"].exact, measures["label"].long()
-        if labels.bincount(minlength=2).min() < self.least * (1 if exact else CLASS):
-            return None
-        histograms = chances(labels, torch.stack([measures["p0"], measures["p1"]], 1))
-        return threshold_of(histograms, BINS if exact else BROAD, self.plan.tracking.sensitivity)
-
-    def _pairs(self, measures: Measures, patients: Sequence[str]) -> Counts:
-        """Sums over cases with their number."""
-        counts = self.task.counts(measures, patients, self.least)
-        return {name: values for name, values in counts.items() if self.task.layout[name] == 2}
-
-    def _coarse_mean(self, name: str, total: float, number: float) -> list[float]:
-        """A sum and its number of cases (or patients) as they are told."""
-        resolution = self.resolution["test"]
-        if not number:
-            return [0.0, 0.0]
-        if name.endswith(BY_PATIENT):
-            share, name = number * resolution.weight, name.removesuffix(BY_PATIENT)  # each patient counts for one
-        else:
-            share = number / self.cases["test"]
-        mean = resolution.among(share).mean(total / number, *self.task.told_range(name))
-        return [mean * resolution.count(int(number)), float(resolution.count(int(number)))]
-
-    def classes(self) -> dict[str, list[int] | None]:
-        """Return the cases of each class in every part; None where there are none, or one has too few to be told."""
-        if self.numbers and (self.numbers.guarded or self.numbers.counted):
-            return dict.fromkeys(PARTS)  # each would be one more release, and `counts` declares numbers of cases alone
-        counts = {part: self.task.class_counts(getattr(self.data, part)) for part in PARTS}
-        return {
-            part: [int(count) for count in self.resolution[part].shared_out(own)]
-            if own and any(own) and min(filter(None, own)) >= self.least and part not in self.sealed_parts
-            else None
-            for part, own in counts.items()
-        }
 
     # ------------------------------------------------------------------ pictures, which never leave
     @property

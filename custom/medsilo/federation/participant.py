@@ -4,7 +4,6 @@ No word here of how parcels travel: the same participant works in a plain loop a
 """
 
 import math
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from medsilo.course.outcome import SiteEnd
 from medsilo.course.phase import Phase
 from medsilo.federation.accepting import check_ranges, same_layout
 from medsilo.federation.crew import Crew, why_alone
+from medsilo.federation.disclosure import Disclosure, ExactScores, Told, finite
 from medsilo.federation.doing import NowFile
 from medsilo.federation.evaluation import Evaluation, Measuring
 from medsilo.federation.limits import check_disk, check_limits, free_disk
@@ -49,7 +49,6 @@ from medsilo.tasks.metrics import CHANCES, Measures
 from medsilo.tasks.task import SiteData, patients_of
 
 Metrics = dict[str, float | None]
-Told = dict[str, Any]  # fields of an answer
 
 
 class Participant(Trainer):
@@ -78,11 +77,12 @@ class Participant(Trainer):
         self.data = data
         guarded = self.protection.on or settings.privacy is not None
         self.numbers = PrivateNumbers.of(plan, site, settings.privacy, guarded, folder, data)
-        self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection, self.numbers)
+        self.disclosure = Disclosure(plan, data, settings, self.protection, self.numbers)
+        self.evaluation = Evaluation(plan, site, data, settings, self.compute, self.protection.on)
         self.cases = self.evaluation.cases
         self.trains = site not in plan.participation.unseen
         trained = self.cases["train"] if self.trains else None
-        patients = None if plan.task.mixes_patients else len(set(self.evaluation.patients["train"]))
+        patients = None if plan.task.mixes_patients else len(set(self.disclosure.patients["train"]))
         check_limits(plan, settings, plan.parameters, trained, free_disk(folder), patients)
         self.train = self.data.train
         self._check_averages()
@@ -93,8 +93,7 @@ class Participant(Trainer):
         self.outcome = plan.algorithm.outcome
         self.chooses = self.outcome.personal and plan.tracking.select == "best"
         self.sealed = SealedSite(plan, site, folder, signer_of(kit)) if plan.transport.sealed else None
-        self.validated: tuple[float, float, Measures] | None = None  # loss, score, and what was measured of each case
-        self.noisy_score: float | None = None  # of the last validation, as it is told
+        self.validated: ExactScores | None = None  # by the last validation
         self.shares_out = False
         self.crew: Crew | None = None
         self.doing = NowFile(folder, device=str(self.compute.device))
@@ -139,12 +138,10 @@ class Participant(Trainer):
             "round": asked.round,
             "study": asked.study,
             "package": self.plan.code,
-            "cases": self.evaluation.counted,
             "seconds": time.monotonic() - started,
             "memory": most_held(),
             "warnings": self.warnings,
-            "withheld": self.evaluation.withheld,
-            "noisy": self.evaluation.noisy,
+            **self.disclosure.common(),
         }
         reply = ANSWERS[asked.task](**common, **told).parcel(groups)
         reply.metrics = {
@@ -177,9 +174,9 @@ class Participant(Trainer):
         most = self.plan.transport.sealing_counts
         if most and self.cases["train"] > most:
             raise Refused("this hospital has more training cases than transport.sealing_counts allows; raise it")
-        self.warnings += [*self.protection.warnings(), *self._withholds()]
+        self.warnings += self.disclosure.warnings()
         shares = self.settings.shares(self.plan.task.synthetic) and self.sealed is None
-        return {"shares": shares, "classes": self.evaluation.classes()}, {}
+        return {"shares": shares, "classes": self.disclosure.classes()}, {}
 
     def _answer_letters(self, asked: Request, groups: Groups, stop: Stop) -> tuple[Told, Groups]:
         if self.sealed is None:
@@ -199,7 +196,7 @@ class Participant(Trainer):
         metrics = self._validate(number - 1, stop)
         learns = phase.trains_at(self.site, number, self._trainers, self.plan.seed)
         train_loss = self._train(number, phase, stop) if learns else math.nan
-        metrics["train_loss"] = _number(train_loss)
+        metrics["train_loss"] = finite(train_loss)
         self.state.refuse_divergence(number)
         self._refuse_impossible(number, phase)
         if self.sealed:
@@ -207,15 +204,11 @@ class Participant(Trainer):
         self.state.done = number
         self.state.save()
         self.state.write_row(number, phase.name, self._samples(), metrics, time.monotonic() - started)
-        told: Told = {**self._may_be_told()}
-        told["train_loss"] = _number(self.evaluation.train_loss(train_loss, self._samples()))
-        tells = self.validated is not None and self.evaluation.tells("validation")
-        self.protection.note(train=told["train_loss"] is not None, validation=tells)
-        samples = self.evaluation.samples(self._samples())
+        told = self.disclosure.trained(train_loss, self._samples(), self.validated)
         given = self._give(phase) if learns else {}
         if self.sealed:
-            given = self.sealed.seal(asked, phase, given, samples)
-        return {"samples": 1 if self.evaluation.sealed_parts else samples, **told}, given
+            given = self.sealed.seal(asked, phase, given, self.disclosure.samples(self._samples()))
+        return told, given
 
     def _refuse_impossible(self, number: int, phase: Phase) -> None:
         """Raise Refused for numbers that the server would refuse, while the reason is still known."""
@@ -242,10 +235,9 @@ class Participant(Trainer):
         layer = self.plan.algorithm.input_layer(self.state.modules)
         self.evaluation.draw_inputs(layer, self.folder)
         self.state.save_model(paths.LAST, number)
-        told = self.outcome.take(self._end(stop), asked.outcome)
-        if self.evaluation.tells("validation"):
-            self.protection.note(validation=1 + self.outcome.scores_besides)
-        return {**self._may_be_told(), "outcome": told}, {}
+        outcome = self.outcome.take(self._end(stop), asked.outcome)
+        told = self.disclosure.delivered(self.validated, self.outcome.scores_besides)
+        return {**told, "outcome": outcome}, {}
 
     def _take_selected(self, asked: Request, groups: Groups) -> int:
         """Take the selected model: the one the coordinator sends, the last, or this site's own choice; return its
@@ -267,9 +259,7 @@ class Participant(Trainer):
         if not self.plan.trials or not self.trains:
             raise Refused("the plan asks this hospital for no trials of postprocessing")
         self._take_selected(asked, groups)
-        trials = self.evaluation.trials(self._tried(self.state.model, stop))
-        self.protection.note(validation=len(trials))
-        return {"trials": trials}, {}
+        return {"trials": self.disclosure.tried(self._tried(self.state.model, stop))}, {}
 
     def _tried(self, model: nn.Module, stop: Stop) -> Measures:
         """Return what postprocessings make of the validation cases."""
@@ -296,15 +286,15 @@ class Participant(Trainer):
             selected = asked.round  # the outcome is made of what was delivered
         test = self.tested(selected, *outcome)
         threshold = self.threshold(model, stop) if CHANCES in test["counts"] else None
-        self.protection.note(test=self.evaluation.tells("test"), validation=threshold is not None)
+        self.disclosure.note_test(threshold is not None)
         return {**test, "threshold": threshold, "outcome": told}, {}
 
     def threshold(self, model: nn.Module, stop: Stop) -> float | None:
         """Return from where on a probability counts as found, by this site's validation cases; None if not told."""
-        if not self.evaluation.tells_threshold:
+        if not self.disclosure.tells_threshold:
             return None
         measures = self.evaluate(self.data.validation, stop, model, self.plan.task.measuring)[2]
-        return self.evaluation.threshold(measures)
+        return self.disclosure.threshold(measures)
 
     def _end(self, stop: Stop) -> SiteEnd:
         """Return what an outcome works with; a site that did not train shows its images' spacing to no study."""
@@ -324,29 +314,15 @@ class Participant(Trainer):
             validation,
             self.data.spacings if trains and not (self.numbers and self.numbers.guarded) else (),
             self.settings.smallest_average,
-            [*self.evaluation.withheld, *self.evaluation.noisy],
-            self.evaluation.resolution,
+            [*self.disclosure.withheld, *self.disclosure.noisy],
+            self.disclosure.resolution,
             stop,
         )
 
     def tested(self, selected: int, loss: float, score: float, measures: Measures) -> Told:
         """Return what is told of the test: counts. What is measured of single test cases stays in this folder."""
-        write_measures(self.folder, measures, self.evaluation.patients["test"])
-        counts = {}
-        if "test" in self.evaluation.noisy:
-            loss, score = math.nan, self.evaluation.noisy_score("test", selected, measures)
-        elif self.evaluation.tells("test"):
-            counts = self.evaluation.counts(measures)
-            loss, score = self.evaluation.loss("test", loss, measures), self.evaluation.score("test", score)
-        else:
-            loss = score = math.nan
-        return {
-            "test": _number(score),
-            "test_loss": _number(loss),
-            "test_cases": self.evaluation.counted.test,
-            "selected": selected,
-            "counts": counts,
-        }
+        write_measures(self.folder, measures, self.disclosure.patients["test"])
+        return self.disclosure.tested(selected, ExactScores(loss, score, measures))
 
     def model_with(self, tensors: Tensors) -> nn.Module:
         """Return the study's model as another site has it, in place of this site's own."""
@@ -360,27 +336,7 @@ class Participant(Trainer):
         task = self.plan.task.with_postprocessing(choice)
         with self.compute.reproducible(self.plan.seed):
             judged = model.to(self.compute.device)
-            return _number(self.evaluate(self.data.test, lambda: None, judged, task.measuring)[1])
-
-    def _may_be_told(self) -> Metrics:
-        """Return the last validation as it is told."""
-        if self.validated is None or not self.evaluation.tells("validation"):
-            return {"validation": None, "validation_loss": None}
-        loss, score, measures = self.validated
-        if self.noisy_score is not None:
-            return {"validation": self.noisy_score, "validation_loss": None}
-        told = {"validation": self.evaluation.score("validation", score)}
-        told["validation_loss"] = self.evaluation.loss("validation", loss, measures)
-        return {name: _number(value) for name, value in told.items()}
-
-    def _withholds(self) -> list[str]:
-        """Say of which parts nothing is told because another study had nearly the same patients in one."""
-        least = self.evaluation.least
-        return [
-            f"no score over this hospital's {part} cases is told: they are those of an earlier study but for fewer "
-            f"than {least} patients (smallest_metric in its medsilo.yaml)"
-            for part in sorted(self.evaluation.too_near)
-        ]
+            return finite(self.evaluate(self.data.test, lambda: None, judged, task.measuring)[1])
 
     # ------------------------------------------------------------------ tensors in and out
     @torch.no_grad()
@@ -431,7 +387,7 @@ class Participant(Trainer):
         if not self.plan.training.truncate or cases is None or cases >= self.cases["train"]:
             self.train = self.data.train
             return
-        seed, unit = self.plan.seed, self.evaluation.resolution["train"].unit
+        seed, unit = self.plan.seed, self.disclosure.resolution["train"].unit
         if self.protection.on:  # always the same cases, in steps that are no single patient's
             seed, cases = self.protection.book.number("truncate"), max(cases // unit, 1) * unit
         drawn = torch.randperm(self.cases["train"], generator=generator_for(seed, self.site, "truncate"))
@@ -488,52 +444,37 @@ class Participant(Trainer):
         """Return a network's mean loss over the training cases as it may leave, and count it as told."""
         data = self._in_order(self.train, stop)
         loss, _ = evaluate(model, data, self._loss, lambda output, target: {}, self.compute, stop)
-        told = _number(self.evaluation.train_loss(loss, self._samples()))
-        self.protection.note(train=told is not None)
-        return self.settings.rounded(told)
+        return self.disclosure.loss_within(loss, self._samples())
 
     def _told_score(self, model: nn.Module, stop: Stop) -> float | None:
         """Return a network's score over the validation cases as it may leave, and count it as told."""
-        if not self.cases["validation"] or not self.evaluation.tells("validation") or self.evaluation.noisy:
+        if not self.disclosure.scores_within:
             return None
         whole = self.plan.algorithm.whole({**self.state.modules, "model": model})
-        score = self.evaluate(self.data.validation, stop, whole)[1]
-        self.protection.note(validation=1)
-        return self.settings.rounded(_number(self.evaluation.score("validation", score)))
+        return self.disclosure.score_within(self.evaluate(self.data.validation, stop, whole)[1])
 
     # ------------------------------------------------------------------ evaluation
     def _validate(self, rounds: int, stop: Stop) -> Metrics:
         """Score the model as it is after so many rounds; a site that chooses for itself keeps it when it is best."""
-        self.validated, self.noisy_score = None, None
+        self.validated = None
         if not self.plan.validates(rounds):
             return {"validation": None, "validation_loss": None}
-        loss, score = math.nan, math.nan
         self.doing.begin("validating")
-        measures: Measures = {}
-        how = self.evaluation.chooses_by
         if self.cases["train"]:
             self.plan.algorithm.personalise(self.bench("personalise", rounds, stop))
+        found: tuple[float, float, Measures] = (math.nan, math.nan, {})
         if self.cases["validation"]:
-            loss, score, measures = self.evaluate(self.data.validation, stop, self.state.model)
-            if how == "noisy":
-                self.noisy_score = self.evaluation.noisy_score("validation", rounds, measures)
-        self.validated = loss, score, measures
-        rank = score if math.isfinite(score) else -sys.float_info.max
-        if how != "exact":  # which round is chosen leaves: it follows from what is told, or is the last one
-            rank = float(rounds) if self.noisy_score is None else self.noisy_score
+            found = self.evaluate(self.data.validation, stop, self.state.model)
+        scored = self.validated = self.disclosure.scored(rounds, *found)
+        rank = self.disclosure.rank(rounds, scored)
         usable = self.chooses and self.plan.course.used_as_scored(rounds)
         if usable and (self.state.best is None or rank > self.state.best):
             self.state.best = rank
             self.state.save_model(paths.BEST, rounds)
-        return {"validation": _number(score), "validation_loss": _number(loss)}
+        return {"validation": finite(scored.score), "validation_loss": finite(scored.loss)}
 
     def evaluate(
         self, part: Dataset, stop: Stop, model: nn.Module, measuring: Measuring | None = None
     ) -> tuple[float, float, Measures]:
         """Return mean loss, mean score, and what is measured of each case."""
         return self.evaluation.evaluate(part, stop, model, measuring)
-
-
-def _number(value: float) -> float | None:
-    """Return a number that JSON can hold; None stands for one that could not be computed, never 0."""
-    return value if math.isfinite(value) else None

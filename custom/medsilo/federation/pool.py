@@ -67,7 +67,7 @@ def spread_over_hospitals(pool: Pool, summary: Summary, plan: Plan) -> Summary:
         validation = [next(scored)[1] if plan.validates(rounds) else None for rounds in range(plan.rounds + 1)]
         sites[site] = inner.changed(
             cases=hospital.cases,
-            classes=hospital.evaluation.classes(),
+            classes=hospital.disclosure.classes(),
             validation=validation,
             **tested_as(
                 plan.task,

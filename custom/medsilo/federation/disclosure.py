@@ -1,0 +1,349 @@
+"""Disclosure: the one place that decides what of a site's numbers leaves, how finely, and what is counted as told.
+
+Scores, losses, counts, choices of a postprocessing and of a threshold, and numbers of cases: a participant computes
+them exactly, and what it puts into an answer comes from here. Where a plan promises privacy, private_numbers.py adds
+noise and says its price; who asked for how much is in the hospital's book (protection.py).
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from medsilo.core.coarse import Resolution
+from medsilo.federation.private_numbers import How, PrivateNumbers
+from medsilo.federation.protection import Protection
+from medsilo.plan import Plan
+from medsilo.runs.messages import Counted
+from medsilo.site.book import PARTS
+from medsilo.site.settings import FILE_NAME, SiteSettings
+from medsilo.site.settings import Part as SitePart
+from medsilo.tasks.decisions import RELIABILITY, coarse_reliability, threshold_of
+from medsilo.tasks.metrics import (
+    BINS,
+    BROAD,
+    BY_PATIENT,
+    CHANCES,
+    CONFUSION,
+    Counts,
+    Measures,
+    chances,
+    coarse_chances,
+)
+from medsilo.tasks.task import SiteData, patients_of
+
+MOST = 2.0  # loss of a patient's case, from where on it is all one in what is told
+MOST_GAIN = 0.1  # by a postprocessing in a patient's case, from where on it is all one in what is told
+MIDDLE = 0.5  # what stands for no gain
+CLASS = 4  # times the least: the cases of each class of a part where patients' classes are told apart
+LOSS = "loss"  # of each case
+PAIR = 2  # cases of a pair: of n patients each is in 2 / n of all pairs
+Part = Literal["validation", "test"]
+Told = dict[str, Any]  # fields of an answer
+NOTHING: Told = {"validation": None, "validation_loss": None}
+
+
+def finite(value: float) -> float | None:
+    """Return a number that JSON can hold; None stands for one that could not be computed, never 0."""
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class ExactScores:
+    """A model's exact scores over a part's cases, and its score with noise where that is what leaves."""
+
+    loss: float
+    score: float
+    measures: Measures
+    noisy: float | None = None
+
+
+class Disclosure:
+    """A site's numbers, as they may leave."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        data: SiteData,
+        settings: SiteSettings,
+        protection: Protection,
+        numbers: PrivateNumbers | None = None,
+    ) -> None:
+        """numbers: how they are told in a study that promises privacy."""
+        self.plan, self.task, self.data, self.settings = plan, plan.task, data, settings
+        self.protection, self.numbers = protection, numbers
+        self.patients = {part: patients_of(getattr(data, part)) for part in PARTS}
+        self.cases = {part: len(getattr(data, part)) for part in PARTS}
+        self.sway = {part: self.task.sway(getattr(data, part), self.patients[part]) for part in PARTS}
+        self.resolution: dict[str, Resolution] = {part: self._resolution(part) for part in PARTS}
+        self.too_near = {part for part in protection.too_near(data) if self._how(part) == "exact"}
+
+    def _resolution(self, part: SitePart) -> Resolution:
+        own, share = self.protection.resolution(self.patients[part]), self.sway[part]
+        return own if share is None else replace(own, weight=max(own.weight, share))
+
+    @property
+    def protected(self) -> bool:
+        """Return whether patients are behind the numbers."""
+        return self.protection.on
+
+    # ------------------------------------------------------------------ validation
+    def scored(self, rounds: int, loss: float, score: float, measures: Measures) -> ExactScores:
+        """Return the scores of the model after so many rounds; with noise where that leaves: another release."""
+        noisy = self.noisy_score("validation", rounds, measures) if measures and self.chooses_by == "noisy" else None
+        return ExactScores(loss, score, measures, noisy)
+
+    def rank(self, rounds: int, scored: ExactScores) -> float:
+        """Return by what this site chooses among its models. Which one it chooses leaves, so the choice follows from
+        what is told, or is the last one."""
+        if self.chooses_by != "exact":
+            return float(rounds) if scored.noisy is None else scored.noisy
+        return scored.score if math.isfinite(scored.score) else -sys.float_info.max
+
+    # ------------------------------------------------------------------ answers
+    def common(self) -> Told:
+        """Return what is in every answer."""
+        return {"cases": self.counted, "withheld": self.withheld, "noisy": self.noisy}
+
+    def warnings(self) -> list[str]:
+        """Say what the lead should know: of the split, and of parts of which another study had nearly the same
+        patients, so that no score over them leaves."""
+        return [
+            *self.protection.warnings(),
+            *(
+                f"no score over this hospital's {part} cases is told: they are those of an earlier study but for fewer "
+                f"than {self.least} patients (smallest_metric in its {FILE_NAME})"
+                for part in sorted(self.too_near)
+            ),
+        ]
+
+    def trained(self, loss: float, samples: int, validated: ExactScores | None) -> Told:
+        """Return what is told of a round, and count it."""
+        told = {**self.validated(validated), "train_loss": finite(self.train_loss(loss, samples))}
+        tells = validated is not None and self.tells("validation")
+        self.protection.note(train=told["train_loss"] is not None, validation=tells)
+        return {"samples": 1 if self.sealed_parts else self.samples(samples), **told}
+
+    def delivered(self, validated: ExactScores | None, besides: int) -> Told:
+        """Return what is told of the delivered model, and count it with the scores that the outcome tells besides."""
+        if self.tells("validation"):
+            self.protection.note(validation=1 + besides)
+        return self.validated(validated)
+
+    def validated(self, scored: ExactScores | None) -> Told:
+        """Return a validation as it is told."""
+        if scored is None or not self.tells("validation"):
+            return NOTHING
+        if scored.noisy is not None:
+            return {**NOTHING, "validation": scored.noisy}
+        loss = self.loss("validation", scored.loss, scored.measures)
+        return {"validation": finite(self.score("validation", scored.score)), "validation_loss": finite(loss)}
+
+    def tested(self, selected: int, scored: ExactScores) -> Told:
+        """Return what is told of the test of the model of a round: counts, and no single case."""
+        counts, loss, score = Counts(), math.nan, math.nan
+        if "test" in self.noisy:
+            score = self.noisy_score("test", selected, scored.measures)
+        elif self.tells("test"):
+            counts = self.counts(scored.measures)
+            loss, score = self.loss("test", scored.loss, scored.measures), self.score("test", scored.score)
+        return {
+            "test": finite(score),
+            "test_loss": finite(loss),
+            "test_cases": self.counted.test,
+            "selected": selected,
+            "counts": counts,
+        }
+
+    def note_test(self, threshold: bool) -> None:
+        """Count a test as told, and a threshold that follows from validation cases."""
+        self.protection.note(test=self.tells("test"), validation=threshold)
+
+    def tried(self, measures: Measures) -> Counts:
+        """Return what trials of postprocessing have summed up over validation cases, and count each."""
+        told = self.trials(measures)
+        self.protection.note(validation=len(told))
+        return told
+
+    def loss_within(self, loss: float, samples: int) -> float | None:
+        """Return a loss over training cases that a method asks for within a round, and count it."""
+        told = finite(self.train_loss(loss, samples))
+        self.protection.note(train=told is not None)
+        return self.settings.rounded(told)
+
+    def score_within(self, score: float) -> float | None:
+        """Return a score over validation cases that a method asks for within a round, and count it."""
+        self.protection.note(validation=1)
+        return self.settings.rounded(finite(self.score("validation", score)))
+
+    @property
+    def scores_within(self) -> bool:
+        """Return whether such a score may leave."""
+        return self.cases["validation"] > 0 and self.tells("validation") and not self.noisy
+
+    # ------------------------------------------------------------------ single numbers
+    @property
+    def counted(self) -> Counted:
+        """The numbers of cases, as they are told."""
+        told: dict[str, int | None] = {part: self.resolution[part].count(cases) for part, cases in self.cases.items()}
+        if self.numbers and self.numbers.counted:
+            told = dict(self.numbers.counted[1])
+        return Counted(**told | dict.fromkeys(self.sealed_parts))
+
+    @property
+    def sealed_parts(self) -> tuple[str, ...]:
+        """The parts whose numbers of cases only the hospital knows."""
+        return ("train",) if self.plan.transport.sealing_counts else ()
+
+    def tells(self, part: SitePart) -> bool:
+        """Return whether a score over a part may leave. It may not if it covers too few patients, alone or as the
+        difference to another score, or if the study promises privacy and it is neither public nor has noise."""
+        if self._how(part) != "exact":
+            return self._how(part) == "noisy"
+        if part in self.too_near or (self.protected and (self.sway[part] or 0) * self.least > PAIR):
+            return False
+        return (len(set(self.patients[part])) if self.protected else self.cases[part]) >= self.least
+
+    def _how(self, part: SitePart) -> How:
+        return self.numbers.how(part) if self.numbers else "exact"
+
+    @property
+    def noisy(self) -> list[Part]:
+        """Return the parts of which a score leaves with noise, and nothing else."""
+        parts: tuple[Part, ...] = ("validation", "test")
+        return [part for part in parts if self._how(part) == "noisy"]
+
+    @property
+    def chooses_by(self) -> How:
+        """Return how this site's choice of a model may depend on its validation cases, since the choice leaves."""
+        return self._how("validation")
+
+    def samples(self, cases: int) -> int:
+        """Return the number of training cases on which tensors rest, as it is told."""
+        if self.numbers and self.numbers.counted:
+            return self.numbers.counted[1]["train"]
+        return self.resolution["train"].count(cases)
+
+    def noisy_score(self, part: Part, number: int, measures: Measures) -> float:
+        """Return a part's score with noise; every call is another release."""
+        assert self.numbers
+        return self.numbers.score(part, number, measures[self.task.metric], *self.task.metric_range)
+
+    @property
+    def least(self) -> int:
+        """The cases that a metric must cover before it leaves this site."""
+        return self.settings.least(self.task.synthetic)
+
+    @property
+    def withheld(self) -> list[Part]:
+        """The parts that have too few cases to tell a score."""
+        parts: tuple[Part, ...] = ("validation", "test")
+        return [part for part in parts if not self.tells(part)]
+
+    def score(self, part: Part, score: float) -> float:
+        """Return a part's mean score as it is told."""
+        return self.resolution[part].mean(score, *self.task.metric_range)
+
+    def loss(self, part: Part, loss: float, measures: Measures) -> float:
+        """Return a part's mean loss as it is told: where patients are behind it, no case counts for more than MOST."""
+        resolution = self.resolution[part]
+        return resolution.mean(float(measures[LOSS].clamp(0, MOST).mean()), 0, MOST) if resolution.patients else loss
+
+    def train_loss(self, loss: float, samples: int) -> float:
+        """Return the mean loss over so many training cases as it is told; nan where it may not be."""
+        if not self.tells("train") and (self.protected or self.numbers):
+            return math.nan
+        return self.resolution["train"].among(samples / self.cases["train"]).mean(loss, 0, MOST)
+
+    def counts(self, measures: Measures) -> Counts:
+        """Return the counts over the test cases as they are told."""
+        told = self._counts(measures)
+        if not self.settings.calibration:
+            told.pop(RELIABILITY, None)
+        return told
+
+    def _counts(self, measures: Measures) -> Counts:
+        task, resolution, patients = self.task, self.resolution["test"], self.patients["test"]
+        if resolution.exact:
+            return task.counts(measures, patients, self.least)
+        cut = {
+            name: values.clamp(*task.told_range(name)) if task.layout.get(name) == 2 else values
+            for name, values in measures.items()
+            if name != LOSS
+        }
+        told = {name: self._coarse_mean(name, *values) for name, values in self._pairs(cut, patients).items()}
+        of_classes = task.counts(cut, patients, CLASS * self.least) if task.classifies else {}
+        if CONFUSION in of_classes:
+            told[CONFUSION] = resolution.shared_out(of_classes[CONFUSION])
+            told[CHANCES] = coarse_chances(of_classes[CHANCES], task.classes, resolution)
+            told[RELIABILITY] = coarse_reliability(
+                of_classes[RELIABILITY], of_classes[CHANCES], told[CHANCES], task.classes, resolution
+            )
+        return told
+
+    def trials(self, measures: Measures) -> Counts:
+        """Return the sums over validation cases by which a postprocessing is chosen, as they are told."""
+        every = self.task.postprocessings
+        if every is None or not self.tells("validation"):
+            return {}
+        if self.resolution["validation"].exact:
+            return every.sums(measures, self.least)
+        gains = every.sums(every.gains(measures, MOST_GAIN), self.least)
+        return {trial: self._coarse_gain(*values) for trial, values in gains.items()}
+
+    def _coarse_gain(self, total: float, number: float) -> list[float]:
+        """Return a sum of gains and their number as they are told: the mean in whole steps above or below MIDDLE."""
+        resolution, mean = self.resolution["validation"], total / number if number else 0.0
+        step = resolution.among(number / self.cases["validation"]).step(-MOST_GAIN, MOST_GAIN) if number else 0.0
+        told = min(max(round(mean / step) * step, -MOST_GAIN), MOST_GAIN) if step else mean
+        count = float(resolution.count(int(number)))
+        return [(MIDDLE + told) * count, count]
+
+    @property
+    def tells_threshold(self) -> bool:
+        """Return whether a threshold that follows from validation cases may leave; never under a promise of privacy."""
+        asked = self.task.decides and self.numbers is None and self.settings.calibration
+        return asked and self.cases["validation"] > 0 and self.tells("validation")
+
+    def threshold(self, measures: Measures) -> float | None:
+        """Return the threshold of validation cases as it is told: of patients one of the few between the broad places.
+
+        None where a class has too few cases.
+        """
+        exact, labels = self.resolution["validation"].exact, measures["label"].long()
+        if labels.bincount(minlength=2).min() < self.least * (1 if exact else CLASS):
+            return None
+        histograms = chances(labels, torch.stack([measures["p0"], measures["p1"]], 1))
+        return threshold_of(histograms, BINS if exact else BROAD, self.plan.tracking.sensitivity)
+
+    def _pairs(self, measures: Measures, patients: Sequence[str]) -> Counts:
+        """Sums over cases with their number."""
+        counts = self.task.counts(measures, patients, self.least)
+        return {name: values for name, values in counts.items() if self.task.layout[name] == 2}
+
+    def _coarse_mean(self, name: str, total: float, number: float) -> list[float]:
+        """A sum and its number of cases (or patients) as they are told."""
+        resolution = self.resolution["test"]
+        if not number:
+            return [0.0, 0.0]
+        if name.endswith(BY_PATIENT):
+            share, name = number * resolution.weight, name.removesuffix(BY_PATIENT)  # each patient counts for one
+        else:
+            share = number / self.cases["test"]
+        mean = resolution.among(share).mean(total / number, *self.task.told_range(name))
+        return [mean * resolution.count(int(number)), float(resolution.count(int(number)))]
+
+    def classes(self) -> dict[str, list[int] | None]:
+        """Return the cases of each class in every part; None where there are none, or one has too few to be told."""
+        if self.numbers and (self.numbers.guarded or self.numbers.counted):
+            return dict.fromkeys(PARTS)  # each would be one more release, and `counts` declares numbers of cases alone
+        counts = {part: self.task.class_counts(getattr(self.data, part)) for part in PARTS}
+        return {
+            part: [int(count) for count in self.resolution[part].shared_out(own)]
+            if own and any(own) and min(filter(None, own)) >= self.least and part not in self.sealed_parts
+            else None
+            for part, own in counts.items()
+        }
