@@ -23,21 +23,21 @@ from pydantic_core import PydanticUndefined
 
 from docs import evidence
 from docs.markdown import table
-from medsilo.cli import COMMANDS
+from medsilo.cli import all_commands
 from medsilo.cli import main as medsilo
 from medsilo.core.section import Section
 from medsilo.course.declared import PrivacyOffer
 from medsilo.flare.patience import LIMITS, Patience
 from medsilo.learning.training import Training
 from medsilo.mixing import rules
-from medsilo.models.nnunet_network import Architecture
 from medsilo.plan import Mixing, Participation, Plan, Tracking, TransportSettings
 from medsilo.privacy.agreed import Demands
 from medsilo.registry import METHODS, NETWORKS, TASKS
 from medsilo.runs import schema
 from medsilo.runs.paths import RUN_TREE, STUDY_TREE
 from medsilo.site.settings import Limits, SiteSettings
-from medsilo.tasks.own.nnunet_plans_file import NnUNetPlans
+from medsilo_nnunet.nnunet_network import Architecture
+from medsilo_nnunet.nnunet_plans_file import NnUNetPlans
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval", "approval_wait")
@@ -234,11 +234,10 @@ def lines() -> str:
 def commands() -> str:
     """Return the help of every command, in the groups of `medsilo --help`."""
     parts = []
-    for title, group in COMMANDS.items():
+    for title, group in all_commands().items():
         parts.append(f"## {title}\n")
-        for does, _ in group:
-            name = does.__name__.replace("_", "-")
-            parts.append(f"### medsilo {name}\n\n```text\n{help_of(name)}\n```\n")
+        for one in group:
+            parts.append(f"### medsilo {one.name}\n\n```text\n{help_of(one.name)}\n```\n")
     return "\n" + "\n".join(parts) + "\n"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from medsilo.core.files import write_text
 from medsilo.plan import parse_plan
-from medsilo.study.flamby import HEART, read_heart
+from medsilo_papers.flamby import HEART, read_heart
 
 ROOT = Path(__file__).resolve().parents[2]
 

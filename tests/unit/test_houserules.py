@@ -18,8 +18,10 @@ from types import FunctionType, ModuleType
 import pytest
 
 import medsilo
+from medsilo import extend
 from medsilo.core.errors import MedsiloError
-from medsilo.core.files import is_safe_name
+from medsilo.core.package import PLACE, PLUGINS
+from medsilo.core.text import is_safe_name
 from tests.rooms import DOCUMENT, ROOMS, WINGS, document
 
 PACKAGE = Path(medsilo.__file__).parent
@@ -31,6 +33,14 @@ TENSORS_ONLY = {"learning", "mixing", "models", "tasks", "methods"}  # "tasks kn
 
 def sources() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def plugin_sources() -> list[Path]:
+    return sorted(path for name in PLUGINS for path in (PLACE / name).rglob("*.py"))
+
+
+def everything() -> list[Path]:
+    return [*sources(), *plugin_sources()]
 
 
 def part_of(path: Path) -> str:
@@ -74,6 +84,56 @@ def test_the_rules_are_read_from_the_source() -> None:
     assert "medsilo.report.page.write" in names
     assert "medsilo.site.settings.SiteSettings" in names
     assert len(sources()) > 40
+
+
+# ---------------------------------------------------------------------------------------------------- plug-ins
+MOST_NAMES, MOST_INNER = 42, 115  # for everybody; for the plug-ins that come with medsilo, which may become fewer only
+
+
+def modules_named_in(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, and every text in it that may be a module's name, for import_module."""
+    yield from imports_of(path)
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.]+:?\w*", node.value):
+            yield node.value.replace(":", "."), node.lineno
+
+
+@pytest.mark.parametrize("path", plugin_sources(), ids=lambda path: str(path.relative_to(PLACE)))
+def test_a_plugin_uses_what_extend_gives(path: Path) -> None:
+    own = path.relative_to(PLACE).parts[0]
+    for name, line in modules_named_in(path):
+        first, *rest = name.split(".")
+        if first == "medsilo" and rest:
+            assert rest[0] == "extend" and rest[1] in extend.__all__ + list(extend.INNER), f"line {line}: {name}"
+        assert first == own or first not in PLUGINS, f"line {line}: {own} imports {name}"
+        assert first != "nvflare", f"line {line}: only {KNOW_NVFLARE} know NVFlare"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_engine_imports_no_plugin(path: Path) -> None:
+    listed = path == PACKAGE / "core/package.py"  # which files are ours
+    named = [name for name, _ in modules_named_in(path) if name.split(".")[0].startswith("medsilo_")]
+    assert named == (list(PLUGINS) if listed else [])
+
+
+def test_the_plugins_are_those_of_this_folder() -> None:
+    there = {path.name for path in PLACE.glob("medsilo_*") if list(path.glob("*.py"))}
+    assert there == set(PLUGINS)
+
+
+def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:
+    assert len(extend.NAMES) <= MOST_NAMES and len(extend.INNER) <= MOST_INNER
+    assert not extend.NAMES.keys() & extend.INNER.keys()
+    used = {name.rpartition(".")[2] for path in plugin_sources() for name, _ in imports_of(path)}
+    assert extend.INNER.keys() <= used  # what no plug-in uses goes
+    for name in (*extend.NAMES, *extend.INNER):
+        assert getattr(extend, name) is not None
+    code = "import sys, medsilo.extend; from medsilo.extend import Command, Screen; print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(PLACE)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        extend.Nothing  # noqa: B018
 
 
 def test_the_rules_have_no_circle() -> None:
@@ -126,7 +186,7 @@ def circle_in(uses: Mapping[str, set[str]]) -> set[str]:
 
 
 def test_files_have_no_circle() -> None:
-    uses = imported_files({module_of(path): path for path in sources()})
+    uses = imported_files({module_of(path): path for path in everything()})
     assert len(uses) > 100 and "medsilo.core.errors" in uses["medsilo.deploy.model"]
     assert circle_in(uses) == set()
 
@@ -165,13 +225,13 @@ def public_classes(paths: Mapping[str, Path]) -> dict[str, list[str]]:
 
 
 def test_a_class_has_a_name_of_its_own() -> None:
-    assert shared(public_classes({module_of(path): path for path in sources()})) == SHARED_CLASSES
+    assert shared(public_classes({module_of(path): path for path in everything()})) == SHARED_CLASSES
 
 
 def test_a_module_has_a_name_of_its_own() -> None:
     """Rooms and wings count; `__init__` and `__main__` are no names."""
     found = defaultdict(list)
-    for module in sorted(map(module_of, sources())):
+    for module in sorted(map(module_of, everything())):
         found[module.rpartition(".")[2]].append(module)
     del found["__main__"]
     assert shared(found) == {}
@@ -230,10 +290,10 @@ def calls_that_are_forbidden(tree: ast.AST) -> list[str]:
 
 
 # nnU-Net reads only files of torch.save; this one writes a model for it, and still reads none.
-FOR_NNUNET = PACKAGE / "deploy/as_nnunet.py"
+FOR_NNUNET = PLACE / "medsilo_nnunet/as_nnunet.py"
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", everything(), ids=lambda path: str(path.relative_to(PLACE)))
 def test_nothing_that_runs_what_it_reads(path: Path) -> None:
     found = [call.partition(": ")[2] for call in calls_that_are_forbidden(tree_of(path))]
     assert found == (["torch.save"] if path == FOR_NNUNET else []), calls_that_are_forbidden(tree_of(path))
@@ -311,7 +371,8 @@ def test_help_answers_at_once(root: Path, arguments: list[str]) -> None:
 
 # ---------------------------------------------------------------------------------------------------- documented
 def modules() -> list[ModuleType]:
-    names = [info.name for info in pkgutil.walk_packages(medsilo.__path__, "medsilo.")]
+    places = {"medsilo": medsilo.__path__, **{name: [str(PLACE / name)] for name in PLUGINS}}
+    names = [one.name for root, path in places.items() for one in pkgutil.walk_packages(path, f"{root}.")]
     return [importlib.import_module(name) for name in names]
 
 
@@ -378,8 +439,8 @@ def test_every_fault_names_tests_that_exist(root: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- small rules
 def test_every_error_of_ours_is_a_medsilo_error() -> None:
     """Anything that the package raises on purpose can be shown as one line."""
-    allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError"}
-    for path in sources():
+    allowed = {"ValueError", "TypeError", "typer.BadParameter", "PydanticCustomError", "KeyError", "AttributeError"}
+    for path in everything():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 name = dotted(node.exc.func)

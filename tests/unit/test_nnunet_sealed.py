@@ -16,18 +16,18 @@ from medsilo.core.tensors import Tensors
 from medsilo.federation.asking import Missing, Outgoing, Receive
 from medsilo.federation.inprocess import Loop
 from medsilo.learning.loop import Stop
-from medsilo.nnunet import sealed_counts
-from medsilo.nnunet.collecting import MeasuringAsked, collect
-from medsilo.nnunet.fingerprint import CaseFacts, Fingerprint
-from medsilo.nnunet.fingerprint_message import HeldCases, MeasuredSite, MeasuredTogether, ToldFingerprint, read_measured
-from medsilo.nnunet.float_bins import FloatHistogram, rounded
-from medsilo.nnunet.planning import make_plans
-from medsilo.nnunet.sealed_collecting import SEALED, SealedCollecting, SealedMeasuringSite
-from medsilo.nnunet.sealed_counts import Grid, numbers_at, places_of
 from medsilo.runs.messages import Parcel
 from medsilo.sealing import member, relay
 from medsilo.sealing.signing import Unsigned
 from medsilo.site.settings import SiteSettings
+from medsilo_nnunet import sealed_counts
+from medsilo_nnunet.collecting import MeasuringAsked, collect
+from medsilo_nnunet.fingerprint import CaseFacts, Fingerprint
+from medsilo_nnunet.fingerprint_message import HeldCases, MeasuredSite, MeasuredTogether, ToldFingerprint, read_measured
+from medsilo_nnunet.float_bins import FloatHistogram, rounded
+from medsilo_nnunet.planning import make_plans
+from medsilo_nnunet.sealed_collecting import SEALED, SealedCollecting, SealedMeasuringSite
+from medsilo_nnunet.sealed_counts import Grid, numbers_at, places_of
 from tests.federations import KINDS, Federation, federation
 
 
@@ -75,7 +75,7 @@ def hospitals(drawn: Federation, folder: Path, least: int = 1) -> Seen:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Federation:
     """Return three hospitals with MR, each with two cases or more, that draw few intensities."""
     found = replace(federation(1, 2), hospitals=dict(list(federation(1, 2).hospitals.items())[:3]))
-    monkeypatch.setattr("medsilo.nnunet.sealed_collecting.samples_of", lambda cases: found.samples)
+    monkeypatch.setattr("medsilo_nnunet.sealed_collecting.samples_of", lambda cases: found.samples)
     return found
 
 
@@ -230,7 +230,7 @@ def test_a_server_gets_one_sum_of_each_kind_on_a_grid_that_holds_all(
         small.counts(seen.sites["hospital-0"].own)  # type: ignore[arg-type]
     with pytest.raises(Refused, match="too many different spacings"):
         Grid.read({"spacings": [[1.0 + place for place in range(300)]] * 3, "sizes": 65_536})
-    monkeypatch.setattr("medsilo.nnunet.sealed_collecting.COUNTS", 1)  # the server's second sum as its first
+    monkeypatch.setattr("medsilo_nnunet.sealed_collecting.COUNTS", 1)  # the server's second sum as its first
     with pytest.raises(MedsiloError, match="hospital-0 refused: the server: it asks for a sum twice"):
         sealed(hospitals(drawn, tmp_path), drawn)
 

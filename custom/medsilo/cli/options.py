@@ -69,8 +69,6 @@ class Seeds:
 
 
 USUAL_SEEDS = Seeds((0, 1, 2))
-TABLES = ("flamby",)  # that medsilo reproduce knows
-PUBLISHED_SEEDS = Seeds((42, 43, 44, 45, 46))
 DEMO_SEEDS = Seeds((0, 1, 2, 3, 4, 5))
 
 
@@ -127,6 +125,18 @@ def _try_to_write(wanted: Path, folder: Path) -> None:
         # A place like /proc says that there is no such file.
         why = "takes no files" if error.errno == errno.ENOENT else f"says {os.strerror(error.errno or 0).lower()!r}"
         raise ValueError(f"{wanted} can't be written: {place} {why}; choose another folder") from error
+
+
+def forms() -> list[str]:
+    """Return the forms in which models are exported; those of one task have a dot in their name."""
+    from medsilo.registry import EXPORTERS
+
+    return [name for name in EXPORTERS if "." not in name]
+
+
+def form(value: object) -> str:
+    """Return one of these."""
+    return one_of(forms())(value)
 
 
 # ---------------------------------------------------------------------------------------------------- completion

@@ -1,6 +1,6 @@
 """Answer wrong use of the command line with one line and the remedy. Usage is printed by --help only."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -10,6 +10,8 @@ from typer.core import TyperGroup
 
 class Commands(TyperGroup):
     """The commands in groups, by the people they serve; a wrong name gets a suggestion."""
+
+    others: Mapping[str, str | None] = {}  # commands of other packages, of which nothing is imported before they run
 
     def get_params(self, ctx: Any) -> Any:
         """Return the options; to check the None of typer's own flags, it would load pydantic."""
@@ -27,6 +29,8 @@ class Commands(TyperGroup):
         for name, command in self.commands.items():
             lines = (command.help or "").splitlines()
             sections.setdefault(str(getattr(command, "rich_help_panel", "")), []).append((name, lines[0]))
+        for name, package in self.others.items():
+            sections.setdefault("Of other packages", []).append((name, f"a command of package {package}"))
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows, col_max=14)

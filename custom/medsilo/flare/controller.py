@@ -14,10 +14,9 @@ from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 from nvflare.widgets.info_collector import InfoCollector
 
 from medsilo.core.errors import Aborted, MedsiloError
-from medsilo.core.files import is_safe_name
 from medsilo.core.lifeline import end_with
 from medsilo.core.memory import give_large_blocks_back
-from medsilo.core.text import plain
+from medsilo.core.text import is_safe_name, plain
 from medsilo.federation.bounds import answer_bounds
 from medsilo.federation.coordinator import Coordinator
 from medsilo.federation.tracking import PointStream

@@ -51,7 +51,7 @@ class FolderTask(OwnFolder, ByKind):
     classification's images are cut or filled up to `size`.
     """
 
-    reads_images: ClassVar[bool] = True
+    predictor: ClassVar[str] = "images"
     augments: ClassVar[bool] = True
 
     kind: Literal["segmentation", "classification"] = Field("segmentation", description="what is learned")
