@@ -6,6 +6,7 @@ of docs/evidence.md, made from the pages that have the numbers.
 A table stands between `<!-- table: name -->` and `<!-- end -->`; all other words of a page are written by hand.
 """
 
+import inspect
 import os
 import re
 from collections import defaultdict
@@ -23,6 +24,7 @@ from pydantic_core import PydanticUndefined
 
 from docs import evidence
 from docs.markdown import table
+from medsilo import extend
 from medsilo.cli import all_commands
 from medsilo.cli import main as medsilo
 from medsilo.core.section import Section
@@ -41,7 +43,8 @@ from medsilo_nnunet.nnunet_plans_file import NnUNetPlans
 
 HERE = Path(__file__).parent
 APPROVAL = ("approval", "approval_wait")
-PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md", "evidence.md")
+PAGES = ("plan.md", "run-tree.md", "limits.md", "commands.md", "evidence.md", "extend.md")
+ALIASES = {"Modules": "A site's networks, by name.", "Tensors": "Named tensors."}  # of types
 PROTECTION = (
     "public_data",
     "smallest_metric",
@@ -241,6 +244,14 @@ def commands() -> str:
     return "\n" + "\n".join(parts) + "\n"
 
 
+def extension() -> str:
+    """Return the names of medsilo.extend, with the first paragraph that each says of itself."""
+    own = {name: ALIASES.get(name) or inspect.getdoc(getattr(extend, name)) or "" for name in sorted(extend.NAMES)}
+    first = {name: " ".join(told.partition("\n\n")[0].split()) for name, told in own.items()}
+    rows = [f"| `{name}` | {told} |" for name, told in first.items()]
+    return "\n".join(["| name | what it is |", "|---|---|", *rows, ""])
+
+
 def help_of(command: str) -> str:
     """Return what `medsilo COMMAND --help` prints on a terminal of 80 columns."""
     text = StringIO()
@@ -286,6 +297,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "difference": lambda: fields(schema.PairedDifference),
     "cell": lambda: fields(schema.CellResult),
     "commands": commands,
+    "extend": extension,
     "lines": lines,
     "evidence-studies": evidence.studies,
     "evidence-flamby": evidence.flamby,

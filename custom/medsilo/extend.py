@@ -36,9 +36,8 @@ if TYPE_CHECKING:  # for everybody
     from medsilo.tasks.scans import Scan
     from medsilo.tasks.segmentation import Segmentation
     from medsilo.tasks.sources import DataSource
-    from medsilo.tasks.splits import parts_by_draw
     from medsilo.tasks.synthetic.hospitals import parts_in_turn, split_by_patient
-    from medsilo.tasks.task import Cases, SiteData, Task
+    from medsilo.tasks.task import SiteData, Task
 
 if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.cli import options
@@ -96,8 +95,9 @@ if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with t
     from medsilo.tasks.resizing import resized, resized_smoothly, resized_to_majority
     from medsilo.tasks.scans import read_scan, scan_of
     from medsilo.tasks.segmentation import dice_of, likeliest
-    from medsilo.tasks.splits import Shares, Split, split_seed
+    from medsilo.tasks.splits import Shares, Split, parts_by_draw, split_seed
     from medsilo.tasks.survey import Problem, digest, range_of, ranges_of
+    from medsilo.tasks.task import Cases
     from medsilo.tasks.volumes import read_pair, slices_of
 
 

@@ -55,7 +55,9 @@ class PluginTable(Mapping[str, Any]):
         """Return the names to choose from instead of one that is not known, the nearest first."""
         near = get_close_matches(str(name).lower(), self, n=1)
         meant = f"did you mean {near[0]!r}? " if near else ""
-        return f"{meant}choose one of {', '.join(map(repr, self))}"
+        attached = any(OWN in packages for packages in TASKS._entries().values())
+        again = "" if attached else "; the plug-ins that come with medsilo are not attached: install it again ('make')"
+        return f"{meant}choose one of {', '.join(map(repr, self))}{again}"
 
     def package_of(self, name: str) -> str | None:
         """Return the installed package that brings a name; None for our own. Two that bring the same are an error."""
@@ -68,8 +70,8 @@ class PluginTable(Mapping[str, Any]):
 
     def _packages(self, name: str) -> list[str]:
         """Return the packages that bring a name, our own first."""
-        packages = sorted(self._entries().get(name, {}), key=lambda package: package != OWN)
-        return [OWN, *packages] if name in self.builtin else packages
+        own = [OWN] if name in self.builtin else []
+        return list(dict.fromkeys([*own, *sorted(self._entries().get(name, ()), key=lambda package: package != OWN)]))
 
     def _entries(self) -> Mapping[str, Mapping[str, EntryPoint]]:
         return _entries(self.group, tuple(sys.path))

@@ -1,6 +1,8 @@
 """Attaching more than a plan names, as an outsider does it; and the examples of medsilo.extend."""
 
 import doctest
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +13,11 @@ import medsilo
 from medsilo import extend, registry
 from medsilo.cli import all_commands, main
 from medsilo.core.errors import MedsiloError, PlanError
+from medsilo.core.package import package_hash
 from medsilo.deploy.exporter import export
 from medsilo.deploy.source import Source
 from medsilo.federation.inquiry import inquiry_of
+from medsilo.flare.jobs import CUSTOM, pack
 from tests.conftest import make_plan
 from tests.unit.test_extend import a_distribution
 
@@ -122,6 +126,26 @@ def test_the_plugins_that_come_with_medsilo_are_attached_as_others() -> None:
         for name in table:
             assert table[name] is not None and table.package_of(name) is None
     assert {"receive", "nnunet-plan"} <= {one.name for own in all_commands().values() for one in own}
+
+
+def test_code_in_a_job_brings_the_plugins_with_it(root: Path, tmp_path: Path) -> None:
+    """Where medsilo is not installed, its entry points are found beside the copy."""
+    job = pack(root / "jobs/fedavg", tmp_path / "job", with_code=True)
+    code = (
+        "import sys; from medsilo.registry import TASKS; from medsilo.core.package import package_hash\n"
+        "TASKS['dicom-folder']; print(sys.modules['medsilo_dicom'].__file__, package_hash())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(job / CUSTOM)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    place, digest = done.stdout.split()
+    assert Path(place).is_relative_to(job) and digest == package_hash()
+
+
+def test_an_installation_of_before_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout that went on without 'make' has the plug-ins' files, and no entry points of them."""
+    monkeypatch.setattr(registry, "_entries", lambda group, path: {})
+    with pytest.raises(PlanError, match=r"'nnunet' is not known; .*are not attached: install it again \('make'\)"):
+        make_plan("fedavg", "task.name=nnunet")
 
 
 @pytest.mark.parametrize("name", extend.NAMES)
