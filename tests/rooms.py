@@ -77,9 +77,6 @@ ROOMS = {
         "comparisons over many runs and their statistics; the demo",
         "core deploy federation flare plan registry runs site",
     ),
-    "analyses": room(
-        "the papers' figures from finished runs", "core course federation learning plan privacy runs site tasks"
-    ),
     "report": room("tables, and runs and studies as one HTML page", "core runs study"),
     "review": room(
         "`medsilo evidence`: packages, leak reports and claims with the tests that show them, for a hospital's review",
@@ -102,7 +99,7 @@ ROOMS["extend"] = Room("what plug-ins import; nothing else uses it", frozenset(R
 PLUGINS = {
     "medsilo_dicom": "DICOM: series into volumes, segmentations and contours into masks, and results back",
     "medsilo_nnunet": "nnU-Net: its task and network, and its plans for data that lie in several hospitals",
-    "medsilo_papers": "published data sets and tables, one file each, and the networks of their papers",
+    "medsilo_papers": "the papers' data sets, networks and tables, and their figures and attacks on finished runs",
 }
 
 # Folders of a room that know nothing of each other: they use the room's root, which does not use them.

@@ -41,28 +41,43 @@ if TYPE_CHECKING:  # for everybody
 
 if TYPE_CHECKING:  # for the plug-ins that come with medsilo, and changes with them: the engine lacks a seam for each
     from medsilo.cli import options
-    from medsilo.cli.given_settings import folder_of_settings
+    from medsilo.cli.given_settings import folder_of_settings, settings_of
     from medsilo.consortium.lead import inquire
     from medsilo.core.errors import Full, YamlError
     from medsilo.core.files import TYPES, load_tensors, load_yaml, save_tensors, why_unread, write_bytes, write_json
     from medsilo.core.package import package_facts
     from medsilo.core.section import Section, added, checked, in_words
     from medsilo.core.tensors import hash_of
+    from medsilo.course.group import places_of, views
     from medsilo.deploy.bundle import WEIGHTS, finish_bundle
     from medsilo.federation import inprocess
     from medsilo.federation.accepting import check_package
     from medsilo.federation.asking import Outgoing, Receive
     from medsilo.federation.bounds import BESIDE, PER_TENSOR, SLACK, Bounds
+    from medsilo.federation.coordinator import Coordinator
+    from medsilo.federation.inprocess import Loop
+    from medsilo.federation.participant import Participant
+    from medsilo.federation.pool import POOL
     from medsilo.federation.protection import book_of
-    from medsilo.learning.loop import Case, Compute, Stop, is_finite
+    from medsilo.learning.amplitude import AmplitudeNorm
+    from medsilo.learning.layers import head_layers, judges_by_batch
+    from medsilo.learning.loop import Case, Compute, LossFunction, Stop, batches, evaluate, is_finite
+    from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
     from medsilo.learning.seeds import generator_for, seed_for
     from medsilo.models.activity_cnn import ActivityCnn
     from medsilo.models.blocks import CONVOLUTIONS, POOLS, Norm, norm_layer
     from medsilo.models.densenet121 import DenseNet121
     from medsilo.models.network import NORM, Dimensions
     from medsilo.models.unet import MONAI_NORMS, UNet
-    from medsilo.plan import Plan, parse_plan
+    from medsilo.plan import Plan, load_plan, parse_plan
+    from medsilo.privacy.accounting import epsilon
+    from medsilo.privacy.mechanisms import Charge, SampledGaussian
+    from medsilo.privacy.noise import NoiseSource
+    from medsilo.runs import paths
     from medsilo.runs.messages import Name
+    from medsilo.runs.paths import site_folder
+    from medsilo.runs.record import Record
+    from medsilo.runs.schema import Summary
     from medsilo.sealing.fixed_point import CHECK, FixedPoint, Flat
     from medsilo.sealing.letters import Assembly, Deal, Introduction, Offer, Reveal, UnmaskingRequest
     from medsilo.sealing.member import Member

@@ -150,5 +150,7 @@ def test_an_installation_of_before_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("name", extend.NAMES)
 def test_the_examples_of_extend_run(name: str) -> None:
-    for test in doctest.DocTestFinder(recurse=False).find(getattr(extend, name), name, globs={}):
+    for test in doctest.DocTestFinder(recurse=False).find(
+        getattr(extend, name), name, globs={name: getattr(extend, name)}
+    ):
         assert doctest.DocTestRunner().run(test).failed == 0

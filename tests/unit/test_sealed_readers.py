@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from medsilo.analyses.analysis import read_finished
 from medsilo.core.errors import MedsiloError
 from medsilo.deploy.source import open_source
 from medsilo.federation import inprocess
 from medsilo.study.cross import cross
+from medsilo_papers.analysis import read_finished
 from tests.conftest import SITES
 from tests.unit.test_sealed_studies import SETTINGS, plan_of
 

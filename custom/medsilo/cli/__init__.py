@@ -59,7 +59,6 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (advising.advise, "--measure jobs/fedavg --rounds 5"),
         (results.cross, "runs/local"),
         (results.committee, "runs/adafed runs/ditto runs/fedbn"),
-        (results.analyse, "landscape runs/fedavg runs/harmofl -o figures"),
         (results.clean, "runs --older-than 30 --yes"),
     ),
     "For a hospital's engineer": (
@@ -74,7 +73,6 @@ COMMANDS: dict[str, tuple[Example, ...]] = {
         (plan_approval.site_page, "--kit kits/st-anna"),
         (hospital.ledger, "show --kit kits/st-anna"),
         (reviewing.evidence, "jobs/fedavg --tests build/tests/test.xml -o evidence"),
-        (hospital.audit_privacy, "runs/fedavg-synthetic-histology-20261120-120000"),
     ),
     "What there is": (
         (lists.methods, ""),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medsilo.cli import options
-from medsilo.cli.given_settings import check_device, folder_of_settings, settings_of
+from medsilo.cli.given_settings import check_device, folder_of_settings
 from medsilo.cli.show import Screen
 from medsilo.core.errors import MedsiloError
 
@@ -338,63 +338,6 @@ def _exported(file: Path, data: str) -> str:
         return "".join(f"{line}\n" for line in lines if json.loads(line)["entry"]["data"] == data)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise MedsiloError(f"--against: the export cannot be read ({type(error).__name__})", str(file)) from error
-
-
-def audit_privacy(
-    screen: Screen,
-    run: Annotated[Path, typer.Argument(help="the run's folder, with its sites' data on this machine")],
-    *,
-    trainings: Annotated[
-        int, typer.Option(metavar="N", parser=options.positive, help="short trainings, half of them with the canary")
-    ] = 1000,
-    steps: Annotated[
-        int, typer.Option(metavar="N", parser=options.positive, help="private steps of a short training")
-    ] = 5,
-    seed: Annotated[int, typer.Option(metavar="N", parser=options.whole, help="of who is drawn")] = 0,
-    inversion: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", parser=options.output_folder, help="also try to draw images from gradients, into here"
-        ),
-    ] = None,
-    device: options.DeviceOfRun = None,
-    data: options.DataOfRun = None,
-    site_config: options.SiteConfig = None,
-) -> int:
-    """Attack a run: does its private training keep the claim, and do its models tell who was in the training set?
-
-    Ends with 1 where a claim is broken or a model should not leave. docs/privacy.md says what the tests can't see.
-    """
-    screen.note("reading the run")
-    from dataclasses import asdict
-
-    from medsilo.analyses.analysis import Question, read_finished
-    from medsilo.analyses.privacy_audit import audit_of_run
-    from medsilo.analyses.release import check_release
-    from medsilo.analyses.write import analyse
-
-    [finished] = read_finished([run])
-    settings = settings_of(device, data, site_config)
-    claim = None
-    if finished.plan.privacy:
-        with screen.busy("training with and without a canary"):
-            claim = audit_of_run(finished, settings, trainings, seed, steps)
-        screen.say(f"trainings of {claim.steps} private steps: {claim.verdict}")
-    else:
-        screen.say("private steps: none; the plan promises no privacy")
-    with screen.busy("testing who was in the training set"):
-        found = check_release(finished, settings, seed)
-    for name, one in found.items():
-        screen.say(f"{name}: {one.verdict}")
-    files = analyse("inversion", [run], Question(settings, seed), inversion)[0] if inversion else []
-    for file in files:
-        screen.say(str(file))
-    screen.answer(
-        claim={**asdict(claim), "holds": claim.holds} if claim else None,
-        models={name: {**asdict(one), "verdict": one.verdict} for name, one in found.items()},
-        files=files,
-    )
-    return 1 if (claim and not claim.holds) or any(one.advises_against for one in found.values()) else 0
 
 
 def _visit(

@@ -14,8 +14,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from medsilo.analyses import KINDS
-
 HERE = Path("jobs")
 ENGINES = ("simulator", "inprocess")
 PRIMARIES = ("mean", "pooled", "worst-site")
@@ -237,7 +235,3 @@ ModelOf = Annotated[
 Runs = Annotated[list[Path], typer.Argument(help="folders of runs")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="the job's id, as submit printed it")]
 WithCode = Annotated[bool, typer.Option("--with-code", help="put the package into the job (for sites that allow code)")]
-Kind = Annotated[
-    str,
-    typer.Argument(metavar="KIND", parser=one_of(KINDS), autocompletion=lambda: list(KINDS), help=", ".join(KINDS)),
-]

@@ -16,9 +16,8 @@ from scipy.stats import beta, norm, rankdata
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset
 
-from medsilo.analyses.analysis import FinishedRun, drawn
-from medsilo.learning.loop import Compute, batches
-from medsilo.site.settings import SiteSettings
+from medsilo.extend import Compute, SiteSettings, batches
+from medsilo_papers.analysis import FinishedRun, drawn
 
 CASES = 400  # of each kind, at most
 FALSE = 0.05  # of the others, which may be taken for members

@@ -15,12 +15,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from medsilo.analyses.analysis import AnalysisResult, FinishedRun, Question, drawn
-from medsilo.analyses.figures import COLOURS, MARKERS, panels
-from medsilo.core.errors import MedsiloError
-from medsilo.learning.amplitude import AmplitudeNorm
-from medsilo.learning.loop import LossFunction, batches
-from medsilo.learning.seeds import generator_for
+from medsilo.extend import AmplitudeNorm, LossFunction, MedsiloError, batches, generator_for
+from medsilo_papers.analysis import AnalysisResult, FinishedRun, Question, drawn
+from medsilo_papers.figures import COLOURS, MARKERS, panels
 
 CASES = 2  # images of each site that are attacked
 OTHERS = 32  # images of the site that chance is taken from

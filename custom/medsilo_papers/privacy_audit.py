@@ -18,14 +18,22 @@ from scipy.stats import beta
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from medsilo.analyses.analysis import FinishedRun, drawn
-from medsilo.learning.loop import Case, Compute, LossFunction, batches
-from medsilo.learning.private import GradientBounds, PoissonSample, PrivateSteps
-from medsilo.learning.seeds import generator_for
-from medsilo.privacy.accounting import epsilon
-from medsilo.privacy.mechanisms import Charge, SampledGaussian
-from medsilo.privacy.noise import NoiseSource
-from medsilo.site.settings import SiteSettings
+from medsilo.extend import (
+    Case,
+    Charge,
+    Compute,
+    GradientBounds,
+    LossFunction,
+    NoiseSource,
+    PoissonSample,
+    PrivateSteps,
+    SampledGaussian,
+    SiteSettings,
+    batches,
+    epsilon,
+    generator_for,
+)
+from medsilo_papers.analysis import FinishedRun, drawn
 
 DELTA = 0.05  # where a thousand trainings can tell most: an account holds for every δ
 CONFIDENCE = 0.95

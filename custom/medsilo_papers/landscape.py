@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from medsilo.analyses.analysis import AnalysisResult, FinishedRun, Question, drawn, finite_or_none, mean_loss
-from medsilo.analyses.figures import COLOURS, panels
-from medsilo.learning.seeds import generator_for
+from medsilo.extend import generator_for
+from medsilo_papers.analysis import AnalysisResult, FinishedRun, Question, drawn, finite_or_none, mean_loss
+from medsilo_papers.figures import COLOURS, panels
 
 CASES = 128
 LINES = 10  # directions of FedSM's Fig. 4

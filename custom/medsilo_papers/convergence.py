@@ -6,10 +6,9 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from medsilo.analyses.analysis import AnalysisResult, FinishedRun, Question
-from medsilo.analyses.figures import panels, style
-from medsilo.core.errors import MedsiloError
-from medsilo.runs.record import Record
+from medsilo.extend import MedsiloError, Record
+from medsilo_papers.analysis import AnalysisResult, FinishedRun, Question
+from medsilo_papers.figures import panels, style
 
 
 def curves(runs: Sequence[FinishedRun], asked: Question) -> AnalysisResult:

@@ -14,22 +14,25 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from medsilo.analyses.analysis import AnalysisResult, FinishedRun, Question
-from medsilo.analyses.figures import panels, style
-from medsilo.core.errors import MedsiloError
-from medsilo.core.tensors import Modules
-from medsilo.course.group import places_of, views
-from medsilo.course.phase import Phase
-from medsilo.course.workbench import Workbench
-from medsilo.federation.coordinator import Coordinator
-from medsilo.federation.inprocess import Loop
-from medsilo.federation.participant import Participant
-from medsilo.learning.loop import Stop
-from medsilo.plan import Plan
-from medsilo.runs.paths import site_folder
-from medsilo.runs.record import Record
-from medsilo.runs.schema import Summary
-from medsilo.site.settings import SiteSettings
+from medsilo.extend import (
+    Coordinator,
+    Loop,
+    MedsiloError,
+    Modules,
+    Participant,
+    Phase,
+    Plan,
+    Record,
+    SiteSettings,
+    Stop,
+    Summary,
+    Workbench,
+    places_of,
+    site_folder,
+    views,
+)
+from medsilo_papers.analysis import AnalysisResult, FinishedRun, Question
+from medsilo_papers.figures import panels, style
 
 
 class WatchedParticipant(Participant):

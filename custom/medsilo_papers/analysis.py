@@ -11,19 +11,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from medsilo.core.errors import MedsiloError
-from medsilo.core.files import load_tensors
-from medsilo.federation.pool import POOL
-from medsilo.learning.layers import judges_by_batch
-from medsilo.learning.loop import Compute, batches, evaluate
-from medsilo.learning.seeds import generator_for
-from medsilo.plan import Plan, load_plan
-from medsilo.runs import paths
-from medsilo.runs.paths import site_folder
-from medsilo.runs.record import Record
-from medsilo.runs.schema import Summary
-from medsilo.site.settings import SiteSettings
-from medsilo.tasks.task import SiteData
+from medsilo.extend import (
+    POOL,
+    Compute,
+    MedsiloError,
+    Plan,
+    Record,
+    SiteData,
+    SiteSettings,
+    Summary,
+    batches,
+    evaluate,
+    generator_for,
+    judges_by_batch,
+    load_plan,
+    load_tensors,
+    paths,
+    site_folder,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

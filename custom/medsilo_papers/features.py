@@ -7,11 +7,9 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
-from medsilo.analyses.analysis import AnalysisResult, FinishedRun, Question, as_evaluated, drawn
-from medsilo.analyses.figures import COLOURS, MARKERS, panels
-from medsilo.core.errors import MedsiloError
-from medsilo.learning.layers import head_layers
-from medsilo.learning.loop import Compute
+from medsilo.extend import Compute, MedsiloError, head_layers
+from medsilo_papers.analysis import AnalysisResult, FinishedRun, Question, as_evaluated, drawn
+from medsilo_papers.figures import COLOURS, MARKERS, panels
 
 CASES = 100
 PERPLEXITY = 30.0

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from medsilo.analyses import KINDS
-from medsilo.analyses.analysis import Question, read_finished
-from medsilo.analyses.figures import save
-from medsilo.core.files import write_json
-from medsilo.learning.seeds import seed_for
+from medsilo.extend import seed_for, write_json
+from medsilo_papers import KINDS
+from medsilo_papers.analysis import Question, read_finished
+from medsilo_papers.figures import save
 
 
 def analyse(kind: str, folders: Sequence[Path], asked: Question, out: Path) -> tuple[list[Path], Sequence[str]]:
@@ -18,7 +17,7 @@ def analyse(kind: str, folders: Sequence[Path], asked: Question, out: Path) -> t
     runs = read_finished(folders)
     for run in runs if asked.network else ():
         run.check_network(str(asked.network))
-    work = getattr(import_module(f"medsilo.analyses.{module}"), function)
+    work = getattr(import_module(f"medsilo_papers.{module}"), function)
     with asked.settings.compute().reproducible(seed_for(asked.seed, kind)):
         finding = work(runs, asked)
     options = {key: value for key, value in dataclasses.asdict(asked).items() if key != "settings"}
