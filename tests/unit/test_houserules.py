@@ -9,6 +9,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -23,6 +24,7 @@ from medsilo.core.errors import MedsiloError
 from medsilo.core.package import PLACE, PLUGINS
 from medsilo.core.text import is_safe_name
 from tests.rooms import DOCUMENT, ROOMS, WINGS, document
+from tests.rooms import PLUGINS as DESCRIBED
 
 PACKAGE = Path(medsilo.__file__).parent
 
@@ -118,7 +120,9 @@ def test_the_engine_imports_no_plugin(path: Path) -> None:
 
 def test_the_plugins_are_those_of_this_folder() -> None:
     there = {path.name for path in PLACE.glob("medsilo_*") if list(path.glob("*.py"))}
-    assert there == set(PLUGINS)
+    assert there == set(PLUGINS) == DESCRIBED.keys()
+    settings = tomllib.loads((PLACE.parent / "pyproject.toml").read_text("utf-8"))
+    assert set(settings["tool"]["mypy"]["packages"]) == {"medsilo", *PLUGINS}
 
 
 def test_extend_gives_few_names_and_loads_them_when_they_are_used() -> None:

@@ -1,11 +1,14 @@
 """Attaching more than a plan names, as an outsider does it; and the examples of medsilo.extend."""
 
+import ast
 import doctest
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -126,6 +129,16 @@ def test_the_plugins_that_come_with_medsilo_are_attached_as_others() -> None:
         for name in table:
             assert table[name] is not None and table.package_of(name) is None
     assert {"receive", "nnunet-plan"} <= {one.name for own in all_commands().values() for one in own}
+
+
+def test_the_page_uses_what_is_for_everybody(root: Path) -> None:
+    page = (root / "docs/extend.md").read_text("utf-8")
+    code = [ast.parse(dedent(text)) for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    imports = [node for tree in code for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    used = {(node.module, one.name) for node in imports for one in node.names}
+    ours = {name for module, name in used if module == "medsilo.extend"}
+    assert len(ours) > 10 and ours <= extend.NAMES.keys()
+    assert not [module for module, _ in used if str(module).startswith("medsilo.") and module != "medsilo.extend"]
 
 
 def test_code_in_a_job_brings_the_plugins_with_it(root: Path, tmp_path: Path) -> None:
